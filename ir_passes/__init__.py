@@ -13,7 +13,18 @@ from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stages import prove
-from ir_passes.contract.contract import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, Unspecified
+from ir_passes.contract.contract import (
+    ContractError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+)
 from ir_passes.contract.declared import declassify, rowwise
 from ir_passes.proof.dim_names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
@@ -35,6 +46,8 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "Packed",
+    "PageTable",
     "Pool",
     "Proof",
     "Shared",

@@ -12,10 +12,13 @@ import numpy as np
 
 from ir_passes.contract.entries import (
     ENTRIES,
+    ROW_MAPS,
     ContractError,
     Entry,
     Lane,
     Opaque,
+    Packed,
+    PageTable,
     Pool,
     Shared,
     SlotMap,
@@ -30,6 +33,7 @@ from ir_passes.jaxpr.tracing import Trace, trace_function
 
 __all__ = [
     "ENTRIES",
+    "ROW_MAPS",
     "Bound",
     "BoundContract",
     "ContractError",
@@ -37,6 +41,8 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "Packed",
+    "PageTable",
     "Pool",
     "Shared",
     "SlotMap",
@@ -124,7 +130,8 @@ class LaneContract:
         outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
-        mapped = _check_slot_maps(inputs, outputs, lanes)
+        _check_packed(inputs, outputs, lanes)
+        mapped = _check_row_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
         return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
@@ -134,7 +141,7 @@ def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
     for name, entry, leaf in spread(entries, value, where):
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
-        if isinstance(entry, Lane | Pool) and not 0 <= entry.axis < len(shape):
+        if isinstance(entry, Lane | Packed | Pool) and not 0 <= entry.axis < len(shape):
             raise ContractError(f"{name}: {entry} needs axis {entry.axis}, the array has shape {shape}")
         check_role(name, entry)
         yield Bound(name, entry, shape, dtype)
@@ -145,8 +152,16 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
     }
     sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
+    sizes |= {one.path: one.shape[0] - 1 for one in inputs if getattr(one.entry, "role", None) == "cu_seqlens"}
     if not sizes:
-        raise ContractError("nothing says how many lanes the step has: declare at least one Lane or SlotMap")
+        tables = [
+            one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1 and not one.entry.packed
+        ]
+        sizes = {one.path: one.shape[0] for one in tables}
+    if not sizes:
+        raise ContractError(
+            "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+        )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
         raise ContractError(f"lane axes have different lengths: {found}")
@@ -158,9 +173,16 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
             message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractError(f"{bound.path}: {message}")
+    for bound in inputs:
+        rows = bound.shape[0] if bound.shape else 0
+        if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
+            continue
+        if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}, pages], {found}")
     for bound in (*inputs, *outputs):
         role = getattr(bound.entry, "role", None)
-        if role is None and not isinstance(bound.entry, SlotMap):
+        if role is None or isinstance(bound.entry, Packed | PageTable):
             continue
         shape = () if isinstance(bound.entry, Shared) else (lanes,)
         dtype = np.dtype(np.bool_ if role == "active" else np.int32)
@@ -170,22 +192,48 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
             )
 
 
-def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
+def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
+    tokens: dict[str, int] = {}
+    for bound in (*inputs, *outputs):
+        if isinstance(bound.entry, PageTable) and bound.entry.packed:
+            tokens[bound.path] = bound.shape[0]
+        if not isinstance(bound.entry, Packed):
+            continue
+        role, length = bound.entry.role, bound.shape[bound.entry.axis]
+        if role is not None and (bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} is an input, an int32 array of one dimension, {found}")
+        if role == "cu_seqlens" and length != lanes + 1:
+            raise ContractError(f"{bound.path}: cu_seqlens of {lanes} lanes needs int32[{lanes + 1}], got {length}")
+        if role != "cu_seqlens":
+            tokens[bound.path] = length
+    if len(set(tokens.values())) > 1:
+        found = ", ".join(f"{path}: {length}" for path, length in tokens.items())
+        raise ContractError(f"packed axes have different lengths: {found}")
+    if tokens and not any(isinstance(one.entry, Packed) and one.entry.role for one in inputs):
+        raise ContractError("packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')")
+
+
+def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
     groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
-    mapped: set[str] = set()
+    mapped: dict[str, type] = {}
     for bound in outputs:
-        if isinstance(bound.entry, SlotMap):
-            raise ContractError(f"{bound.path}: a slot map is an input, never an output")
+        if isinstance(bound.entry, ROW_MAPS):
+            raise ContractError(f"{bound.path}: a {type(bound.entry).__name__} is an input, never an output")
     for bound in inputs:
-        if isinstance(bound.entry, SlotMap):
-            if bound.entry.size < 1:
-                raise ContractError(f"{bound.path}: size must be at least 1, got {bound.entry.size}")
-            for name in bound.entry.names:
-                if name not in groups:
-                    known = ", ".join(sorted(groups)) or "none"
-                    raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
-                mapped.add(name)
-    return mapped
+        if not isinstance(bound.entry, SlotMap | PageTable):
+            continue
+        for name in ("size", "page_size"):
+            if (found := getattr(bound.entry, name, 1)) < 1:
+                raise ContractError(f"{bound.path}: {name} must be at least 1, got {found}")
+        for name in bound.entry.names:
+            if name not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
+            if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
+                message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
+                raise ContractError(f"{bound.path}: group {name!r} {message}")
+    return {*mapped}
 
 
 def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:

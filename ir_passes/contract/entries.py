@@ -12,6 +12,7 @@ class ContractError(ValueError):
 LaneRole = Literal["length", "active", "accepted"]
 SharedRole = Literal["active_count"]
 SlotRole = Literal["both", "read", "write"]
+PackedRole = Literal["cu_seqlens", "segment_ids"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,28 @@ class Lane:
 
     axis: int = 0
     role: LaneRole | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Entry t along `axis` belongs to the lane of token t: the tokens of all lanes lie one behind the other.
+
+    The layout is an input of the step: how many tokens each lane has is known to all of them. Tokens behind the last
+    one are padding; what the step computes for them is outside every claim, and may depend on anything, but nothing of
+    a lane may depend on them. A lane without tokens is padding too: what the step returns for it is outside every
+    claim, it stands on the null row of every slot map and names null pages only, and where pools have one row per lane
+    every lane has a token.
+
+    Attributes:
+        axis: the token axis; its length is the same in all packed arrays of a step.
+        role: None for what belongs to tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i where
+            cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
+            an input: int32 [tokens], the lane of each token, N for padding. A step with packed arrays has one of them
+            or both, which then agree.
+    """
+
+    axis: int = 0
+    role: PackedRole | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +133,41 @@ class SlotMap:
 
 
 @dataclass(frozen=True)
+class PageTable:
+    """int32 [N, ...]: the pages of each lane in the pools of the named groups, as the block tables of paged caches.
+
+    A page is `page_size` rows of a pool, one after the other. Pages that a lane writes to are its own: no other lane
+    names them, in this table or in another one of the same groups, and none of them is the null page. Pages that
+    several lanes name, as those of a shared prefix, are read only. That is a promise of the host, which
+    `ir_passes.host.page_owner` checks; the proof shows that a lane reaches no page which its table does not name.
+
+    Attributes:
+        groups: one group or several. A group has slot maps or page tables, not both.
+        size: pages of a pool; values are in [0, size).
+        page_size: rows of a pool to a page: 1 where a page is a row ([pages, tokens, ...]), the number of tokens in a
+            page where pools are flat ([pages * tokens, ...], row `page * page_size + offset`).
+        role: "both"; "read": its pages are not written; "write": all its pages are the lane's own, and `size` stands
+            for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
+        packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot
+            mapping are. Those of padding are `size` where the role is "write", and anything where it is not.
+        null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
+            that all lanes may read it. False: it is a page like the others.
+    """
+
+    groups: str | tuple[str, ...]
+    size: int
+    page_size: int = 1
+    role: SlotRole = "both"
+    null: bool = True
+    packed: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups as a tuple."""
+        return (self.groups,) if isinstance(self.groups, str) else self.groups
+
+
+@dataclass(frozen=True)
 class Opaque:
     """The declaration of a custom call, kernel or callback: an entry for each operand and result.
 
@@ -134,15 +192,18 @@ class Opaque:
     scratch_bytes: Callable[[int], int] | None = None
 
 
-Entry = Shared | Lane | Pool | SlotMap | Unspecified
-ENTRIES = (Shared, Lane, Pool, SlotMap, Unspecified)
+Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified
+ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
+ROW_MAPS = (SlotMap, PageTable)
+"""Entries that name the rows of lanes in pools: a group without any of them is a row pool."""
 
 
 def check_role(where: str, entry: Any) -> None:
     """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
-    if not isinstance(entry, Shared | Lane | SlotMap):
+    if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
         return
-    known_roles = {Shared: (None, *get_args(SharedRole)), Lane: (None, *get_args(LaneRole))}
+    of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}
+    known_roles = {kind: (None, *get_args(roles)) for kind, roles in of_arrays.items()}
     roles = known_roles.get(type(entry), get_args(SlotRole))
     if entry.role not in roles:
         known = ", ".join(map(repr, roles))

@@ -117,6 +117,21 @@ class Assumption(StatementId):
         "Its active entries are no entries of another slot map of the same pools. SlotOwner.bind(..., beside=...) "
         "checks it on the host, and the sanitizer in the step.",
     )
+    PAGE_TABLE = (
+        "page-table",
+        "Its entries are in [0, {size}). A page that a lane writes to is its own: no other lane names it in a page "
+        "table of the same pools{null}. Pages that several lanes name are read only.",
+    )
+    PACKED = (
+        "packed",
+        "Token t belongs to the lane that it says, as those of the same step do; the number of tokens of a lane is "
+        "shared. Tokens behind the last one are padding, which belongs to no lane and is outside every claim. {empty}",
+    )
+    MASKED_SUM = (
+        "masked-sum",
+        "In this sum over the tokens of all lanes, those of other lanes add finite values times zero, which changes "
+        "nothing but the sign of a sum that is zero.",
+    )
     ROW_WISE = "row-wise", "The body of this function is not looked into: it is declared row-wise."
     DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
     DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."

@@ -7,20 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap, Unspecified
+from ir_passes.contract.contract import (
+    ROW_MAPS,
+    Bound,
+    BoundContract,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+)
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import Parameters, trace_function
+from ir_passes.proof import packed_layout
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dim_names import dim_violations
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.rules import opaque_calls
+from ir_passes.proof.rules import opaque_calls, packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import ActiveCount, Kept, SlotEntry, Value
+from ir_passes.proof.values import ActiveCount, Kept, PageEntry, Segment, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
@@ -134,7 +147,24 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    _lay_out(prover, inputs)
     return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+
+
+def _lay_out(prover: Prover, inputs: list[Value]) -> None:
+    """Prepare for packed tokens, if the contract has any."""
+    packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
+    packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
+    sides = (*prover.bound.inputs, *prover.bound.outputs)
+    entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
+    tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
+    tokens += [one.shape[0] for one in prover.bound.inputs if getattr(one.entry, "packed", False)]
+    if not entries:
+        return
+    prover.refine = packed_tokens.refine
+    for _, value, entry in packed:
+        if entry.role == "cu_seqlens" and tokens:
+            packed_layout.register(prover, value, prover.bound.lanes, tokens[0])
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
@@ -148,11 +178,26 @@ def _input(prover: Prover, leaf: int, one: Bound) -> Value:
             return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy, about)), number)
         case Shared(role):
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
+        case Packed(_, "cu_seqlens"):
+            return Value(COMMON, number)
+        case Packed(_, "segment_ids"):
+            return Value(COMMON, number, (0, lanes), Segment(0))
+        case Packed(axis):
+            one_token = one.shape[axis] == 1
+            return Value(OneLane(0, packed=True) if one_token else LaneRows(axis, packed=True), number)
         case Lane(axis, role):
             idle = role is not None and role == prover.idle
             return Value(_lanes(axis, lanes), number, (0, 0) if idle else None)
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
+        case PageTable(_, size, _, role):
+            # of rows that are only written, `size` stands for none
+            bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
+            rows = OneLane(0) if lanes == 1 else LaneRows(0, one.shape[0] // lanes)
+            if one.entry.packed:
+                rows = OneLane(0, packed=True) if one.shape[0] == 1 else LaneRows(0, packed=True)
+                instead = instead or frozenset({"last"})  # padding may name whatever it likes
+            return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
@@ -225,7 +270,7 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
 
 
 def _assumed(bound: BoundContract) -> list[Statement]:
-    """The assumptions about each slot map."""
+    """The assumptions about each slot map and page table."""
     found = []
     for one in bound.inputs:
         if isinstance(one.entry, SlotMap):
@@ -235,4 +280,16 @@ def _assumed(bound: BoundContract) -> list[Statement]:
             found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
+        elif isinstance(one.entry, Packed) and one.entry.role:
+            empty = "A lane without tokens is padding too, on null rows and null pages"
+            rows = [b.entry for b in bound.inputs if isinstance(b.entry, Pool)]
+            mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
+            if any(pool.group not in mapped for pool in rows):
+                empty = "Every lane has a token"
+            found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
+        elif isinstance(one.entry, PageTable):
+            null = ", nor is it the null page, page 0" if one.entry.null else ""
+            if one.entry.packed and one.entry.role == "write":
+                null += f", and of padding it is {one.entry.size}"
+            found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))
     return found

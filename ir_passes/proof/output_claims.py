@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ir_passes.contract.contract import Bound, Lane, Pool, Shared, Unspecified
+from ir_passes.contract.contract import Bound, Lane, Packed, Pool, Shared, Unspecified
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
@@ -85,6 +85,11 @@ def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put the lanes in order along axis {axis}"
                 return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
+        case Packed(axis):
+            mine = LaneRows(axis, packed=True) if one.shape[axis] > 1 else OneLane(0, packed=True)
+            if not isinstance(owner, Common) and owner != mine:
+                remedy = f"put what belongs to token t at index t of axis {axis}"
+                return ViolationKind.CROSS_LANE, f"is declared Packed(axis={axis}), but holds {describe(owner)}", remedy
         case Pool(group, axis) if group not in prover.mapped:
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put row i of the pool's successor at index i of axis {axis}"

@@ -34,11 +34,14 @@ class OneLane:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
         held: mesh axes along which one device has the elements, and every other one zeros in their place.
+        packed: `lane` is the number of a token on the packed axis, and the lane meant is the one that it belongs to.
+            Elements of a token behind the last one, padding, may depend on anything.
     """
 
     lane: int | Symbol
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class LaneRows:
         inner: rows per lane.
         start: the lane of row 0.
         order: a permutation of the rows, None for the identity.
-        split, held: as of `OneLane`.
+        split, held, packed: as of `OneLane`; where `packed`, tokens take the place of lanes.
     """
 
     axis: int
@@ -82,6 +85,7 @@ class LaneRows:
     order: Order | Backwards | None = None
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +133,12 @@ def describe(owner: Owner) -> str:
         case Common():
             return "shared"
         case OneLane(lane):
-            return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
+            noun = "token" if owner.packed else "lane"
+            return f"{noun} {lane}" if isinstance(lane, int) else f"the {noun} of a loop index"
         case LaneRows(axis, inner, start, order):
-            rows = "lanes" if inner == 1 else f"lanes x {inner}"
-            origin = f" from lane {start}" if start else ""
+            noun = "token" if owner.packed else "lane"
+            rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
+            origin = f" from {noun} {start}" if start else ""
             placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
             return f"{rows} along axis {axis}{origin}{placed}"
         case PoolRows(_, group, axis):

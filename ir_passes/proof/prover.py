@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
@@ -55,6 +55,8 @@ class Prover:
         same_counts: value number of sorted keys -> of the keys.
         callers: the equations whose bodies are walked over, the outermost first.
         mapped: groups of pools that have a slot map.
+        refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.
+        layout: value number -> fact and bounds of an array that says which token is whose.
         sort_keys: value number of the keys that rows were sorted by, for each order.
     """
 
@@ -80,13 +82,15 @@ class Prover:
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
     callers: list[Any] = field(default_factory=list)
+    refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
+    layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1
 
     def __post_init__(self) -> None:
         entries = [one.entry for one in self.bound.inputs]
-        self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
+        self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> int:
         """Return a value number that no value has had."""

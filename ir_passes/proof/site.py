@@ -71,7 +71,8 @@ class Site:
                     "use the version that the write returned, or read before the write",
                 )
         results = self._before_sum(operands) or self._transferred(operands)
-        return [self._completed(value, operands, k) for k, value in enumerate(results)]
+        results = [self._completed(value, operands, k) for k, value in enumerate(results)]
+        return results if self.prover.refine is None else self.prover.refine(self, operands, results)
 
     def _transferred(self, operands: list[Value]) -> list[Value]:
         if self.name not in ir.WITH_BODIES:
@@ -119,7 +120,10 @@ class Site:
         return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
     def _number(self, operands: list[Value], which: int) -> int:
-        params = _frozen(self.eqn.params)
+        params = self.eqn.params
+        if self.name in _COMBINES:
+            params = {name: value for name, value in params.items() if name != "update_jaxpr"}
+        params = _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
@@ -209,6 +213,10 @@ def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequenc
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
     return [prover.read(env, atom) for atom in jaxpr.outvars]
+
+
+_COMBINES = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+"""Operations whose name says what their `update_jaxpr` does, a new object in each."""
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

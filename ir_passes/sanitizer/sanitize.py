@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
 from ir_passes.contract.normal_form import row_major
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.packed import check_layout, token_lanes
+from ir_passes.sanitizer.paged import named_rows
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
 from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, Verdict, explain
@@ -66,8 +68,10 @@ class SanitizedStep:
         values = jax.tree.leaves(args)
         self._check_shapes([*values, *shadow_labels, *expected])
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
-        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked)
-        run = Interpreter(self.bound.lanes, judge)
+        named = named_rows(self.bound, values)
+        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
+        judge.packed = token_lanes(self.bound, values) is not None
+        run = Interpreter(self.bound.lanes, judge, named)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
             lines = "; ".join(run.untracked)
@@ -115,9 +119,16 @@ class SanitizedStep:
             judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
-        mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
+        mapped = {
+            name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
+        }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
-        tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
+        lanes = token_lanes(self.bound, values)
+        check_layout(run.judge, self.bound, values)
+        tags = [
+            _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
+            for i, entry in enumerate(self.bound.inputs)
+        ]
         self._check_disjoint(run.judge, values)
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
@@ -178,12 +189,18 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(index: int, bound: Bound, mapped: set[str], shadow: Array | None) -> Tags | None:
+def _input_tags(
+    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Array | None
+) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
-    if isinstance(entry, SlotMap):
-        return computed(along(bound.shape[0], 0, 1))
+    if isinstance(entry, PageTable) and entry.packed:
+        assert tokens is not None
+        return computed(tokens.reshape((-1, *(1,) * (rank - 1))))
+    if isinstance(entry, ROW_MAPS):
+        lanes = along(bound.shape[0], 0, rank)
+        return computed(lanes // (bound.shape[0] // count))
     if not isinstance(entry, Pool) or shadow is None:
         return None
     rows = bound.shape[entry.axis]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ir_passes.contract.contract import Bound, BoundContract, Pool, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Pool
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
 from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.pool_values import PoolValues, positions
@@ -141,7 +141,7 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     results may have the pool's type; only copies are counted against it.
     """
     module = executable.module
-    mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
+    mapped = {name for one in bound.inputs if isinstance(one.entry, ROW_MAPS) for name in one.entry.names}
 
     places = {one.path: i for i, one in enumerate(bound.inputs)}
 

@@ -1,20 +1,23 @@
-"""Comparisons: of a lane's number with the number of active lanes, of keys with all classes."""
+"""Comparisons: of a lane's number with the number of active lanes, of keys with all classes, with zero."""
 
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner
+from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.elementwise import bounds_of, combined
 from ir_passes.proof.rules.intervals import FALSE, TRUE
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import ActiveCount, Iota, OneHot, Spread, Value
+from ir_passes.proof.values import ActiveCount, Iota, Negative, OneHot, Spread, Value
 
 
 @rule("lt", "le", "gt", "ge")
 def compare(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare; of an idle lane it is known that its number is not below the number of active lanes."""
+    """Compare, and note what is negative; an idle lane's number is not below the number of active lanes."""
     own = _counted(site, x, y)
     if own is not None and site.prover.idle:
         return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
-    return [Value(own or combined(site, (x, y)), range=bounds_of(site, (x, y)))]
+    negative = site.name == "lt" and constant_of(y) == 0 and site.shapes[0] == site.shape
+    fact = Negative(x.number) if negative else None
+    return [Value(own or combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
 def _counted(site: Site, x: Value, y: Value) -> Owner | None:

@@ -1,4 +1,7 @@
-"""Operations whose result at a place depends on their operands at the same place."""
+"""Operations whose result at a place depends on their operands at the same place.
+
+More than 300 lines: one rule for each operation with facts of its own.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +13,7 @@ from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.rules import packed_tokens, page_tables
 from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
@@ -20,8 +24,12 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Kept,
+    Negative,
     OneHot,
+    PageEntry,
     Permuted,
+    Raised,
+    Range,
     RemainderOf,
     SignOf,
     SlotEntry,
@@ -124,19 +132,27 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
         slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.less is None else None
         if slots is not None and times is not None and times > 0 and result.range is not None:
             result = result.but(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
+        pages = page_tables.times(device, times, result.range)
+        result = result if pages is None else result.but(fact=pages)
     return [result]
 
 
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
-    """Add; an offset within its row to the first element of a row is an element of that row."""
+    """Add; an offset within its row or page to the first element of a row or page is an element of that."""
     bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
         if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
             continue
-        if offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride:
+        # what is below row 0 may become a row
+        inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
+        if inside and "below" not in slots.instead:
             fact = replace(slots, spare=slots.spare + offset.range[1])
+    fact = fact or page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
+    by = constant_of(y)
+    if fact is None and by is not None and by >= 0 and site.shapes[0] == site.shape:
+        fact = Raised(x.number, by)
     return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
@@ -162,6 +178,8 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
             result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+        elif isinstance(x.fact, PageEntry):
+            result = result.but(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -189,7 +207,9 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
     elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
-        fact = Implies(x.fact.number, zero=False)
+        fact = Implies(x.fact.number, zero=False, compared=x.number)
+    elif isinstance(x.fact, Negative) and y.range == (0, 0) and site.shapes[0] == site.shape:
+        return [x]  # a boolean is not false
     return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
@@ -200,6 +220,10 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
             bounds = (0, 0)
+    for sign, other in ((x, y), (y, x)):
+        if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and bounds != (0, 0):
+            if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
+                return [sign]  # what is negative is not zero
     return [Value(combined(site, (x, y)), range=bounds)]
 
 
@@ -264,8 +288,29 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     bounds = cases[0].range
     for case in cases[1:]:
         bounds = hull(bounds, case.range)
+    bounds = _counted_from_end(site, which, cases) or bounds
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
-    return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
+    if len(cases) == 2:
+        cases = (cases[0], packed_tokens.real_only(which, cases[1]))
+    others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
+    fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
+    return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
+
+
+def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
+    """Bounds of `where(x < 0, x + c, x)`: of what is not negative, and of what is with c added; None for others.
+
+    numpy's remainder by a positive number is of this form, and so is an index that counts from the end of an axis.
+    """
+    x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
+    known = x.range or dtype_range(site.eqn.invars[1].aval)
+    if not isinstance(raised, Raised) or known is None or raised.number != x.number:
+        return None
+    if which.fact != Negative(x.number) or site.shapes[0] != site.shape:
+        return None
+    parts = [(max(0, known[0]), known[1])] if known[1] >= 0 else []
+    parts += [(known[0] + raised.by, min(known[1], -1) + raised.by)] if known[0] < 0 else []
+    return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
 def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
@@ -281,7 +326,9 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     guard = site.prover.number(("guard", which.number, picks, slots[0].guard))
-    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)))
+    within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
+    spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
+    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)), spare=spare)
 
 
 def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:

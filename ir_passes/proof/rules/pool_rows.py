@@ -3,12 +3,13 @@
 import math
 from dataclasses import replace
 
-from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
+from ir_passes.proof.rules.page_tables import no_entry, page_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Ahead, Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
@@ -79,7 +80,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
-    assert isinstance(index, SlotEntry)
+    assert isinstance(index, SlotEntry | PageEntry)
     kept = operand.kept
     if kept is not None:
         again = updates.kept
@@ -95,24 +96,29 @@ def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
     entries = [one.entry for one in site.prover.bound.inputs]
-    return all(entry.null for entry in entries if isinstance(entry, SlotMap) and pool.group in entry.names)
+    mine = [entry for entry in entries if isinstance(entry, SlotMap | PageTable) and pool.group in entry.names]
+    # the null page is read by every lane, and written by none
+    return all(isinstance(entry, SlotMap) and entry.null for entry in mine)
 
 
 def _places(index: Value) -> tuple:
-    """The places that an index names, for comparing them: a lane has one entry in a slot map, and several within it."""
+    """The places that an index names, for comparing them: a lane has one entry in a slot map, and several within it.
+
+    A lane has several pages, too.
+    """
     fact = index.fact
-    return (fact, index.number) if isinstance(fact, SlotEntry) and fact.stride != 1 else (fact,)
+    several = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
+    return (fact, index.number) if several else (fact,)
 
 
 def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
     """Return the view after rows are written back by the slot map that they were read by, guarded then or only now.
 
-    Places within rows are put back by the very index that they were read by.
+    Places within rows, and pages, are put back by the very index that they were read by.
     """
     index = access.columns[axis]
-    assert isinstance(index.fact, SlotEntry)
     forms = [_places(index)]
-    if index.fact.stride == 1:
+    if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
         forms.append((replace(index.fact, guard=None, instead=frozenset()),))
     for by in forms:
         rows = left(view, ("by slot", by))
@@ -156,6 +162,15 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
+    tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]
+    if isinstance(index.fact, PageEntry):
+        fault = page_fault(site, pool, index.fact, access.full, access.drops, write)
+        if fault is not None:
+            return Mixed(replace(fault.cause, fault=index.number))
+        record(site, pool, index, access.index_owner(axis), access.window_shape, write)
+        return access.index_owner(axis)
+    if any(pool.group in table.names for table in tables):
+        return Mixed(replace(no_entry(site, path).cause, fault=index.number))
     if not isinstance(index.fact, SlotEntry) or pool.inner != index.fact.stride:
         message, remedy = (
             f"rows of {path} are picked by an index that is not the lane's entry in its slot map",
@@ -171,24 +186,25 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
     fault = fault or _device_fault(site, pool, index.fact, owner, access)
     if fault is not None:
         return Mixed(replace(fault.cause, fault=index.number))
-    record(site, pool, index.fact, owner, access.window_shape, write)
+    record(site, pool, index, owner, access.window_shape, write)
     return owner
 
 
-def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Note which rows of a pool are read or written, to be compared with those of its group.
 
     Args:
-        fact: by which the rows are picked.
+        index: by which the rows are picked.
         owner: of the entries.
         shape: of what is read or written; along the owner's axis one row for each entry.
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
-        lane, whose = owner.order, (owner.start, lanes, owner.order)
+        lane, whose = owner.order, (owner.start, lanes, owner.order, owner.packed)
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
-    rows = replace(fact, less=None, stride=1, spare=0)
+    fact = index.fact
+    rows = replace(fact, less=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))
 
 
@@ -241,7 +257,14 @@ def map_fault(
         message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
         remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if fact.instead - {"null"} and not drops:
+    if "last" in fact.instead and write:
+        message = f"a padding token writes to the row of the last lane in {path}"
+        remedy = (
+            "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the slot map by "
+            ".at[segment].get(mode='fill', fill_value=size)"
+        )
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if fact.instead - {"null", "last"} and not drops:
         message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None

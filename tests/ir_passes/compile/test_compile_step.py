@@ -207,7 +207,7 @@ def test_the_remedy_of_a_copied_pool_is_may_copy() -> None:
         return y, [new]
 
     args = [SHIFT_ARGS[0]], SHIFT_ARGS[1]
-    with pytest.raises(AuditError, match=re.escape("may_copy=['argument 0[0]']")):
+    with pytest.raises(AuditError, match=re.escape("may_copy=['args[0][0]']")):
         compile_step(step, args, SHIFT)
     assert compile_step(step, args, SHIFT, may_copy=["args[0][0]"]).certificate.holds
 

@@ -35,5 +35,5 @@ def test_rows_apart_pass() -> None:
 
 @pytest.mark.parametrize(("tracked", "lane"), [([4, 3, 5], 1), ([1, 4, 5], 0), ([0, 0, 2], 2)])
 def test_a_row_in_both_maps_is_named(tracked: list[int], lane: int) -> None:
-    with pytest.raises(SanitizerError, match=f"lane {lane}, row {tracked[lane]}.*argument 3 has a row of argument 2"):
+    with pytest.raises(SanitizerError, match=f"lane {lane}, row {tracked[lane]}.*args.3. has a row of args.2."):
         run([1, 2, 3], tracked)

@@ -87,7 +87,9 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
                 return replace(owner, axis=new, inner=owner.inner // per_new)
     return site.mixed(
         f"reshaping {before} to {after} does not keep axis {axis}, which holds different lanes, as an axis",
-        "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
+        "use the pool as it lies, or merge dimensions of a row into the row axis: index by row * size + offset"
+        if isinstance(owner, PoolRows)
+        else "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
     )
 
 

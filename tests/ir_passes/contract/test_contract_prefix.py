@@ -11,7 +11,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, prove_isolation
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, Unspecified, prove_isolation
 from ir_passes.contract.prefix import is_entry, spread
 
 N = 3
@@ -58,7 +58,12 @@ def fitting(draw: st.DrawFn, value: Any) -> Any:
 
 
 def expected(entries: Any, value: Any) -> list[Any] | None:
-    """The entry of each array by JAX's own prefixes; None where it is no prefix."""
+    """The entry of each array by JAX's own prefixes; None where it is no prefix. Nothing stands for `Unspecified`."""
+    entries = jax.tree.map(
+        lambda node: Unspecified() if node is None else node,
+        entries,
+        is_leaf=lambda node: node is None or is_entry(node),
+    )
     try:
         return jax.tree.leaves(jax.tree.broadcast(entries, value, is_leaf=is_entry), is_leaf=is_entry)
     except ValueError:

@@ -72,6 +72,19 @@ def _one(base: str, id: str, description: str, step: Any, *kinds: Kind, fault: b
     return wrong(base, id, "JAX", description, step, *kinds, evidence=Evidence.FAULT if fault else Evidence.LEAK)
 
 
+def _switched_off(row: int) -> Any:
+    """Lanes whose first number is negative are sent to an element of the flat pool from which offsets are counted."""
+
+    def step(x, pool, slots):
+        flat = pool.reshape(SLOTS * VALUE)
+        first = jnp.where(x[:, 0] > 0, slots * VALUE, row)
+        at = first[:, None] + jnp.arange(VALUE, dtype=jnp.int32)[None]
+        new = flat.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False) + x
+        return new, flat.at[at].set(new, mode="drop", wrap_negative_indices=False).reshape(SLOTS, VALUE)
+
+    return step
+
+
 SNAPSHOT, FLAT = "snapshot beside the running state", "flat pool"
 MASK, COUNT, OUT, RANK = "idle by a mask", "idle by a count", "arrays left out", "sharded, rows of a rank"
 NUMBERS = jnp.arange(LANES, dtype=jnp.int32)
@@ -88,6 +101,10 @@ MUTANTS = (
     _one(FLAT, "flat-one-further", "the last element of a row is the next row's", _flat(lambda s: _places(s, first=1)),
          *ROW),
     _one(FLAT, "flat-rows-reversed", "rows of a flat pool are another lane's", _flat(lambda s: _places(s[::-1])), *ROW),
+    _one(FLAT, "flat-null-and-next", "a lane switched off writes from the middle of the null row into the next one",
+         _switched_off(VALUE - 1), *ROW),
+    _one(FLAT, "flat-below-first", "a lane switched off begins below the first row, and its offsets reach that",
+         _switched_off(-1), *ROW),
     _one(MASK, "mask-inverted", "the rows of active lanes are kept, those of the others change",
          _kept(lambda active: ~active[:, None]), Kind.IDLE),
     _one(MASK, "mask-of-neighbour", "a lane is kept by the mask of another",

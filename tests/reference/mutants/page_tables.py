@@ -88,7 +88,8 @@ def _flat(
 def _whole(stride: int = PAGE, shift: int = 0) -> Any:
     def step(pool, tables, positions, x):
         page = tables[jnp.arange(LANES), positions // PAGE]
-        return (pool.at[page * stride + positions % PAGE + shift].add(x),)
+        flat = pool.reshape(PAGES * PAGE, 2)
+        return (flat.at[page * stride + positions % PAGE + shift].add(x).reshape(PAGES, PAGE, 2),)
 
     return step
 
@@ -99,10 +100,10 @@ def computed_everywhere(pool, tables, positions, x):
 
 
 def split_otherwise(pool, tables, positions, x):
-    """A flat pool taken apart with the page axis and the axis of tokens swapped."""
+    """Pages taken apart again with the page axis and the axis of tokens swapped."""
     page = tables[jnp.arange(LANES), positions // PAGE]
     paged = pool.reshape(PAGE, PAGES, 2).at[positions % PAGE, page].add(x)
-    return (paged.reshape(PAGES * PAGE, 2),)
+    return (paged.reshape(PAGES, PAGE, 2),)
 
 
 def _one(base: str, id: str, description: str, step: Any, source: str = "vLLM", **more: Any) -> Any:
@@ -110,7 +111,7 @@ def _one(base: str, id: str, description: str, step: Any, source: str = "vLLM", 
 
 
 DECODE, WHERE, CHUNKS = (f"paged attention, {name}" for name in ("decoding", "page chosen by where", "chunks"))
-FLAT, WHOLE = "flat token pool of several layers", "flat token pool seen as pages"
+FLAT, WHOLE = "flat token pool of several layers", "pages seen as a flat token pool"
 MUTANTS = (
     _one(DECODE, "after", "the page behind the lane's", _decoding(lambda tables, at: _taken(tables, at) + 1)),
     _one(DECODE, "of-neighbour", "the table of the next lane", _decoding(lambda t, at: _taken(jnp.roll(t, 1, 0), at))),

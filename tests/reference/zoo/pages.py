@@ -24,7 +24,7 @@ FLAT = LaneContract(
     ),
     outputs=(Lane(), FLAT_CACHE),
 )  # fmt: skip
-WHOLE = LaneContract(inputs=(Pool("kv"), PageTable("kv", PAGES, page_size=PAGE), Lane(), Lane()), outputs=(Pool("kv"),))
+WHOLE = LaneContract(inputs=(Pool("kv"), TABLE, Lane(), Lane()), outputs=(Pool("kv"),))
 
 
 def table(rng: np.random.Generator) -> np.ndarray:
@@ -64,7 +64,7 @@ def draw_flat(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def draw_whole(rng: np.random.Generator) -> tuple[Any, ...]:
     _, _, tables, positions, _ = draw(rng)
-    return normal(rng, PAGES * PAGE, 2), tables, positions, normal(rng, LANES, 2)
+    return normal(rng, PAGES, PAGE, 2), tables, positions, normal(rng, LANES, 2)
 
 
 def of_lane(pool: jax.Array, tables: jax.Array) -> jax.Array:
@@ -133,10 +133,10 @@ def flat_step(w, pools, tables, rows, positions, x):
 
 
 def whole_step(pool, tables, positions, x):
-    """A flat pool reshaped to pages, written, and reshaped back; then added to by the flat row."""
+    """Pages reshaped to a flat pool, written there, and reshaped back; then added to by page and offset."""
     page = tables[jnp.arange(LANES), positions // PAGE]
-    paged = pool.reshape(PAGES, PAGE, 2).at[page, positions % PAGE].multiply(0.5)
-    return (paged.reshape(PAGES * PAGE, 2).at[page * PAGE + positions % PAGE].add(x),)
+    flat = pool.reshape(PAGES * PAGE, 2).at[page * PAGE + positions % PAGE].multiply(0.5)
+    return (flat.reshape(PAGES, PAGE, 2).at[page, positions % PAGE].add(x),)
 
 
 PROGRAMS = (
@@ -144,5 +144,5 @@ PROGRAMS = (
     Program("paged attention, page chosen by where", chosen_step, DECODE, draw),
     Program("paged attention, chunks", chunk_step, CHUNKED, draw_chunk),
     Program("flat token pool of several layers", flat_step, FLAT, draw_flat),
-    Program("flat token pool seen as pages", whole_step, WHOLE, draw_whole),
+    Program("pages seen as a flat token pool", whole_step, WHOLE, draw_whole),
 )

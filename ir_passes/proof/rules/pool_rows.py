@@ -1,15 +1,15 @@
 """Reads and writes of pools by slot."""
 
-import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
 from ir_passes.proof.rules.page_tables import no_entry, page_fault
+from ir_passes.proof.rules.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
@@ -41,7 +41,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
-    if pool.split and isinstance(owner, LaneRows | OneLane) and not _counts_within(site, access.columns[axis]):
+    if pool.split and isinstance(owner, LaneRows | OneLane) and not counts_within(site, access.columns[axis]):
         return Value(replace(owner, held=pool.split))
     return Value(owner, kept=kept)
 
@@ -64,7 +64,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    if isinstance(found, LaneRows | OneLane) and found.split and not _counts_within(site, access.columns[axis]):
+    if isinstance(found, LaneRows | OneLane) and found.split and not counts_within(site, access.columns[axis]):
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -183,7 +183,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         return Mixed(replace(owner.cause, fault=index.number))
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
     owner = access.index_owner(axis)
-    fault = fault or _device_fault(site, pool, index.fact, owner, access)
+    fault = fault or device_fault(site, pool, index.fact, owner, access)
     if fault is not None:
         return Mixed(replace(fault.cause, fault=index.number))
     record(site, pool, index, owner, access.window_shape, write)
@@ -206,117 +206,3 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     fact = index.fact
     rows = replace(fact, less=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))
-
-
-def map_fault(
-    site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
-) -> Mixed | None:
-    """Return the fault of picking rows of a pool by an entry of a slot map, None where there is none.
-
-    Args:
-        shape: of the pool, as it lies on one device.
-        drops: whether a row past its end is left out.
-        write: whether rows are written; otherwise they are read.
-    """
-    path = site.prover.bound.inputs[pool.leaf].path
-    rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
-    slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
-    assert isinstance(entry, SlotMap)
-    if pool.group not in entry.names:
-        message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
-        return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
-    if entry.role == ("read" if write else "write"):
-        message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
-        return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    local, split = _local(site, fact), pool.split
-    if local is not None and split != ((local,) if site.prover.devices.get(local, 0) > 1 else ()):
-        message = f"{slots} counts rows within a device along {local!r}, and {path} is not split over it here"
-        remedy = f"use it inside of a shard_map that splits the lanes and the rows of the pool over {local!r}"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if local is not None:
-        rows = shape[pool.axis] // pool.inner
-        if local not in site.prover.devices:
-            message = f"{slots} counts rows within a device along {local!r}, and this is no program of one device"
-            return site.mixed(message, f"use it inside of a shard_map over {local!r}", ViolationKind.WRONG_ROW)
-    others = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
-    shared = [one.path for one in others if not (entry.disjoint or getattr(one.entry, "disjoint", False))]
-    if shared:
-        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {shared[0]}"
-        remedy = (
-            "read all rows before any is written, and write by one slot map, or declare SlotMap(..., disjoint=True)"
-        )
-        return site.mixed(message, remedy)
-    if rows < entry.size:
-        message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
-        site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
-    if "past" in fact.instead and rows > entry.size:
-        message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
-        remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
-        return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
-    if "null" in fact.instead and not write:
-        message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
-        remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if "last" in fact.instead and write:
-        message = f"a padding token writes to the row of the last lane in {path}"
-        remedy = (
-            "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the slot map by "
-            ".at[segment].get(mode='fill', fill_value=size)"
-        )
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if fact.instead - {"null", "last"} and not drops:
-        message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
-        site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
-    return None
-
-
-def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis on whose devices a slot map counts rows; None where it counts those of the whole pool."""
-    entry = site.prover.bound.inputs[fact.leaf].entry
-    assert isinstance(entry, SlotMap)
-    return entry.local
-
-
-def _counts_within(site: Site, index: Value) -> bool:
-    """Whether an index counts rows within a device."""
-    return isinstance(index.fact, SlotEntry) and _local(site, index.fact) is not None
-
-
-def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before.
-
-    Those of a slot map that counts within a device are used as they are, by the lanes of the device.
-    """
-    local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
-    if local is not None and isinstance(owner, LaneRows | OneLane):
-        if fact.less is None and owner.split == pool.split:
-            return None
-        message = (
-            f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
-        )
-        remedy = f"split {slots} over {local!r} like the pool, and index by its entries as they are"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
-    shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
-    if not pool.split:
-        if shift is None:
-            return None
-        message = f"{path} has all its rows on every device, and is indexed by {slots} less {shift}"
-        return site.mixed(message, "index it by the entries as they are", ViolationKind.WRONG_ROW)
-    along = ", ".join(pool.split)
-    if len(pool.split) != 1 or fact.less != Ahead(pool.split[0], rows):
-        message = (
-            f"a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift or 'nothing'}"
-        )
-        remedy = f"subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if not access.drops:
-        message = f"a row of {path} that another device along {along} has is clamped to one of this device"
-        return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.BOUNDS)
-    filler = site.params.get("fill_value")
-    if site.name == "gather" and (filler is None or filler != 0 or math.copysign(1, filler) < 0):
-        message = (
-            f"a row of {path} that another device along {along} has is read as {'nan' if filler is None else filler}"
-        )
-        return site.mixed(message, f"use fill_value=0, and sum over {along}", ViolationKind.COLLECTIVE)
-    return None

@@ -1,10 +1,10 @@
 """The compiler on its own: contracts, proof, compilation and scratch plans of any JAX function with lanes.
 
-    from hybridlm.compiler import Lane, LaneContract, Pool, compile_step
+    from hybridlm.compiler import Lane, LaneContract, Pool, isolated
 
-The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `xla_audit`, `planned`,
-`exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of what
-certificates state). The implementation is the package `ir_passes`.
+The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
+`planned`, `exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of
+what certificates state). The implementation is the package `ir_passes`.
 """
 
 from hybridlm.compiler import collectives as collectives
@@ -16,6 +16,7 @@ from hybridlm.compiler import planned as planned
 from hybridlm.compiler import rewrites as rewrites
 from hybridlm.compiler import sanitizer as sanitizer
 from hybridlm.compiler import scratch as scratch
+from hybridlm.compiler import stages as stages
 from hybridlm.compiler import statements as statements
 from hybridlm.compiler import targets as targets
 from hybridlm.compiler import xla_audit as xla_audit
@@ -29,17 +30,22 @@ from ir_passes import (
     Lane,
     LaneContract,
     Opaque,
+    Packed,
+    PageTable,
     Pool,
     Proof,
     Shared,
     SlotMap,
+    Unspecified,
     Violation,
     ViolationKind,
     compile_step,
     declassify,
+    isolated,
     liveness,
     name_dims,
     plan,
+    prove,
     prove_isolation,
     rowwise,
 )
@@ -54,17 +60,22 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "Packed",
+    "PageTable",
     "Pool",
     "Proof",
     "Shared",
     "SlotMap",
+    "Unspecified",
     "Violation",
     "ViolationKind",
     "compile_step",
     "declassify",
+    "isolated",
     "liveness",
     "name_dims",
     "plan",
+    "prove",
     "prove_isolation",
     "rowwise",
 ]

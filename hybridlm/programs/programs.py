@@ -44,7 +44,7 @@ _log = logging.getLogger("hybridlm")
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MAY_COPY = ("argument 1.layers*.conv", "argument 1.layers*.hidden")
+MAY_COPY = ("args[1].layers*.conv", "args[1].layers*.hidden")
 """Pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of the step, and
 the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA can write both
 in place, and on CPUs it does in all steps of docs/certificates.md but those that name `conv`."""

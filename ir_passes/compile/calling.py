@@ -6,7 +6,7 @@ outputs are reordered or one argument holds both pools that are donated and arra
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.mesh import result_shardings
+from ir_passes.jaxpr.tracing import Trace
 
 Tree = Any
 
@@ -25,7 +26,7 @@ class Calling:
 
     Attributes:
         name: of the program, in HLO and profiles.
-        arguments, results: pytree structures of the function.
+        arguments, results: pytree structures of the function, of the arguments as (args, kwargs).
         donated: flattened arguments whose bytes their successors take.
         order: position in the program's results of each result of the compiled program.
         argnums: arguments to donate; None where an argument would have to be donated in part.
@@ -39,28 +40,29 @@ class Calling:
     argnums: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], bound: BoundContract) -> "Calling":
-        """The convention of `fn(*args)` with a contract bound to it."""
+    def of(cls, trace: Trace, bound: BoundContract) -> "Calling":
+        """The convention of a traced function with a contract bound to it."""
         donated = tuple(sorted(bound.successors))
-        results = jax.tree.structure(jax.eval_shape(fn, *args))
-        name = getattr(fn, "__name__", type(fn).__name__)
-        argnums = donated_argnums(args, set(donated))
-        return cls(name, jax.tree.structure(args), results, donated, output_order(bound), argnums)
+        given = trace.args, trace.kwargs
+        argnums = donated_argnums(*given, set(donated))
+        structures = jax.tree.structure(given), jax.tree.structure(trace.results)
+        return cls(trace.name, *structures, donated, output_order(bound), argnums)
 
-    def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...]) -> jax.stages.Lowered:
+    def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.stages.Lowered:
         """Lower a program over the flattened arguments, with its pools donated.
 
         Args:
-            args: as the function takes them; shardings are taken from them.
+            args, kwargs: as the function takes them; shardings are taken from them.
         """
-        return self.jit(program).lower(*self._given(args))
+        jitted = self.jit(program)
+        return jitted.lower(*args, **kwargs) if self.argnums is not None else jitted.lower(*self._leaves(args, kwargs))
 
     def jit(self, program: ir.ClosedJaxpr) -> Any:
         """The program as a jitted function, of the arguments if whole arguments are donated, else of their leaves."""
         run = ir.as_function(program)
 
-        def whole(*args: Any) -> Any:
-            return self._arranged(run(*jax.tree.leaves(args)))
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return self._arranged(run(*jax.tree.leaves((args, kwargs))))
 
         def leaves(*args: Any) -> Any:
             return self._arranged(run(*args))
@@ -75,8 +77,12 @@ class Calling:
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         """Return the callable that takes the function's arguments."""
-        call = compiled if self.argnums is not None else lambda *args: compiled(*self._given(args))
-        return call if self.in_order else lambda *args: self._restored(call(*args))
+
+        def from_leaves(*args: Any, **kwargs: Any) -> Any:
+            return compiled(*self._leaves(args, kwargs))
+
+        call = compiled if self.argnums is not None else from_leaves
+        return call if self.in_order else lambda *args, **kwargs: self.restored(call(*args, **kwargs))
 
     @property
     def in_order(self) -> bool:
@@ -88,11 +94,9 @@ class Calling:
         successors = {donor: self.order.index(output) for donor, output in bound.successors.items()}
         return replace(bound, outputs=tuple(bound.outputs[i] for i in self.order), successors=successors)
 
-    def _given(self, args: tuple[Any, ...]) -> Sequence[Any]:
-        """The arguments as the compiled program takes them."""
-        if self.argnums is not None:
-            return args
-        leaves, structure = jax.tree.flatten(args)
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The flattened arguments."""
+        leaves, structure = jax.tree.flatten((args, dict(kwargs)))
         if structure != self.arguments:
             raise TypeError(f"{self.name} was compiled for arguments {self.arguments}, got {structure}")
         return leaves
@@ -103,7 +107,7 @@ class Calling:
             return jax.tree.unflatten(self.results, outputs)
         return tuple(outputs[i] for i in self.order)
 
-    def _restored(self, leaves: Sequence[Any]) -> Any:
+    def restored(self, leaves: Sequence[Any]) -> Any:
         """The function's results from those of the compiled program."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
@@ -128,8 +132,8 @@ def _kind(one: Any) -> tuple[Any, ...]:
     return one.shape, one.dtype
 
 
-def donated_argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...] | None:
-    """Arguments whose arrays are all donated; None where some of one are."""
+def donated_argnums(args: tuple[Any, ...], kwargs: Mapping[str, Any], donated: set[int]) -> tuple[int, ...] | None:
+    """Positional arguments whose arrays are all donated; None where some of one are, or some that are given by name."""
     found: list[int] = []
     at = 0
     for number, arg in enumerate(args):
@@ -140,4 +144,5 @@ def donated_argnums(args: tuple[Any, ...], donated: set[int]) -> tuple[int, ...]
             return None
         if mine:
             found.append(number)
-    return tuple(found)
+    by_name = range(at, at + jax.tree.structure(dict(kwargs)).num_leaves)
+    return None if donated.intersection(by_name) else tuple(found)

@@ -4,7 +4,7 @@ Beside them lies what XLA wrote of programs that do not give out their buffer as
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ir_passes.compile.certificate import Certificate, Versions
 from ir_passes.files.store import FileStore
@@ -21,7 +21,7 @@ class Key:
         traced: fingerprint of the traced program.
         contract: fingerprint of the bound contract.
         rules: fingerprint of the rewrites with their options and of what is declared row-wise.
-        versions: of everything that took part.
+        versions: of everything that took part, but for the options that XLA is given.
     """
 
     traced: str
@@ -44,8 +44,11 @@ class CertificateStore(FileStore):
         found = self.read_record(key.name, Certificate.from_json)
         if found is None:
             return None
-        same = (found.fingerprints.traced, found.fingerprints.contract, found.versions)
-        return found if same == (key.traced, key.contract, key.versions) and found.is_proof else None
+        # What was proved is proved whatever else XLA was told: the certificate has its options beside the key's flags.
+        versions = replace(found.versions, flags=key.versions.flags)
+        same = (found.fingerprints.traced, found.fingerprints.contract, versions)
+        holds = found.is_proof and set(key.versions.flags) <= set(found.versions.flags)
+        return found if holds and same == (key.traced, key.contract, key.versions) else None
 
     def keep(self, key: Key, certificate: Certificate) -> None:
         """Write a certificate; another process sees all of it or nothing.

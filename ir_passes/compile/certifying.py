@@ -90,9 +90,8 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
     """Return one line for all arrays of one argument or output that have the same entry."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for one in (*bound.inputs, *bound.outputs):
-        side, number = one.path.split(" ", 1)
-        argument = re.match(r"\d+", number)
-        groups.setdefault((f"{side} {argument.group() if argument else number}", str(one.entry)), []).append(one)
+        argument = re.match(r"\w+(\[\w+\]|\['\w+'\]|\.\w+)?", one.path)
+        groups.setdefault((argument.group() if argument else one.path, str(one.entry)), []).append(one)
     return tuple(
         f"{where}: {entry}, "
         + (

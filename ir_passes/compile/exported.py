@@ -169,8 +169,8 @@ def export(
             jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place)
             for one, place in zip(bound.inputs, places, strict=True)
         ]
-        args = types if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
-        lowered = jax_export.export(calling.jit(program), disabled_checks=UNCHECKED)(*args)
+        args, kwargs = (types, {}) if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
+        lowered = jax_export.export(calling.jit(program), disabled_checks=UNCHECKED)(*args, **kwargs)
         content, text = lowered.mlir_module_serialized, lowered.mlir_module()
     signature = Signature(
         form,

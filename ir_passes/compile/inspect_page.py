@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from ir_passes.compile.certificate import Certificate
-from ir_passes.compile.compile_step import CompiledStep
+from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.measure.dependence import Dependence
 from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ir_passes.compile.proving import prove
+from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
-from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.tracing import trace_function
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.liveness import liveness_of
@@ -50,7 +50,7 @@ def plan_step(
     """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
 
     Args:
-        fn: the step: positional arguments in, a tuple out.
+        fn: the step.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
@@ -60,7 +60,7 @@ def plan_step(
         IsolationError: the step is not proved; carries the user's source lines.
     """
     clock = Clock()
-    proved = prove(trace(fn, args, contract, clock), passes, "error", None, clock)
+    proved = prove_graph(trace(fn, args, contract, clock), passes, "error", None, clock)
     assert proved.proof is not None
     plan = clock.time("plan", plan_graph, proved.graph)
     return PlannedStep(
@@ -80,8 +80,9 @@ def plan_step(
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
     """The program of a step, calls replaced by their bodies, with its contract bound to it."""
-    bound = clock.time("trace", contract.bind, fn, args)
-    return Graph(clock.time("trace", lambda: flatten(ir.trace(fn, *args))), bound)
+    traced = clock.time("trace", trace_function, fn, args)
+    bound = clock.time("trace", contract.bind_trace, traced)
+    return Graph(clock.time("trace", flatten, traced.program), bound)
 
 
 def plan_graph(graph: Graph) -> Plan:

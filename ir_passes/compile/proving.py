@@ -41,7 +41,9 @@ class Proved:
     faults: tuple[Statement, ...] = ()
 
 
-def prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
+def prove_graph(
+    graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock
+) -> Proved:
     """Prove a graph and rewrite it.
 
     Args:

@@ -24,8 +24,8 @@ class Running:
             self._run = FirstRun(entry, successors, self._ran)
         self._certify = certify
 
-    def __call__(self, *args: Any) -> Any:
-        return self._run(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
 
     def _ran(self, findings: tuple[Finding, ...]) -> None:
         """The first call is over and the pools were looked at; from now on nothing stands before XLA's program."""

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from ir_passes.compile import runtime
 from ir_passes.compile.calling import Calling, donated_argnums
 from ir_passes.compile.certificate import Certificate
-from ir_passes.compile.compile_step import CompiledStep
+from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.result_structure import NotStorable, read_structure, write_structure
 from ir_passes.compile.running import Running
 from ir_passes.jaxpr import ir, jax_private
@@ -177,7 +177,7 @@ def _assembled(
     Raises:
         NotStorable: it does not fit the arguments.
     """
-    leaves, structure = jax.tree.flatten(args)
+    leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
     kept, donated, order = description.kept, description.donated, description.order
     if len(leaves) != description.leaves or len(kept) != len(description.arguments):
@@ -198,8 +198,8 @@ def _assembled(
     types = [ir.array_type(tuple(leaf.shape), str(leaf.dtype), False, None) for leaf in leaves]
     read = dict(zip(kept, (aval for aval, _ in arguments), strict=True))
     infos = [jax.stages.ArgInfo(read.get(i, aval), i in set(donated)) for i, aval in enumerate(types)]
-    calling = Calling(description.step, structure, results, donated, order, donated_argnums(args, set(donated)))
-    given = tuple(infos) if calling.argnums is None else jax.tree.unflatten(structure, infos)
+    calling = Calling(description.step, structure, results, donated, order, donated_argnums(args, {}, set(donated)))
+    given = (tuple(infos), {}) if calling.argnums is None else jax.tree.unflatten(structure, infos)
     outputs = [_aval(one, mesh) for one in description.results]
     parts = jax_private.ExecutableParts(
         executable,
@@ -211,7 +211,7 @@ def _assembled(
         description.committed,
         kept,
     )
-    return (given, {}), parts, calling
+    return given, parts, calling
 
 
 def _array_type(aval: Any, place: Any) -> ArrayType:

@@ -8,17 +8,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Entry, Lane, Opaque, Pool, Shared, SlotMap, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ROW_MAPS,
+    ContractError,
+    Entry,
+    Lane,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+    check_role,
+)
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
-from ir_passes.jaxpr import ir
+from ir_passes.contract.prefix import by_argument, spread
 from ir_passes.jaxpr.dtypes import DType, dtype_of
+from ir_passes.jaxpr.tracing import Trace, trace_function
 
 __all__ = [
     "ENTRIES",
+    "ROW_MAPS",
     "Bound",
     "BoundContract",
     "ContractError",
@@ -26,9 +41,12 @@ __all__ = [
     "Lane",
     "LaneContract",
     "Opaque",
+    "Packed",
+    "PageTable",
     "Pool",
     "Shared",
     "SlotMap",
+    "Unspecified",
 ]
 
 
@@ -37,7 +55,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: its place, as "argument 1[0].conv" or "output 0".
+        path: its place, as "args[1][0].conv", "kwargs['scale']" or "result[0]".
         entry: its contract entry.
         shape, dtype: of the array.
     """
@@ -68,22 +86,27 @@ class BoundContract:
 
 @dataclass(frozen=True)
 class LaneContract:
-    """Entries for the positional arguments of a step and for its results.
+    """Entries for the arguments of a step and for its results: pytree prefixes, as the specs of `jax.shard_map`.
+
+    An entry stands for every array below its place. An argument that is given by name has the entry of its position.
+    Static arguments have none, as in `in_shardings` of `jax.jit`.
 
     Attributes:
-        inputs: one entry, or a pytree of entries, for each argument.
-        outputs: the same for each element of the returned tuple.
+        inputs: a tuple with entries for each positional argument, or one entry for all; None is `Unspecified`.
+        outputs: entries for what the step returns: one array, a tuple, a dict, a dataclass.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
             format of a print. Where that is not one thing: "name at file:line" of the function's definition,
             "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
+        keywords: entries of arguments that have no position, by name.
     """
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    inputs: Any
+    outputs: Any
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Lay the contract out over `fn(*args)`, which is traced for its result shapes and not run.
+        """Lay the contract out over `fn(*args)`, which is traced and not run.
 
         Args:
             fn: the step.
@@ -92,51 +115,36 @@ class LaneContract:
         Raises:
             ContractError: an entry is missing or does not fit; the message names the pytree path.
         """
+        return self.bind_trace(trace_function(fn, args))
+
+    def bind_trace(self, trace: Trace) -> BoundContract:
+        """Lay the contract out over a traced function; errors are those of `bind`."""
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
-        check_names(self.opaque, lambda: ir.trace(fn, *args))
-        inputs = _bind_side("argument", self.inputs, tuple(args))
-        results = jax.eval_shape(fn, *args)
-        if not isinstance(results, tuple):
-            raise ContractError(f"the step must return a tuple with one item per output entry, not {type(results)}")
-        outputs = _bind_side("output", self.outputs, results)
+        check_names(self.opaque, lambda: trace.program)
+        arguments = by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters)
+        inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
+        results = trace.results
+        if type(self.outputs) is tuple and isinstance(results, tuple):
+            results = tuple(results)  # a plain tuple of entries fits a named one
+        outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
-        mapped = _check_slot_maps(inputs, outputs, lanes)
+        _check_packed(inputs, outputs, lanes)
+        mapped = _check_row_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
         return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
 
 
-def _bind_side(side: str, entries: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Bound, ...]:
-    if len(entries) != len(values):
-        raise ContractError(f"the contract has {len(entries)} {side} entries, the step has {len(values)} {side}s")
-    return tuple(
-        bound
-        for i, (entry, value) in enumerate(zip(entries, values, strict=True))
-        for bound in _bind(f"{side} {i}", entry, value)
-    )
-
-
-def _bind(where: str, entry: Any, value: Any) -> Iterator[Bound]:
-    def is_entry(node: Any) -> bool:
-        return isinstance(node, ENTRIES)
-
-    leaves = jax.tree_util.tree_leaves_with_path(value)
-    try:
-        spread = jax.tree.leaves(jax.tree.broadcast(entry, value, is_leaf=is_entry), is_leaf=is_entry)
-    except ValueError as error:
-        raise ContractError(f"{where}: the entries' pytree does not fit the value's: {error}") from error
-    for (path, leaf), leaf_entry in zip(leaves, spread, strict=True):
-        name = where + jax.tree_util.keystr(path)
-        if not is_entry(leaf_entry):
-            raise ContractError(f"{name}: expected one of Shared, Lane, Pool, SlotMap, got {leaf_entry!r}")
+def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
+    for name, entry, leaf in spread(entries, value, where):
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
-        if isinstance(leaf_entry, Lane | Pool) and not 0 <= leaf_entry.axis < len(shape):
-            raise ContractError(f"{name}: {leaf_entry} needs axis {leaf_entry.axis}, the array has shape {shape}")
-        check_role(name, leaf_entry)
-        yield Bound(name, leaf_entry, shape, dtype)
+        if isinstance(entry, Lane | Packed | Pool) and not 0 <= entry.axis < len(shape):
+            raise ContractError(f"{name}: {entry} needs axis {entry.axis}, the array has shape {shape}")
+        check_role(name, entry)
+        yield Bound(name, entry, shape, dtype)
 
 
 def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
@@ -144,8 +152,16 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
     }
     sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
+    sizes |= {one.path: one.shape[0] - 1 for one in inputs if getattr(one.entry, "role", None) == "cu_seqlens"}
     if not sizes:
-        raise ContractError("nothing says how many lanes the step has: declare at least one Lane or SlotMap")
+        tables = [
+            one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1 and not one.entry.packed
+        ]
+        sizes = {one.path: one.shape[0] for one in tables}
+    if not sizes:
+        raise ContractError(
+            "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+        )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
         raise ContractError(f"lane axes have different lengths: {found}")
@@ -154,31 +170,70 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
 
 def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
     for bound in outputs:
-        if isinstance(bound.entry, Lane) and bound.entry.role == "length":
-            message = "lengths are an input, never an output; what a step counts itself is Lane(role='accepted')"
+        if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
+            message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractError(f"{bound.path}: {message}")
-    for bound in (*inputs, *outputs):
-        needs_int = isinstance(bound.entry, SlotMap) or (isinstance(bound.entry, Lane) and bound.entry.role)
-        if needs_int and (bound.shape != (lanes,) or bound.dtype != np.int32):
-            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}], got {bound.dtype}{bound.shape}")
-
-
-def _check_slot_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
-    groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
-    mapped: set[str] = set()
-    for bound in outputs:
-        if isinstance(bound.entry, SlotMap):
-            raise ContractError(f"{bound.path}: a slot map is an input, never an output")
     for bound in inputs:
-        if isinstance(bound.entry, SlotMap):
-            if bound.entry.size < 1:
-                raise ContractError(f"{bound.path}: size must be at least 1, got {bound.entry.size}")
-            for name in bound.entry.names:
-                if name not in groups:
-                    known = ", ".join(sorted(groups)) or "none"
-                    raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
-                mapped.add(name)
-    return mapped
+        rows = bound.shape[0] if bound.shape else 0
+        if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
+            continue
+        if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}, pages], {found}")
+    for bound in (*inputs, *outputs):
+        role = getattr(bound.entry, "role", None)
+        if role is None or isinstance(bound.entry, Packed | PageTable):
+            continue
+        shape = () if isinstance(bound.entry, Shared) else (lanes,)
+        dtype = np.dtype(np.bool_ if role == "active" else np.int32)
+        if (bound.shape, bound.dtype) != (shape, dtype):
+            raise ContractError(
+                f"{bound.path}: {bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}"
+            )
+
+
+def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
+    tokens: dict[str, int] = {}
+    for bound in (*inputs, *outputs):
+        if isinstance(bound.entry, PageTable) and bound.entry.packed:
+            tokens[bound.path] = bound.shape[0]
+        if not isinstance(bound.entry, Packed):
+            continue
+        role, length = bound.entry.role, bound.shape[bound.entry.axis]
+        if role is not None and (bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32):
+            found = f"got {bound.dtype}{bound.shape}"
+            raise ContractError(f"{bound.path}: {bound.entry} is an input, an int32 array of one dimension, {found}")
+        if role == "cu_seqlens" and length != lanes + 1:
+            raise ContractError(f"{bound.path}: cu_seqlens of {lanes} lanes needs int32[{lanes + 1}], got {length}")
+        if role != "cu_seqlens":
+            tokens[bound.path] = length
+    if len(set(tokens.values())) > 1:
+        found = ", ".join(f"{path}: {length}" for path, length in tokens.items())
+        raise ContractError(f"packed axes have different lengths: {found}")
+    if tokens and not any(isinstance(one.entry, Packed) and one.entry.role for one in inputs):
+        raise ContractError("packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')")
+
+
+def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
+    groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
+    mapped: dict[str, type] = {}
+    for bound in outputs:
+        if isinstance(bound.entry, ROW_MAPS):
+            raise ContractError(f"{bound.path}: a {type(bound.entry).__name__} is an input, never an output")
+    for bound in inputs:
+        if not isinstance(bound.entry, SlotMap | PageTable):
+            continue
+        for name in ("size", "page_size"):
+            if (found := getattr(bound.entry, name, 1)) < 1:
+                raise ContractError(f"{bound.path}: {name} must be at least 1, got {found}")
+        for name in bound.entry.names:
+            if name not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
+            if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
+                message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
+                raise ContractError(f"{bound.path}: group {name!r} {message}")
+    return {*mapped}
 
 
 def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:

@@ -1,7 +1,7 @@
 """The entries of a contract: each describes one array, or an operation that cannot be looked into."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 
@@ -9,13 +9,34 @@ class ContractError(ValueError):
     """A contract does not fit the function or the arguments it was given for."""
 
 
-LaneRole = Literal["length", "accepted"]
+LaneRole = Literal["length", "active", "accepted"]
+SharedRole = Literal["active_count"]
 SlotRole = Literal["both", "read", "write"]
+PackedRole = Literal["cu_seqlens", "segment_ids"]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The same for every lane: weights, scalars that the host computed for the whole step."""
+    """The same for every lane: weights, scalars that the host computed for the whole step.
+
+    Attributes:
+        role: "active_count" for an input, int32 []: the lanes whose numbers are not below it are idle, and keep their
+            rows. Any number may be given.
+    """
+
+    role: SharedRole | None = None
+
+    def __repr__(self) -> str:
+        return "Shared()" if self.role is None else f"Shared(role={self.role!r})"
+
+
+@dataclass(frozen=True)
+class Unspecified:
+    """An array that a contract says nothing about; None in its place means the same.
+
+    An argument may then hold anything of any lane, and nothing of it may reach a pool or a result. A result must be the
+    same for every lane. Both are the strictest that can be asked, so that nothing is lost by leaving an array out.
+    """
 
 
 @dataclass(frozen=True)
@@ -25,12 +46,35 @@ class Lane:
     Attributes:
         axis: the axis whose length is the number of lanes.
         role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
-            rows), "accepted" for the int32 number of tokens of each lane that a verification step accepted; of an
-            output it is proved that it is never negative, and 0 for an idle lane.
+            rows), "active" for the bool mask of the lanes that are not idle, an input, "accepted" for the int32 number
+            of tokens of each lane that a verification step accepted; of an output it is proved that it is never
+            negative, and 0 for an idle lane.
     """
 
     axis: int = 0
     role: LaneRole | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Entry t along `axis` belongs to the lane of token t: the tokens of all lanes lie one behind the other.
+
+    The layout is an input of the step: how many tokens each lane has is known to all of them. Tokens behind the last
+    one are padding; what the step computes for them is outside every claim, and may depend on anything, but nothing of
+    a lane may depend on them. A lane without tokens is padding too: what the step returns for it is outside every
+    claim, it stands on the null row of every slot map and names null pages only, and where pools have one row per lane
+    every lane has a token.
+
+    Attributes:
+        axis: the token axis; its length is the same in all packed arrays of a step.
+        role: None for what belongs to tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i where
+            cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
+            an input: int32 [tokens], the lane of each token, N for padding. A step with packed arrays has one of them
+            or both, which then agree.
+    """
+
+    axis: int = 0
+    role: PackedRole | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +111,8 @@ class SlotMap:
             like the others, and every lane is active.
         disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
             snapshots beside the running states. Such rows may be written in the step that writes the others.
+        local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's own
+            device, each of which has `size` rows or more; active entries are distinct among the lanes of a device.
     """
 
     groups: str | tuple[str, ...]
@@ -74,6 +120,46 @@ class SlotMap:
     role: SlotRole = "both"
     null: bool = True
     disjoint: bool = False
+    local: str | None = None
+
+    def __repr__(self) -> str:
+        shown = [one.name for one in fields(self) if one.name != "local" or self.local is not None]
+        return f"SlotMap({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups as a tuple."""
+        return (self.groups,) if isinstance(self.groups, str) else self.groups
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """int32 [N, ...]: the pages of each lane in the pools of the named groups, as the block tables of paged caches.
+
+    A page is `page_size` rows of a pool, one after the other. Pages that a lane writes to are its own: no other lane
+    names them, in this table or in another one of the same groups, and none of them is the null page. Pages that
+    several lanes name, as those of a shared prefix, are read only. That is a promise of the host, which
+    `ir_passes.host.page_owner` checks; the proof shows that a lane reaches no page which its table does not name.
+
+    Attributes:
+        groups: one group or several. A group has slot maps or page tables, not both.
+        size: pages of a pool; values are in [0, size).
+        page_size: rows of a pool to a page: 1 where a page is a row ([pages, tokens, ...]), the number of tokens in a
+            page where pools are flat ([pages * tokens, ...], row `page * page_size + offset`).
+        role: "both"; "read": its pages are not written; "write": all its pages are the lane's own, and `size` stands
+            for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
+        packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot
+            mapping are. Those of padding are `size` where the role is "write", and anything where it is not.
+        null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
+            that all lanes may read it. False: it is a page like the others.
+    """
+
+    groups: str | tuple[str, ...]
+    size: int
+    page_size: int = 1
+    role: SlotRole = "both"
+    null: bool = True
+    packed: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,15 +192,19 @@ class Opaque:
     scratch_bytes: Callable[[int], int] | None = None
 
 
-Entry = Shared | Lane | Pool | SlotMap
-ENTRIES = (Shared, Lane, Pool, SlotMap)
+Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified
+ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
+ROW_MAPS = (SlotMap, PageTable)
+"""Entries that name the rows of lanes in pools: a group without any of them is a row pool."""
 
 
 def check_role(where: str, entry: Any) -> None:
     """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
-    if not isinstance(entry, Lane | SlotMap):
+    if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
         return
-    roles = (None, *get_args(LaneRole)) if isinstance(entry, Lane) else get_args(SlotRole)
+    of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}
+    known_roles = {kind: (None, *get_args(roles)) for kind, roles in of_arrays.items()}
+    roles = known_roles.get(type(entry), get_args(SlotRole))
     if entry.role not in roles:
         known = ", ".join(map(repr, roles))
         raise ContractError(f"{where}: {type(entry).__name__} has no role {entry.role!r}; expected one of {known}")

@@ -3,7 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Lane, Opaque, Pool, SlotMap, check_role
+from ir_passes.contract.entries import (
+    ENTRIES,
+    ContractError,
+    Lane,
+    Opaque,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+    check_role,
+)
 
 Shape = tuple[int, ...]
 
@@ -23,7 +35,7 @@ def check_opaque(name: str, declaration: Any) -> None:
             _check_entry(f"{where}, {side} {k}", entry, side)
     groups = {entry.group for entry in declaration.inputs if isinstance(entry, Pool)}
     for k, entry in enumerate(declaration.inputs):
-        if isinstance(entry, SlotMap) and not set(entry.names) <= groups:
+        if isinstance(entry, SlotMap | PageTable) and not set(entry.names) <= groups:
             missing = ", ".join(repr(group) for group in entry.names if group not in groups)
             raise ContractError(f"{where}, operand {k}: no operand is a pool of group {missing}")
     for k, entry in enumerate(declaration.outputs):
@@ -45,14 +57,16 @@ def check_opaque(name: str, declaration: Any) -> None:
 
 
 def _check_entry(where: str, entry: Any, side: str) -> None:
-    if not isinstance(entry, ENTRIES):
-        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, got {entry!r}")
+    if not isinstance(entry, ENTRIES) or isinstance(entry, Packed):
+        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, PageTable, got {entry!r}")
     check_role(where, entry)
     if isinstance(entry, Lane | Pool) and entry.axis < 0:
         raise ContractError(f"{where}: axes count from 0, got {entry}")
     if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
         raise ContractError(f"{where}: the one role that a lane can have here is 'length' of an operand, got {entry}")
-    if isinstance(entry, SlotMap) and side == "result":
+    if isinstance(entry, Unspecified) or (isinstance(entry, Shared) and entry.role is not None):
+        raise ContractError(f"{where}: {entry} says nothing about what an operation does")
+    if isinstance(entry, SlotMap | PageTable) and side == "result":
         raise ContractError(f"{where}: a slot map is an operand, never a result")
 
 
@@ -94,8 +108,8 @@ def lengths_of(declaration: Opaque) -> Iterator[int]:
             yield k
 
 
-def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap]]:
+def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap | PageTable]]:
     """The slot maps of a group, each with its index among the operands."""
     for k, entry in enumerate(declaration.inputs):
-        if isinstance(entry, SlotMap) and group in entry.names:
+        if isinstance(entry, SlotMap | PageTable) and group in entry.names:
             yield k, entry

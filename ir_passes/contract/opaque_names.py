@@ -81,10 +81,11 @@ def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
 
 
 def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
-    """Whether two operations run the same thing. One function is the same whatever shapes it is called on.
+    """Whether two operations run the same thing.
 
-    Of a kernel, two calls on operands of equal types must also have been traced to the same, and calls on others be of
-    a function with a place.
+    Two calls of a kernel are of one function with a place, and were traced to the same: on operands of equal types to
+    the same program, on others to the same but for lengths of arrays. Functions made at one place, as closures are, may
+    differ in what they hold, which then stands in the program.
     """
     name = one.primitive.name
     if name != other.primitive.name:
@@ -93,7 +94,9 @@ def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
         if exact_name(one) != exact_name(other):
             return False
         types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (one, other)]
-        return _kernel(one) == _kernel(other) if types[0] == types[1] else AT in exact_name(one)
+        if types[0] == types[1]:
+            return _kernel(one) == _kernel(other)
+        return AT in exact_name(one) and _without_lengths(one) == _without_lengths(other)
     if name == "ffi_call":
         wanted = ("target_name", "attributes", "legacy_backend_config", "input_output_aliases")
         return all(fingerprint(one.params.get(key)) == fingerprint(other.params.get(key)) for key in wanted)
@@ -143,6 +146,48 @@ def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
 
 def _kernel(eqn: ir.JaxprEqn) -> str:
     return fingerprint(tuple(eqn.params.get(key) for key in OF_KERNEL))
+
+
+_LENGTHS = frozenset(("new_sizes", "shape", "slice_sizes", "limit_indices", "out_sharding", "sharding"))
+"""Parameters of operations that differ with the lengths of arrays alone. Places where a part begins are not."""
+
+
+def _without_lengths(eqn: ir.JaxprEqn) -> Hashable:
+    """The programs of a kernel, those of its index maps included, without lengths of arrays."""
+    mapping = eqn.params.get("grid_mapping")
+    maps = [one.index_map_jaxpr.jaxpr for one in getattr(mapping, "block_mappings", ()) or ()]
+    return tuple(_form(body) for body in (*ir.sub_jaxprs(eqn, opaque=True), *maps))
+
+
+def _form(jaxpr: ir.Jaxpr) -> Hashable:
+    """Operations, their operands by number, parameters and literals."""
+    names: dict[ir.Var, int] = {}
+
+    def named(atom: ir.Atom) -> Hashable:
+        if isinstance(atom, ir.Literal):
+            return "literal", str(ir.dtype_of(atom)), np.asarray(atom.val).tobytes()
+        return names.setdefault(atom, len(names))
+
+    def parameter(value: Any) -> Hashable:
+        if isinstance(value, ir.ClosedJaxpr):
+            return _form(value.jaxpr), tuple(fingerprint(const) for const in value.consts)
+        if isinstance(value, ir.Jaxpr):
+            return _form(value)
+        if type(value) in (tuple, list) and any(isinstance(one, ir.Jaxpr | ir.ClosedJaxpr) for one in value):
+            return tuple(parameter(one) for one in value)
+        return fingerprint(value)
+
+    inputs = [(named(var), len(ir.shape_of(var)), str(ir.dtype_of(var))) for var in (*jaxpr.constvars, *jaxpr.invars)]
+    eqns = [
+        (
+            eqn.primitive.name,
+            tuple(named(atom) for atom in eqn.invars),
+            tuple(named(var) for var in eqn.outvars),
+            tuple((key, parameter(value)) for key, value in sorted(eqn.params.items()) if key not in _LENGTHS),
+        )
+        for eqn in jaxpr.eqns
+    ]
+    return tuple(inputs), tuple(eqns), tuple(named(atom) for atom in jaxpr.outvars)
 
 
 def _callback(eqn: ir.JaxprEqn) -> Hashable:

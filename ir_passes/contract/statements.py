@@ -73,7 +73,9 @@ class Claim(StatementId):
         "An array that is written to a pool with named dimensions has its dimensions in the pool's order.",
     )
     IDLE = "idle", "A lane of length 0 keeps its pool rows."
-    ACCEPTED = "accepted", "The number of accepted tokens is never negative, and 0 for a lane of length 0."
+    INACTIVE = "inactive", "A lane whose entry in the mask of active lanes is False keeps its pool rows."
+    BEYOND_COUNT = "beyond-count", "A lane whose number is not below the number of active lanes keeps its pool rows."
+    ACCEPTED = "accepted", "The number of accepted tokens is never negative, and 0 for an idle lane."
     AGREEMENT = (
         "agreement",
         "If devices were given different values for the operands that the step compares, no pool row changes.",
@@ -110,7 +112,26 @@ class Assumption(StatementId):
     """Something declared by the caller that the proof takes for granted."""
 
     SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct."
-    DISJOINT_ROWS = "disjoint-rows", "Its active entries are no entries of another slot map of the same pools."
+    DISJOINT_ROWS = (
+        "disjoint-rows",
+        "Its active entries are no entries of another slot map of the same pools. SlotOwner.bind(..., beside=...) "
+        "checks it on the host, and the sanitizer in the step.",
+    )
+    PAGE_TABLE = (
+        "page-table",
+        "Its entries are in [0, {size}). A page that a lane writes to is its own: no other lane names it in a page "
+        "table of the same pools{null}. Pages that several lanes name are read only.",
+    )
+    PACKED = (
+        "packed",
+        "Token t belongs to the lane that it says, as those of the same step do; the number of tokens of a lane is "
+        "shared. Tokens behind the last one are padding, which belongs to no lane and is outside every claim. {empty}",
+    )
+    MASKED_SUM = (
+        "masked-sum",
+        "In this sum over the tokens of all lanes, those of other lanes add finite values times zero, which changes "
+        "nothing but the sign of a sum that is zero.",
+    )
     ROW_WISE = "row-wise", "The body of this function is not looked into: it is declared row-wise."
     DECLASSIFIED = "declassified", "A value made of several lanes counts as shared, for the reason given."
     DIMENSIONS_NAMED = "dimensions-named", "name_dims gives an array these dimension names."

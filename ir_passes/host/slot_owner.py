@@ -131,7 +131,11 @@ class SlotOwner:
             return self._issue(slot._row)
 
     def bind(
-        self, slots: Sequence[Slot | None], lanes: int, role: Literal["both", "read", "write"] = "both"
+        self,
+        slots: Sequence[Slot | None],
+        lanes: int,
+        role: Literal["both", "read", "write"] = "both",
+        beside: Sequence[Slot | None] = (),
     ) -> np.ndarray:
         """Return the row numbers of a step, int32 [lanes]; 0 for the lanes that are None.
 
@@ -142,9 +146,12 @@ class SlotOwner:
             slots: one for each lane, None for an idle one where there is a null row.
             lanes: lanes of the step.
             role: as in `SlotMap`. Slots are distinct unless the role is "read", where forks may repeat them.
+            beside: the slots of the other slot maps of the step, where this one is declared `disjoint`: no row is in
+                both.
 
         Raises:
-            SlotError: wrong number of lanes, duplicate, released, moved or foreign slots; all of them in one message.
+            SlotError: wrong number of lanes, duplicate, released, moved or foreign slots, slots that another map of the
+                step has too; all of them in one message.
         """
         with self._lock:
             faults = []
@@ -162,6 +169,13 @@ class SlotOwner:
                     faults.append(
                         f"lanes {where} share {slot!r}: expected distinct slots, the last lane would overwrite the "
                         'others; acquire one for each lane, or bind with role="read" for rows that are only read'
+                    )
+            others = {id(slot) for slot in beside if slot is not None}
+            for lane, slot in enumerate(slots):
+                if slot is not None and id(slot) in others:
+                    faults.append(
+                        f"lane {lane}: {slot!r} is in another slot map of this step too; expected rows of its own, as "
+                        "the maps are declared disjoint; acquire one for it"
                     )
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
             rows = [NULL_ROW if slot is None else slot._row for slot in slots]
@@ -214,3 +228,25 @@ class SlotOwner:
     def _raise(self, what: str, faults: list[str]) -> None:
         if faults:
             raise SlotError(f"slots of {self.name!r}, {what}: " + "; ".join(faults))
+
+
+def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
+    """Return the row numbers of a step whose lanes and pool rows are split over devices, int32 [lanes].
+
+    Each device counts its own rows, as `SlotMap(..., local=axis)` declares, and has an owner of them: lane i stands on
+    a row of owner `i // (lanes // len(owners))`.
+
+    Args:
+        owners: one for each device along the mesh axis, in its order.
+        slots: one for each lane, None for an idle one.
+        lanes: lanes of the step, the same number on each device.
+
+    Raises:
+        SlotError: as `SlotOwner.bind`; a slot of another device's owner is a foreign one.
+    """
+    each, rest = divmod(lanes, max(1, len(owners)))
+    if rest or not owners or len(slots) != lanes:
+        found = f"{len(slots)} slots for {lanes} lanes of {len(owners)} devices"
+        raise SlotError(f"expected one slot or None for each lane, and as many lanes on each device; got {found}")
+    parts = (owner.bind(slots[k * each : (k + 1) * each], each) for k, owner in enumerate(owners))
+    return frozen_copy(np.concatenate(list(parts)))

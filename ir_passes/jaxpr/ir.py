@@ -6,13 +6,16 @@ More than 300 lines: it is one adapter, and two would touch the same names of JA
 """
 
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
@@ -42,11 +45,18 @@ CALLS = {
     "checkpoint": "jaxpr",
     "custom_vmap_call": "call",
 }
+WITH_BODIES = frozenset((*CALLS, "scan", "while", "cond", "shard_map"))
+"""Operations with programs inside that are looked into."""
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
     return jax.make_jaxpr(fn)(*args)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for an array inside a transformation."""
+    return isinstance(value, Tracer)
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
@@ -101,10 +111,49 @@ def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
             yield from all_eqns(inner, opaque)
 
 
+class _Called(_source_info.SourceInfo):
+    """The source of an equation that stood in the body of a call before that was replaced by the body."""
+
+    def __init__(self, own: Any, caller: Any):
+        super().__init__(own.traceback, own.name_stack)
+        self.caller = caller
+
+
+MAX_FRAMES = 8
+"""Lines of one equation that are looked at, from the innermost out."""
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+
+
 def source_of(eqn: JaxprEqn) -> str:
     """The user's "file:line" that made an equation, or "unknown"."""
-    found = re.match(r"(.*?:\d+)", _source_info.summarize(eqn.source_info))
-    return found.group(1) if found else "unknown"
+    return next(iter(_frames(eqn.source_info, 1)), "unknown")
+
+
+def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The user's "file:line"s that made an equation: the innermost, then those that called it, as far as known."""
+    found: list[str] = []
+    info = eqn.source_info
+    while info is not None:
+        found += _frames(info, MAX_FRAMES)
+        info = getattr(info, "caller", None)
+    return tuple(dict.fromkeys(found))
+
+
+def _frames(info: Any, count: int) -> list[str]:
+    """Lines of a source that are neither JAX's, flax's nor of this package; the innermost, if all of them are."""
+    for frames in sorted({count, MAX_FRAMES}):
+        lines = _source_info.summarize(info, frames).splitlines()
+        places = [found.group(1) for line in reversed(lines) if (found := re.match(r"(.*?:\d+)", line))]
+        foreign = (_OWN, *(f"{path}{os.sep}" for path in getattr(sys.modules.get("flax"), "__path__", ())))
+        users = [place for place in places if not place.startswith(foreign)]
+        if users:
+            return users[:count]
+    return places[:1]
+
+
+def maker_of(jaxpr: Jaxpr, atom: Atom) -> int:
+    """Index of the equation that makes a value; the number of equations where none does."""
+    return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
 
 
 def definition_of(jitted: Any) -> str:
@@ -134,8 +183,8 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """The same program with every call that only names a computation replaced by its body.
 
-    Constants of the bodies become constants of the whole. Every equation keeps its source; one that has none, inside a
-    function of JAX, gets that of the call.
+    Constants of the bodies become constants of the whole. Every equation keeps its source, with that of the call as its
+    caller; one that has none, inside a function of JAX, gets that of the call.
 
     Args:
         program: any program.
@@ -152,17 +201,19 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
             found[made] = source_of(eqn) != "unknown"
         return found[made]
 
-    def run(jaxpr: Jaxpr, names: dict[Var, Atom], caller: JaxprEqn | None) -> None:
+    def run(jaxpr: Jaxpr, names: dict[Var, Atom], caller: Any) -> None:
         def read(atom: Atom) -> Atom:
             return atom if isinstance(atom, Literal) else names[atom]
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn if caller is None or has_source(eqn) else caller
+            source = eqn.source_info
+            if caller is not None:
+                source = _Called(source, caller) if has_source(eqn) else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
-                eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=source.source_info))
+                eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=source))
                 results: list[Atom] = outvars
             else:
                 inner: dict[Var, Atom] = dict(zip(body.jaxpr.invars, invars, strict=True))

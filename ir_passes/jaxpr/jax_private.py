@@ -6,6 +6,7 @@ The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on pu
 import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -158,3 +159,13 @@ def topology_of(devices: Sequence[Any]) -> str:
 def traced_under() -> str:
     """Return the settings that JAX has in the key of what it traced, in this thread: precision, types, meshes."""
     return repr(importlib.import_module("jax._src.config").trace_context())
+
+
+def trace_context() -> Any:
+    """The settings of JAX that a program is traced under, as `jax.jit` looks them up; hashable."""
+    return _config().trace_context()
+
+
+@cache
+def _config() -> Any:
+    return importlib.import_module("jax._src.config")

@@ -17,12 +17,15 @@ T = TypeVar("T")
 class Clock:
     """The seconds of each phase; a phase within another one counts only for itself.
 
+    Args:
+        before: a clock that goes on counting by itself, and whose seconds this one begins with.
+
     Attributes:
         seconds: by phase; those of `PHASES`, and others that were timed.
     """
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    def __init__(self, before: "Clock | None" = None) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if before is None else dict(before.seconds)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
         """Return `run(*args, **options)` and add its seconds to the phase."""

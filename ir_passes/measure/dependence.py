@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool, SlotMap
+from ir_passes.contract.contract import Bound, BoundContract, ContractError, Lane, PageTable, Pool, SlotMap
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 
@@ -73,17 +73,46 @@ def measured_dependence(
     return Dependence(tuple(tuple(seen[j][i] for j in lanes) for i in lanes))
 
 
-def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int:
-    """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role."""
+def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int | list[int]:
+    """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role.
+
+    Of a pool behind page tables all rows of the pages that this lane alone names, without the null page.
+
+    Raises:
+        ValueError: the slot map counts rows within a device.
+    """
+    if isinstance(one.entry, Pool) and (own := _own_pages(bound, leaves, one.entry.group, lane)) is not None:
+        return own
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         if not isinstance(one.entry, Pool) or not isinstance(at.entry, SlotMap):
             continue
         if one.entry.group in at.entry.names and at.entry.role != not_role:
+            if at.entry.local is not None:
+                raise ValueError(
+                    f"{at.path}: rows that a device counts are not followed; measure the step of one device"
+                )
             return int(np.asarray(leaf)[lane])
     return lane
 
 
-def _other(one: Bound, leaf: Any, place: int | None, rng: np.random.Generator) -> Any:
+def _own_pages(bound: BoundContract, leaves: list[Any], group: str, lane: int) -> list[int] | None:
+    """Rows of the pages of a group that a lane alone names; None where the group has no page table."""
+    named: list[set[int]] = [set() for _ in range(bound.lanes)]
+    null, tables = 0, 0
+    for at, leaf in zip(bound.inputs, leaves, strict=True):
+        entry = at.entry
+        if isinstance(entry, PageTable) and group in entry.names:
+            tables, null = tables + 1, max(null, entry.page_size if entry.null else 0)
+            if entry.packed:
+                raise ContractError(f"{at.path}: dependence is measured of page tables of lanes, this one is packed")
+            for rows, pages in zip(named, np.asarray(leaf).reshape(bound.lanes, -1), strict=True):
+                for page in pages[pages < entry.size].tolist():
+                    rows.update(range(page * entry.page_size, (page + 1) * entry.page_size))
+    others = set().union(*named[:lane], *named[lane + 1 :])
+    return sorted(row for row in named[lane] - others if row >= null) if tables else None
+
+
+def _other(one: Bound, leaf: Any, place: int | list[int] | None, rng: np.random.Generator) -> Any:
     """An argument with other numbers at one place, or as it is where its lane has none."""
     entry = one.entry
     if isinstance(entry, Lane) and entry.role == "length" or not isinstance(entry, Lane | Pool):

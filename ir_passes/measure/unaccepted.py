@@ -48,8 +48,8 @@ def unaccepted_reach(
         step: a step, which is compiled; one output of its contract is `Lane(role="accepted")`.
         args: arrays, with drafts of which some are wrong; what is put in a place stands somewhere else in its array.
         contract: of the step.
-        tokens: path of every argument with an entry for each token, as "argument 2" -> its token axis.
-        by_position: whether the pool of this path, as "argument 1.layers[3].keys", is indexed by position, so that what
+        tokens: path of every argument with an entry for each token, as "args[2]" -> its token axis.
+        by_position: whether the pool of this path, as "args[1].layers[3].keys", is indexed by position, so that what
             lies behind the accepted tokens is never read. None: those with a dimension named "position".
         rounds: pairs of runs.
         seed: of the choice.

@@ -20,6 +20,8 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
         match owner:
             case Common():
                 continue
+            case LaneRows() | OneLane() if owner.packed:
+                picked["packed tokens"] = None
             case LaneRows(axis, inner, start, _, split):
                 numbers.setdefault(split, set()).update(range(start, start + -(-shape[axis] // inner)))
             case OneLane(int(lane), split):

@@ -31,6 +31,7 @@ class Dimension:
         wholes: dimensions that were split, with this one as their first part.
         repeated: whether an array has the same values all along it, so that any name fits; of this member alone.
         lost: the place where arrays with untied dimensions were put into one; None where that did not make it.
+        along: names of dimensions that this one is a part of, or is put together of parts of; of the class.
     """
 
     size: int
@@ -39,6 +40,7 @@ class Dimension:
     wholes: list["Dimension"] = field(default_factory=list, repr=False)
     repeated: bool = False
     lost: str | None = None
+    along: frozenset[str] = frozenset()
     _parent: "Dimension | None" = field(default=None, repr=False)
 
     def root(self) -> "Dimension":
@@ -68,6 +70,7 @@ def unify(one: Dimension, other: Dimension) -> None:
     other._parent = one
     one.name = one.name or other.name
     one.lost = one.lost or other.lost
+    one.along |= other.along
     one.factors = one.factors or other.factors
     longer, shorter = sorted((one.wholes, other.wholes), key=len, reverse=True)
     longer += shorter
@@ -111,6 +114,29 @@ def met(*some: Dimension) -> Dimension:
     if all(same(varying[0], dim) for dim in varying[1:]):
         return varying[0]
     return Dimension(some[0].size, lost="")
+
+
+def part_of(dim: Dimension, size: int) -> Dimension:
+    """Return the dimension of a contiguous part of an array, whose elements lie along the dimension of the whole."""
+    if dim.repeated:
+        return Dimension(size, repeated=True)
+    return Dimension(size, along=runs_along(dim))
+
+
+def runs_along(dim: Dimension) -> frozenset[str]:
+    """Return the names of the dimensions that the elements of an array lie along, the first one before the second."""
+    root = dim.root()
+    return frozenset((root.name,)) if root.name is not None else root.along
+
+
+def beside(parts: Sequence[Dimension], size: int) -> Dimension:
+    """Return the dimension along which arrays are put one behind the other.
+
+    It lies along what all of them lie along. A single element has no order along any dimension, and fits in.
+    """
+    names = {runs_along(dim) for dim in parts if dim.size != 1 and not dim.repeated}
+    names |= {runs_along(dim) for dim in parts if runs_along(dim)}
+    return Dimension(size, along=names.pop() if len(names) == 1 else frozenset())
 
 
 def fresh(shape: Sequence[int]) -> tuple[Dimension, ...]:

@@ -16,7 +16,7 @@ from ir_passes.contract.contract import Bound, BoundContract, Opaque, Pool
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_classes import NAMED, Conflict, Dimension, fresh, met, same, tie
+from ir_passes.proof.dim_classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
 from ir_passes.proof.dim_rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
@@ -58,7 +58,8 @@ def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[An
     results, versions = walk.run(flat.jaxpr, inputs, leaves)
     for before, after in bound.successors.items():
         if leaves[before] is not None and versions[after] != before:
-            walk.check(flat.jaxpr, len(flat.jaxpr.eqns), before, dict(enumerate(results[after])))
+            made = ir.maker_of(flat.jaxpr, flat.jaxpr.outvars[after])
+            walk.check(flat.jaxpr, made, before, dict(enumerate(results[after])))
     return walk.violations
 
 
@@ -75,6 +76,7 @@ class _Walk:
         self.bound = bound
         self.known = known
         self.violations: list[Violation] = []
+        self._callers: tuple[str, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
         """Dimensions of the results, and the pools that they are versions of."""
@@ -145,18 +147,28 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Report each whole dimension that is written and does not carry the pool's name."""
+        """Report the whole dimensions that are written and do not carry the pool's names: one fault for each write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
+        wrong = []
         for axis, dim in written.items():
-            expected, found = bound.entry.dims[axis], dim.root().name
+            expected = bound.entry.dims[axis]
             anything = axis == bound.entry.axis or dim.size == 1 or dim.repeated or expected is None
-            if anything or found == expected:
+            if anything or runs_along(dim) == {expected}:
                 continue
-            what = "a dimension that nothing ties to it" if found is None else f"dimension {found!r}"
+            found = dim.root().name
+            what = "an array that has no name for it" if found is None else f"dimension {found!r} of an array"
             if found is None and dim.root().lost:
                 what += f", put together from several at {dim.root().lost}"
-            self._report(jaxpr, index, f"dimension {expected!r} of {bound.path} is written with {what}", [bound.path])
+            wrong.append(f"dimension {expected!r} of {bound.path} is written with {what}")
+        if wrong:
+            names = [None if axis == bound.entry.axis else name for axis, name in enumerate(bound.entry.dims)]
+            named = f"name_dims(x, {', '.join(map(repr, names))})"
+            remedy = (
+                f"give the array the pool's order of dimensions; where it has that, name them: {named} of what is "
+                "written, or of each array that it is put together from"
+            )
+            self._report(jaxpr, index, "; ".join(wrong), [bound.path], remedy)
 
     def _pools(self) -> Iterator[tuple[Bound, tuple[str | None, ...]]]:
         """Pools that name their dimensions, with the names."""
@@ -169,11 +181,13 @@ class _Walk:
         pools = [pool.path for pool, dims in self._pools() if {one, other} & set(dims)]
         self._report(jaxpr, index, f"dimension {one!r} of a pool {how} dimension {other!r}", pools)
 
-    def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str]) -> None:
+    def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:
         eqn = jaxpr.eqns[index] if index < len(jaxpr.eqns) else None
-        name, source = ("", "unknown") if eqn is None else (eqn.primitive.name, ir.source_of(eqn))
+        name, frames = ("", ()) if eqn is None else (eqn.primitive.name, (*ir.frames_of(eqn), *self._callers))
         place = Place(jaxpr, index, self.known.get(jaxpr, {}))
-        self.violations.append(Violation(ViolationKind.DIMENSIONS, name, source, message, _REMEDY, tuple(pools), place))
+        source, *around = frames or ("unknown",)
+        kind = ViolationKind.DIMENSIONS
+        self.violations.append(Violation(kind, name, source, message, remedy, tuple(pools), place, tuple(around)))
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:
         """Record the place where an equation has lost dimensions."""
@@ -183,6 +197,14 @@ class _Walk:
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
         """Run the programs inside an equation; None where it has none."""
+        before = self._callers
+        self._callers = (*ir.frames_of(jaxpr.eqns[index]), *before)
+        try:
+            return self._inside(jaxpr, index, operands, pools)
+        finally:
+            self._callers = before
+
+    def _inside(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
         eqn = jaxpr.eqns[index]
         name, params = eqn.primitive.name, eqn.params
         if name == "scan":

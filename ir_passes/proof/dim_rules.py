@@ -8,7 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ir_passes.jaxpr.mesh import array_axes_of
-from ir_passes.proof.dim_classes import Dimension, fresh, met, reshape, same, tie, unify
+from ir_passes.proof.dim_classes import (
+    Dimension,
+    beside,
+    fresh,
+    met,
+    part_of,
+    reshape,
+    same,
+    tie,
+    unify,
+)
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
@@ -127,14 +137,17 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Keep the dimensions that keep their length."""
+    """Keep the dimensions that keep their length; a contiguous part lies along the dimension of the whole."""
+    contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())
     return [
         tuple(
-            old if old.size == new else Dimension(new, repeated=old.repeated)
+            old if old.size == new
+            else part_of(old, new) if contiguous
+            else Dimension(new, repeated=old.repeated)
             for old, new in zip(x, var.aval.shape, strict=True)
         )
         for var in eqn.outvars
-    ]
+    ]  # fmt: skip
 
 
 @_rule("pad")
@@ -148,8 +161,8 @@ def _pad(eqn: Any, x: Dims, _: Dims) -> list[Dims]:
 def _concatenate(eqn: Any, *parts: Dims) -> list[Dims]:
     along = int(eqn.params["dimension"])
     size = eqn.outvars[0].aval.shape[along]
-    result = [Dimension(size) if axis == along else met(*dims) for axis, dims in enumerate(zip(*parts, strict=True))]
-    return [tuple(result)]
+    columns = enumerate(zip(*parts, strict=True))
+    return [tuple(beside(dims, size) if axis == along else met(*dims) for axis, dims in columns)]
 
 
 @_rule("stack")
@@ -195,8 +208,16 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
 
 
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
-    """Write one array into a part of another; along the other axes the part begins anywhere."""
-    return [tuple(met(dim, window[axis]) if axis in window else _varying(dim) for axis, dim in enumerate(x))]
+    """Write one array into a part of another; along the other axes the part begins anywhere.
+
+    Of several dimensions merged into one, an index along them may put any in the place of any other.
+    """
+    return [tuple(met(dim, window[axis]) if axis in window else _indexed(dim) for axis, dim in enumerate(x))]
+
+
+def _indexed(dim: Dimension) -> Dimension:
+    merged = dim.root().factors and dim.root().name is None
+    return Dimension(dim.size, lost="") if merged else _varying(dim)
 
 
 @_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")

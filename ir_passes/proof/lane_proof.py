@@ -1,26 +1,43 @@
 """The proof that no lane of a step can reach another's state or results."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.contract.contract import (
+    ROW_MAPS,
+    Bound,
+    BoundContract,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    Unspecified,
+)
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.tracing import Parameters, trace_function
+from ir_passes.proof import packed_layout
+from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dim_names import dim_violations
-from ir_passes.proof.output_claims import accepted, changed_rows, outputs, repeated
-from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows
+from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
+from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.rules import opaque_calls
+from ir_passes.proof.rules import opaque_calls, packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Kept, SlotEntry, Value
-from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
+from ir_passes.proof.values import ActiveCount, Kept, PageEntry, Segment, SlotEntry, Value
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
+IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
+"""Role of an input that says which lanes are idle -> the claim about them. Each is proved by itself."""
 MAX_COUNT = int(np.iinfo(np.int32).max)
 
 
@@ -45,20 +62,29 @@ class Proof:
     seconds: float
 
 
-def prove_isolation(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Proof:
+def prove_isolation(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+) -> Proof:
     """Prove that the lanes of a step cannot reach each other.
 
     Args:
         fn: the step; it is traced, not run.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the step.
+        kwargs, static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit the function.
         IsolationError: something is not proved; it carries every violation with the user's line.
     """
-    bound = contract.bind(fn, args)
-    return prove_jaxpr(ir.trace(fn, *args), bound)
+    trace = trace_function(fn, args, kwargs, Parameters.of(fn, static_argnums, static_argnames))
+    return prove_jaxpr(trace.program, contract.bind_trace(trace))
 
 
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
@@ -68,16 +94,24 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     prover = Prover(bound)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover), *dim_violations(bound, flat, prover.known)]
+    violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved.append(Claim.DIMENSIONS)
-    if any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in bound.inputs):
-        idle = Prover(bound, idle=True)
-        still = walk(idle, flat)
-        violations += changed_rows(idle, flat, results, still)
-        violations += accepted(idle, flat, still, (0, 0), "is not shown to be 0 for a lane of length 0")
-        proved.append(Claim.IDLE)
+    for role, claim in IDLE_CLAIMS.items():
+        if any(getattr(one.entry, "role", None) == role for one in bound.inputs):
+            running = results
+            if role == "active_count":
+                # A shared number says nothing of lanes; what is compared with it has to stay each lane's own here.
+                counted = Prover(bound, counted=True)
+                running = walk(counted, flat)
+                found = [*counted.violations, *outputs(counted, flat, running, pools=True)]
+                violations += [_not_by_lane(one) for one in found if one not in violations]
+            idle = Prover(bound, idle=role, counted=role == "active_count")
+            still = walk(idle, flat)
+            violations += changed_rows(idle, flat, running, still)
+            violations += accepted(idle, flat, still, (0, 0), f"is not shown to be 0 for {IDLE_LANES[role]}")
+            proved.append(claim)
     for comparison in {id(one): one for one in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
         violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
@@ -88,7 +122,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         violations += accepted(prover, flat, results, (0, MAX_COUNT), "is not shown to be 0 or more")
         proved.append(Claim.ACCEPTED)
     if violations:
-        raise IsolationError(tuple(dict.fromkeys(violations)))
+        raise IsolationError(once(violations))
     prover.notes.update(_dimensions_not_proved(bound))
     assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     return Proof(
@@ -101,25 +135,69 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     )
 
 
+def _not_by_lane(one: Violation) -> Violation:
+    """Return the fault of a comparison with the number of active lanes that is used for other lanes than its own."""
+    message = f"it is not shown that a lane behind the active ones keeps its rows: {one.message}"
+    remedy = "use arange(lanes) < count lane by lane: where(arange(lanes) < count, new, old)"
+    return replace(one, kind=ViolationKind.IDLE, message=message, remedy=remedy)
+
+
 def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     """Interpret a flat program abstractly; return its abstract results."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    _lay_out(prover, inputs)
     return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+
+
+def _lay_out(prover: Prover, inputs: list[Value]) -> None:
+    """Prepare for packed tokens, if the contract has any."""
+    packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
+    packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
+    sides = (*prover.bound.inputs, *prover.bound.outputs)
+    entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
+    tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
+    tokens += [one.shape[0] for one in prover.bound.inputs if getattr(one.entry, "packed", False)]
+    if not entries:
+        return
+    prover.refine = packed_tokens.refine
+    for _, value, entry in packed:
+        if entry.role == "cu_seqlens" and tokens:
+            packed_layout.register(prover, value, prover.bound.lanes, tokens[0])
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
     """Return the abstract value that the contract gives an argument."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match one.entry:
-        case Shared():
+        case Unspecified():
+            what = f"{one.path}, which the contract leaves out and which may hold anything of any lane, reaches this"
+            remedy = "give it an entry: Shared() if it is the same for every lane, Lane() if it has an index for each"
+            about = concerned(prover.bound, [(LaneRows(0), (lanes,))])
+            return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy, about)), number)
+        case Shared(role):
+            return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
+        case Packed(_, "cu_seqlens"):
             return Value(COMMON, number)
+        case Packed(_, "segment_ids"):
+            return Value(COMMON, number, (0, lanes), Segment(0))
+        case Packed(axis):
+            one_token = one.shape[axis] == 1
+            return Value(OneLane(0, packed=True) if one_token else LaneRows(axis, packed=True), number)
         case Lane(axis, role):
-            bounds = (0, 0) if role == "length" and prover.idle else None
-            return Value(_lanes(axis, lanes), number, bounds)
+            idle = role is not None and role == prover.idle
+            return Value(_lanes(axis, lanes), number, (0, 0) if idle else None)
         case SlotMap(_, size):
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
+        case PageTable(_, size, _, role):
+            # of rows that are only written, `size` stands for none
+            bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
+            rows = OneLane(0) if lanes == 1 else LaneRows(0, one.shape[0] // lanes)
+            if one.entry.packed:
+                rows = OneLane(0, packed=True) if one.shape[0] == 1 else LaneRows(0, packed=True)
+                instead = instead or frozenset({"last"})  # padding may name whatever it likes
+            return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
         case Pool(group, axis):
             kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
@@ -130,13 +208,18 @@ def _lanes(axis: int, lanes: int) -> Owner:
     return OneLane(0) if lanes == 1 else LaneRows(axis)
 
 
-def _coupling(prover: Prover) -> list[Violation]:
-    """Find pools of one group that are not written at the same rows, in the same order."""
+def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
+    """Find pools of one group that are not written at the same rows, in the same order.
+
+    Of a pool whose write is a fault already it is not known which rows were meant.
+    """
     found = []
     groups: dict[str, list[int]] = {}
     for leaf in prover.bound.successors:
         entry = prover.bound.inputs[leaf].entry
-        if isinstance(entry, Pool) and entry.group in prover.mapped:
+        owner = results[prover.bound.successors[leaf]].owner
+        unknown = isinstance(owner, Mixed) and owner.cause.kind is ViolationKind.WRONG_ROW
+        if isinstance(entry, Pool) and entry.group in prover.mapped and not unknown:
             groups.setdefault(entry.group, []).append(leaf)
     for leaves in groups.values():
         written = {leaf: _coordinates(prover, leaf) for leaf in leaves}
@@ -171,12 +254,12 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
             continue
         users = [i for i, eqn in enumerate(flat.jaxpr.eqns) if var in eqn.invars]
         at = users[0] if users else len(flat.jaxpr.eqns)
-        source = ir.source_of(flat.jaxpr.eqns[at]) if users else "unknown"
+        source, *callers = ir.frames_of(flat.jaxpr.eqns[at]) if users else ("unknown",)
         name = flat.jaxpr.eqns[at].primitive.name if users else ""
         message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
         place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
         remedy = "make it an argument of the step"
-        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place))
+        found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place, tuple(callers)))
     return found
 
 
@@ -187,12 +270,26 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
 
 
 def _assumed(bound: BoundContract) -> list[Statement]:
-    """The assumptions about each slot map."""
+    """The assumptions about each slot map and page table."""
     found = []
     for one in bound.inputs:
         if isinstance(one.entry, SlotMap):
             which = "the entries of active lanes" if one.entry.null else "all of them"
+            if one.entry.local is not None:
+                which = f"within each device along {one.entry.local!r} {which}"
             found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
+        elif isinstance(one.entry, Packed) and one.entry.role:
+            empty = "A lane without tokens is padding too, on null rows and null pages"
+            rows = [b.entry for b in bound.inputs if isinstance(b.entry, Pool)]
+            mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
+            if any(pool.group not in mapped for pool in rows):
+                empty = "Every lane has a token"
+            found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
+        elif isinstance(one.entry, PageTable):
+            null = ", nor is it the null page, page 0" if one.entry.null else ""
+            if one.entry.packed and one.entry.role == "write":
+                null += f", and of padding it is {one.entry.size}"
+            found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))
     return found

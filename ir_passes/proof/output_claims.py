@@ -1,6 +1,8 @@
 """Checks of a step's results: outputs, and pool rows under an assumption, that are not shown to hold what they must."""
 
-from ir_passes.contract.contract import Bound, Lane, Pool, Shared
+from dataclasses import replace
+
+from ir_passes.contract.contract import Bound, Lane, Packed, Pool, Shared, Unspecified
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
@@ -8,20 +10,36 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
+IDLE_LANES = {
+    "length": "a lane of length 0",
+    "active": "a lane that is not active",
+    "active_count": "a lane behind the active ones",
+}
+"""Role of an input that says which lanes are idle -> a lane that is."""
 
-def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value]) -> list[Violation]:
+
+def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: bool = False) -> list[Violation]:
     """Find outputs that hold something else than the contract says.
 
     Args:
         prover: after its walk.
         flat: the program.
         results: of the walk.
+        pools: look at pools only.
     """
     donors = {after: before for before, after in prover.bound.successors.items()}
     found = []
     for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if pools and not isinstance(one.entry, Pool):
+            continue
         if isinstance(value.owner, Mixed):
-            found.append(value.owner.cause)
+            cause = value.owner.cause
+            if cause.source == "unknown":  # an argument, which came here without an operation that is at fault
+                at = _at_output(
+                    prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned
+                )
+                cause = replace(at, fault=cause.message)
+            found.append(cause)
             continue
         fault = _output_fault(prover, one, value, donors.get(k))
         if fault is not None:
@@ -43,16 +61,22 @@ def _at_output(
     about: tuple[str, ...],
 ) -> Violation:
     var, known = flat.jaxpr.outvars[k], prover.known[flat.jaxpr]
-    for index, eqn in enumerate(flat.jaxpr.eqns):
-        if var in eqn.outvars:
-            place = Place(flat.jaxpr, index, known)
-            return Violation(kind, eqn.primitive.name, ir.source_of(eqn), message, remedy, about, place)
-    return Violation(kind, "", "unknown", message, remedy, about, Place(flat.jaxpr, len(flat.jaxpr.eqns), known))
+    index = ir.maker_of(flat.jaxpr, var)
+    place = Place(flat.jaxpr, index, known)
+    if index == len(flat.jaxpr.eqns):
+        return Violation(kind, "", "unknown", message, remedy, about, place)
+    eqn = flat.jaxpr.eqns[index]
+    source, *callers = ir.frames_of(eqn) or ("unknown",)
+    return Violation(kind, eqn.primitive.name, source, message, remedy, about, place, tuple(callers))
 
 
 def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
     owner, lanes = value.owner, prover.bound.lanes
     match one.entry:
+        case Unspecified():
+            if not isinstance(owner, Common):
+                remedy = "give it an entry, or leave it out only where it is the same for every lane"
+                return ViolationKind.CROSS_LANE, f"is left out of the contract, but holds {describe(owner)}", remedy
         case Shared():
             if not isinstance(owner, Common):
                 kind = ViolationKind.CROSS_LANE
@@ -61,6 +85,11 @@ def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put the lanes in order along axis {axis}"
                 return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
+        case Packed(axis):
+            mine = LaneRows(axis, packed=True) if one.shape[axis] > 1 else OneLane(0, packed=True)
+            if not isinstance(owner, Common) and owner != mine:
+                remedy = f"put what belongs to token t at index t of axis {axis}"
+                return ViolationKind.CROSS_LANE, f"is declared Packed(axis={axis}), but holds {describe(owner)}", remedy
         case Pool(group, axis) if group not in prover.mapped:
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put row i of the pool's successor at index i of axis {axis}"
@@ -83,7 +112,7 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
 def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
     owner = value.owner
     assert isinstance(one.entry, Pool)
-    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view:
+    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view or owner.inner != 1:
         remedy = "return the pool with rows written by the slot map"
         return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
     if owner.leaf != donor:
@@ -97,18 +126,18 @@ def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> 
     return None
 
 
-def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still: list[Value]) -> list[Violation]:
+def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], still: list[Value]) -> list[Violation]:
     """Find pools whose rows are not shown to come out as they went in.
 
     Args:
-        prover: of a second walk, under the assumption that a lane's length is 0, or that devices disagree.
+        prover: of a second walk, under the assumption that a lane is idle, or that devices disagree.
         flat: the program.
-        busy, still: the results of the first walk and of the second.
+        running, still: the results of the first walk and of the second.
     """
     found = []
     for before, after in prover.bound.successors.items():
         value = still[after]
-        if isinstance(busy[after].owner, Mixed) or value.kept == Kept(before):
+        if isinstance(running[after].owner, Mixed) or value.kept == Kept(before):
             continue
         path = prover.bound.inputs[before].path
         if prover.disagreeing is not None:
@@ -116,9 +145,14 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, busy: list[Value], still:
             message = f"{path}: rows are not shown to stay as they are where devices disagree"
             remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
         else:
-            kind = ViolationKind.IDLE
-            message = f"{path}: the row of a lane of length 0 is not shown to stay as it is"
-            remedy = "end with where(length > 0, new, old), or write at a position past the end with mode='drop'"
+            kind, entry = ViolationKind.IDLE, prover.bound.inputs[before].entry
+            mapped = isinstance(entry, Pool) and entry.group in prover.mapped
+            message = f"{path}: the row of {IDLE_LANES[prover.idle]} is not shown to stay as it is"
+            old = "pool[slots]" if mapped else "the pool as it came in"
+            busy_lane = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < count"}[
+                prover.idle
+            ]
+            remedy = f"end with where({busy_lane}, new, old), old being {old}, or write past the end with mode='drop'"
         found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
     return found
 

@@ -34,11 +34,14 @@ class OneLane:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
         held: mesh axes along which one device has the elements, and every other one zeros in their place.
+        packed: `lane` is the number of a token on the packed axis, and the lane meant is the one that it belongs to.
+            Elements of a token behind the last one, padding, may depend on anything.
     """
 
     lane: int | Symbol
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class LaneRows:
         inner: rows per lane.
         start: the lane of row 0.
         order: a permutation of the rows, None for the identity.
-        split, held: as of `OneLane`.
+        split, held, packed: as of `OneLane`; where `packed`, tokens take the place of lanes.
     """
 
     axis: int
@@ -82,6 +85,7 @@ class LaneRows:
     order: Order | Backwards | None = None
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class PoolRows:
         writers: the slot maps, by index among the inputs, by which rows of it have been written.
         unframed: the operation that may have changed rows outside the slot map, None if there is none.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
+        inner: indices of `axis` to one row; what a reshape has merged into the row axis.
     """
 
     leaf: int
@@ -104,6 +109,7 @@ class PoolRows:
     writers: frozenset[int] = frozenset()
     unframed: Violation | None = None
     split: tuple[str, ...] = ()
+    inner: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +133,12 @@ def describe(owner: Owner) -> str:
         case Common():
             return "shared"
         case OneLane(lane):
-            return f"lane {lane}" if isinstance(lane, int) else "the lane of a loop index"
+            noun = "token" if owner.packed else "lane"
+            return f"{noun} {lane}" if isinstance(lane, int) else f"the {noun} of a loop index"
         case LaneRows(axis, inner, start, order):
-            rows = "lanes" if inner == 1 else f"lanes x {inner}"
-            origin = f" from lane {start}" if start else ""
+            noun = "token" if owner.packed else "lane"
+            rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
+            origin = f" from {noun} {start}" if start else ""
             placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
             return f"{rows} along axis {axis}{origin}{placed}"
         case PoolRows(_, group, axis):

@@ -47,6 +47,8 @@ def _described(value: Value, aval: Any, lanes: int) -> Ownership:
     match value.owner:
         case Common():
             return Ownership("shared")
+        case OneLane() | LaneRows() if value.owner.packed:
+            return Ownership("mixed")
         case OneLane(lane):
             return Ownership("lane", lane=lane if isinstance(lane, int) else None)
         case LaneRows(axis, inner, start, order):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
@@ -34,7 +34,8 @@ class Prover:
 
     Attributes:
         bound: the contract.
-        idle: whether facts are about an idle lane: its `length` is 0.
+        idle: the role of the input by which a lane is idle, if facts are about an idle lane; otherwise "".
+        counted: whether the comparison of a lane's number with the number of active lanes counts as the lane's own.
         disagreeing: the comparison assumed to fail: devices were given different operands.
         reorders: whether rows may be sorted anywhere in the program.
         violations: found so far; of the kinds that are faults wherever they stand.
@@ -52,13 +53,16 @@ class Prover:
         diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
         same_counts: value number of sorted keys -> of the keys.
-        callers: places of the calls whose bodies are walked over, the outermost first.
+        callers: the equations whose bodies are walked over, the outermost first.
         mapped: groups of pools that have a slot map.
+        refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.
+        layout: value number -> fact and bounds of an array that says which token is whose.
         sort_keys: value number of the keys that rows were sorted by, for each order.
     """
 
     bound: BoundContract
-    idle: bool = False
+    idle: str = ""
+    counted: bool = False
     disagreeing: Any = None
     reorders: bool = True
     violations: list[Violation] = field(default_factory=list)
@@ -77,14 +81,16 @@ class Prover:
     diverging: frozenset[str] = frozenset()
     own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[int, int] = field(default_factory=dict)
-    callers: list[str] = field(default_factory=list)
+    callers: list[Any] = field(default_factory=list)
+    refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
+    layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1
 
     def __post_init__(self) -> None:
         entries = [one.entry for one in self.bound.inputs]
-        self.mapped = {group for entry in entries if isinstance(entry, SlotMap) for group in entry.names}
+        self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> int:
         """Return a value number that no value has had."""
@@ -108,9 +114,9 @@ class Prover:
         self.diverging = before
 
     @contextmanager
-    def called_at(self, source: str) -> Iterator[None]:
-        """Mark everything interpreted inside as the body of a call at this place."""
-        self.callers.append(source)
+    def called_at(self, eqn: Any) -> Iterator[None]:
+        """Mark everything interpreted inside as the body of this equation."""
+        self.callers.append(eqn)
         yield
         self.callers.pop()
 

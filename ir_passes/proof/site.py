@@ -45,8 +45,11 @@ class Site:
     @property
     def source(self) -> str:
         """The user's "file:line": of the equation, or of the nearest call around it where JAX made it."""
-        places = [ir.source_of(self.eqn), *reversed(self.prover.callers)]
-        return next((place for place in places if place != "unknown"), "unknown")
+        return next(iter(self._frames()), "unknown")
+
+    def _frames(self) -> tuple[str, ...]:
+        around = (self.eqn, *reversed(self.prover.callers))
+        return tuple(dict.fromkeys(place for eqn in around for place in ir.frames_of(eqn)))
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -67,8 +70,15 @@ class Site:
                     f"{self.path(value)} is read after a later version of it was made",
                     "use the version that the write returned, or read before the write",
                 )
-        results = self._before_sum(operands) or rule_of(self.eqn)(self, *operands)
-        return [self._completed(value, operands, k) for k, value in enumerate(results)]
+        results = self._before_sum(operands) or self._transferred(operands)
+        results = [self._completed(value, operands, k) for k, value in enumerate(results)]
+        return results if self.prover.refine is None else self.prover.refine(self, operands, results)
+
+    def _transferred(self, operands: list[Value]) -> list[Value]:
+        if self.name not in ir.WITH_BODIES:
+            return rule_of(self.eqn)(self, *operands)
+        with self.prover.called_at(self.eqn):
+            return rule_of(self.eqn)(self, *operands)
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """Refuse a row that only one device has and that is used before it is summed over the devices."""
@@ -110,7 +120,10 @@ class Site:
         return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
     def _number(self, operands: list[Value], which: int) -> int:
-        params = _frozen(self.eqn.params)
+        params = self.eqn.params
+        if self.name in _COMBINES:
+            params = {name: value for name, value in params.items() if name != "update_jaxpr"}
+        params = _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
@@ -143,7 +156,8 @@ class Site:
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
         bound = self.prover.bound
         about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        return Violation(kind, self.name, self.source, message, remedy, about, place)
+        source, *callers = self._frames() or ("unknown",)
+        return Violation(kind, self.name, source, message, remedy, about, place, tuple(callers))
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
         """Record a fault that is one wherever its result goes."""
@@ -175,7 +189,8 @@ class Site:
         return joined
 
     def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        if (one.group, one.axis, one.split) != (other.group, other.axis, other.split):
+        rows = [(pool.group, pool.axis, pool.split, pool.inner) for pool in (one, other)]
+        if rows[0] != rows[1]:
             return self.mixed(
                 f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
             )
@@ -198,6 +213,10 @@ def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequenc
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
     return [prover.read(env, atom) for atom in jaxpr.outvars]
+
+
+_COMBINES = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+"""Operations whose name says what their `update_jaxpr` does, a new object in each."""
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

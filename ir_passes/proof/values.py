@@ -1,9 +1,12 @@
-"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold."""
+"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold.
+
+More than 300 lines: the facts are one closed list.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.proof.owners import COMMON, Order, Owner, describe
+from ir_passes.proof.owners import COMMON, Order, Owner, Symbol, describe
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]
@@ -27,20 +30,142 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveCount:
+    """Every element is the number of active lanes: a lane is idle if its number is not below it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEntry:
-    """Elements of a lane are its entry in a slot map.
+    """Elements of a lane // `stride` are its entry in a slot map.
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
         guard: value number of a choice between the entry and another row, None where there is none.
         less: what has been subtracted from both, None where nothing has.
         instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
+        stride: of the elements from one row to the next; elements are counted within a row where it is not 1.
+        spare: greatest element % `stride`.
     """
 
     leaf: int
     guard: int | None = None
     less: Ahead | None = None
     instead: frozenset[str] = frozenset()
+    stride: int = 1
+    spare: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageEntry:
+    """Elements // `stride` are entries of their lane in a page table, each of any of its pages.
+
+    Attributes:
+        leaf: index of the page table among the step's flattened inputs.
+        stride: of the elements from one page to the next; elements are counted within a page where it is not 1.
+        spare: greatest element % `stride`.
+        instead: elements that are none of these, by kind: "past" every pool, "below" row 0, or "lowest", so far below
+            that they stay there whatever is added to count from the end.
+    """
+
+    leaf: int
+    stride: int = 1
+    spare: int = 0
+    instead: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Element at index t of `axis` = the lane of token t.
+
+    Attributes:
+        padding: the element of padding: "past" where it is the number of lanes, "last" where it is the last lane.
+    """
+
+    axis: int
+    padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAt:
+    """The lane of the token of a loop's iteration; of padding the number of lanes, or the last one.
+
+    Attributes:
+        token: the token, as `OneLane` has it.
+        padding: as of `Segment`.
+    """
+
+    token: Symbol
+    padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOf:
+    """Element i = number of a token of lane i, where the lane has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """False for padding: at its index along `axis`, or where `axis` is None for the token of an iteration."""
+
+    axis: int | None
+    token: Symbol | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SameLane:
+    """False where the tokens at the indices along two axes belong to different lanes, or one of them is padding."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPairs:
+    """Elements depend on the lanes of the tokens at their indices along two axes; `owner` is that of all lanes."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Elements that do not belong to the lane of their row's token are this, or nan for all of a row.
+
+    Attributes:
+        rows, columns: axes of tokens.
+        zero: whether it is zero; otherwise minus infinity.
+    """
+
+    rows: int
+    columns: int
+    zero: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finite:
+    """No element is nan or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsFinite:
+    """True where the value with this number is finite."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Negative:
+    """True where the value with this number is negative."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The value with this number plus a constant, which is 0 or more."""
+
+    number: int
+    by: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +239,43 @@ class RemainderOf:
 
 @dataclass(frozen=True, slots=True)
 class Implies:
-    """True implies that the value with this number is zero (or is not)."""
+    """True implies that the value with this number is zero (or is not).
+
+    Attributes:
+        compared: number of a value that is not zero where this is true, and zero where it is false; 0 for none.
+    """
 
     number: int
     zero: bool
+    compared: int = 0
 
 
 Fact = (
-    Iota | Ahead | SlotEntry | Permuted | Counts | OneHot | Spread | Columns | Constant | SignOf | RemainderOf | Implies
+    Iota
+    | Ahead
+    | ActiveCount
+    | SlotEntry
+    | PageEntry
+    | Segment
+    | SegmentAt
+    | TokenOf
+    | Real
+    | SameLane
+    | TokenPairs
+    | Absent
+    | Finite
+    | IsFinite
+    | Negative
+    | Raised
+    | Permuted
+    | Counts
+    | OneHot
+    | Spread
+    | Columns
+    | Constant
+    | SignOf
+    | RemainderOf
+    | Implies
 )
 
 

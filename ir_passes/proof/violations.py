@@ -1,7 +1,7 @@
 """Violations that the lane proof finds in a step, and their explanation by the equations around each fault."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ir_passes.contract.statements import Statement, StatementId
@@ -49,11 +49,14 @@ class Violation:
 
     Attributes:
         primitive: the operation that makes it; "" for an output.
-        source: "file:line" of the user's code, or "unknown".
+        source: "file:line" of the user's code, the innermost line that is neither JAX's, flax's nor of this package;
+            "unknown" where there is none.
         message: the fault in this step, in one sentence.
         remedy: the advice, in one sentence.
         concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
         place: for `IsolationError.explain`.
+        callers: the lines from which the source was called, the nearest first.
+        fault: equal for violations that are one fault met several times; None for one that stands by itself.
     """
 
     kind: ViolationKind
@@ -63,17 +66,42 @@ class Violation:
     remedy: str
     concerned: tuple[str, ...] = field(default=(), compare=False)
     place: Place | None = field(default=None, compare=False, repr=False)
+    callers: tuple[str, ...] = ()
+    fault: Hashable = field(default=None, compare=False, repr=False)
 
     @property
     def statement(self) -> Statement:
         """The violation as a fault of a certificate."""
         operation = f"{self.primitive} at " if self.primitive else ""
         about = f"\n  concerns {', '.join(self.concerned)}" if self.concerned else ""
-        text = f"{self.kind.sentence}\n  {self.message}{about}\n  {operation}{self.source}\n  {self.remedy}"
+        calls = "".join(f"\n  called at {line}" for line in self.callers)
+        text = f"{self.kind.sentence}\n  {self.message}{about}\n  {operation}{self.source}{calls}\n  {self.remedy}"
         return Statement(self.kind.value, ", ".join(self.concerned), text)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.statement.sentence}"
+
+
+def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """Return every fault once: with all lanes and pools that it was met with, in the order of the first meetings.
+
+    Violations are one fault if they say so by `fault`, or are of one kind, by one operation at one line that was called
+    from the same lines, as those of the layers of a loop are.
+    """
+    found: dict[Hashable, Violation] = {}
+    names: dict[Hashable, Hashable] = {}
+    for number, one in enumerate(violations):
+        place = (one.kind, one.primitive, one.source, one.callers, one.remedy)
+        by_place: Hashable = place if one.source != "unknown" else (one, number)
+        keys = [by_place] if one.fault is None else [by_place, ("fault", one.kind, one.fault)]
+        first = next((names[key] for key in keys if key in names), number)
+        names.update({key: first for key in keys if key not in names})
+        if first in found:
+            about = tuple(dict.fromkeys((*found[first].concerned, *one.concerned)))
+            found[first] = replace(found[first], concerned=about)
+        else:
+            found[first] = one
+    return tuple(found.values())
 
 
 class IsolationError(ValueError):

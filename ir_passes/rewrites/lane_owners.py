@@ -136,7 +136,9 @@ class LaneOwners:
         axis = self._lane_axis(source)
         if axis is None or shape(eqn.outvars[0])[axis] != 1 or any(one != 1 for one in eqn.params.get("strides") or ()):
             return None
-        return Root(source, axis, owner.lane) if isinstance(owner, OneLane) and isinstance(owner.lane, int) else None
+        if not isinstance(owner, OneLane) or not isinstance(owner.lane, int) or owner.packed:
+            return None
+        return Root(source, axis, owner.lane)
 
     def _lane_axis(self, source: ir.Var) -> int | None:
         """The axis along which entry i is lane i's; None if there is none."""

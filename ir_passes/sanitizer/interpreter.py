@@ -61,13 +61,14 @@ class Interpreter:
     Args:
         lanes: N.
         judge: compares labels.
+        named: the rows of each pool of pages that lanes name (`paged.Named`).
 
     Attributes:
         untracked: equations that use a pool in a way that cannot be followed, in the order they were met.
     """
 
-    def __init__(self, lanes: int, judge: Judge):
-        self.lanes, self.judge = lanes, judge
+    def __init__(self, lanes: int, judge: Judge, named: dict[int, Any] | None = None):
+        self.lanes, self.judge, self.named = lanes, judge, named or {}
         self.untracked: dict[str, None] = {}
 
     def run(

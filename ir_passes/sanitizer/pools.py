@@ -9,6 +9,7 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer import moves
 from ir_passes.sanitizer.moves import Addressing, rows_axis, window_of
+from ir_passes.sanitizer.paged import check_write
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
 from ir_passes.sanitizer.walk import Walk
 
@@ -51,6 +52,9 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
             return run.lose(eqn, [pool], "writes rows whose numbers are no lane's slot")[0]
         column = jnp.asarray(values[2 + window.column] if sliced else values[1][..., window.column], jnp.int32)
         holders, slots = window.spread(lanes), window.spread(column)
+        for one in set(pool.pools) & set(run.named):
+            axis = rows_axis(pool)
+            check_write(run, eqn, one, column, lanes, 1 if axis is None else pool.shape[axis])
         if eqn.primitive.name not in ("scatter", "dynamic_update_slice"):
             run.use(eqn, Tags(lanes, moves.addressed(pool.some_rows, column), pool.pools))
             update = None if update is None else run.use(eqn, update)

@@ -5,7 +5,7 @@ that the lane must find. That shows what no proof of the step can: that the slot
 which the host passes belong to the sequences that it means.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -13,16 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
 from ir_passes.contract.normal_form import row_major
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
 from ir_passes.sanitizer.moves import rows_axis
+from ir_passes.sanitizer.packed import check_layout, token_lanes
+from ir_passes.sanitizer.paged import named_rows
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import Check, Judge, Verdict, explain
+from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, Verdict, explain
 
 
 class UntrackedError(ValueError):
@@ -66,8 +68,10 @@ class SanitizedStep:
         values = jax.tree.leaves(args)
         self._check_shapes([*values, *shadow_labels, *expected])
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
-        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked)
-        run = Interpreter(self.bound.lanes, judge)
+        named = named_rows(self.bound, values)
+        judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
+        judge.packed = token_lanes(self.bound, values) is not None
+        run = Interpreter(self.bound.lanes, judge, named)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
             lines = "; ".join(run.untracked)
@@ -102,10 +106,30 @@ class SanitizedStep:
         if faults:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
+    def _check_disjoint(self, judge: Judge, values: list[Any]) -> None:
+        """Check that no active entry of a slot map that is declared disjoint is an entry of another one."""
+        lanes = np.arange(self.bound.lanes, dtype=np.int32)
+        kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
+        found = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
+        for k, entry, other in _disjoint_maps(self.bound.inputs):
+            rows = jnp.asarray(values[k])
+            same = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
+            path = self.bound.inputs[k].path
+            what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
+            judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
+
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
-        mapped = {name for entry in self.bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
+        mapped = {
+            name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
+        }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
-        tags = [_input_tags(i, entry, mapped, by_pool.get(i)) for i, entry in enumerate(self.bound.inputs)]
+        lanes = token_lanes(self.bound, values)
+        check_layout(run.judge, self.bound, values)
+        tags = [
+            _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
+            for i, entry in enumerate(self.bound.inputs)
+        ]
+        self._check_disjoint(run.judge, values)
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
@@ -120,6 +144,15 @@ class SanitizedStep:
         return outs, tuple(by_pool[i] for i in self.pools)
 
 
+def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
+    """Yield each slot map that is declared disjoint, with its index and that of another map of the same pools."""
+    maps = [(k, one.entry) for k, one in enumerate(inputs) if isinstance(one.entry, SlotMap)]
+    for k, entry in maps:
+        for other, at in maps:
+            if entry.disjoint and other != k and not set(entry.names).isdisjoint(at.names):
+                yield k, entry, other
+
+
 def sanitize(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
 ) -> SanitizedStep:
@@ -129,7 +162,7 @@ def sanitize(
         fn: the step, as for `LaneContract.bind`.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the step.
-        masked: paths of input pools, as "argument 1.key", whose stale contents the step masks by position (caches of
+        masked: paths of input pools, as "args[1].key", whose stale contents the step masks by position (caches of
             keys and values). A sequence that begins may find anything there; in other pools it must find zero state.
 
     Raises:
@@ -156,12 +189,18 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(index: int, bound: Bound, mapped: set[str], shadow: Array | None) -> Tags | None:
+def _input_tags(
+    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Array | None
+) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
-    if isinstance(entry, SlotMap):
-        return computed(along(bound.shape[0], 0, 1))
+    if isinstance(entry, PageTable) and entry.packed:
+        assert tokens is not None
+        return computed(tokens.reshape((-1, *(1,) * (rank - 1))))
+    if isinstance(entry, ROW_MAPS):
+        lanes = along(bound.shape[0], 0, rank)
+        return computed(lanes // (bound.shape[0] // count))
     if not isinstance(entry, Pool) or shadow is None:
         return None
     rows = bound.shape[entry.axis]

@@ -68,6 +68,8 @@ class Judge:
         expected: of the step, int32 [N, 4] each.
         paths: of the input pools, for messages.
         masked: pools in which a lane that begins may find anything.
+        paged: pools behind page tables, whose labels say nothing.
+        packed: tokens of several lanes lie on one axis, and padding reads fill values.
         checks: every check so far with its number; the same program gives the same numbers.
         verdict: so far.
         caller: source of the call that is being run, for equations without one.
@@ -76,6 +78,8 @@ class Judge:
     expected: Expected
     paths: dict[int, str]
     masked: frozenset[int]
+    paged: frozenset[int] = frozenset()
+    packed: bool = False
     checks: dict[Check, int] = field(default_factory=dict)
     verdict: Verdict = field(init=False)
     caller: str = "unknown"
@@ -108,6 +112,8 @@ class Judge:
             reader: lane of what it is combined with, UNKNOWN where that says nothing; broadcast with the tags.
             mask: entries to look at.
         """
+        if set(tags.pools) <= self.paged:
+            return
         own, found, slots = tags.lanes, tags.some_rows[..., LABEL:], tags.some_rows[..., SLOT]
         if reader is None or _same(reader, own):
             if (id(own), id(tags.rows), id(mask)) in self._compared:
@@ -119,6 +125,8 @@ class Judge:
         expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
         wanted, owner = expected[..., 0], found[..., 0]
         excused = (owner == ReservedOwner.COMPUTED) | (wanted == ReservedOwner.ANY)
+        if self.packed:
+            excused |= owner == ReservedOwner.OUTSIDE
         if set(tags.pools) <= self.masked:
             excused |= wanted == ReservedOwner.FRESH
         differs = found != expected

@@ -13,6 +13,7 @@ class Walk(Protocol):
 
     lanes: int
     judge: Judge
+    named: dict[int, Any]
 
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]

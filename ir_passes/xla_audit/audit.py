@@ -103,7 +103,7 @@ def audit(
         dump: its HloProto, of an executable that does not give out its buffer assignment.
         mesh: the devices it runs on, if more than one.
         axes: mesh axes along which XLA may add collectives of its own.
-        may_copy: patterns (as in fnmatch) of paths of pools that may be copied whole.
+        may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
         temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
         scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
 

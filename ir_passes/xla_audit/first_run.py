@@ -46,9 +46,9 @@ class FirstRun:
     ):
         self._entry, self._successors, self._done = entry, successors, done
 
-    def __call__(self, *args: Any) -> Any:
-        pools = self._addresses(jax.tree.leaves(args))
-        results = self._entry(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        pools = self._addresses(jax.tree.leaves((args, kwargs)))
+        results = self._entry(*args, **kwargs)
         leaves = jax.tree.leaves(results)
         findings = []
         for one in self._successors:

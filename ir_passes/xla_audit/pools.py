@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ir_passes.contract.contract import Bound, BoundContract, Pool, SlotMap
+from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Pool
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
 from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.pool_values import PoolValues, positions
@@ -118,7 +118,8 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
     """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
-        if all(any(fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
+        # a path in brackets is itself, and not what fnmatch makes of it
+        if all(any(path == pattern or fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
             continue
         yield Finding(
             FindingKind.POOL_COPY,
@@ -126,7 +127,9 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
             f"a whole pool is copied (one of {', '.join(copy.pools)}): {copy}",
             "Read every row of the pool before the first write to it, write all rows at once, and carry the pool "
             "through loops instead of scanning over it. XLA orders the write after another reader of the old pool only "
-            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice.",
+            "if it is computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. "
+            "Where one copy in a step is all right, as that of a cache whose rows are returned as a new array, allow "
+            f"it: compile_step(..., may_copy={list(copy.pools)}).",
             copy.pools,
         )
 
@@ -138,7 +141,7 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     results may have the pool's type; only copies are counted against it.
     """
     module = executable.module
-    mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
+    mapped = {name for one in bound.inputs if isinstance(one.entry, ROW_MAPS) for name in one.entry.names}
 
     places = {one.path: i for i, one in enumerate(bound.inputs)}
 

@@ -84,11 +84,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Another valid value of a lane's row; NaN and infinity in its state."""
-    if path.startswith("argument 1.layers"):
+    if path.startswith("args[1].layers"):
         return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
-    if path == "argument 3":
+    if path == "args[3]":
         return np.where(row == 0, 1, 0).astype(row.dtype)
-    if path == "argument 4":
+    if path == "args[4]":
         return ((row + 1) % 130).astype(row.dtype)
     if row.dtype == np.int32:
         return ((row + rng.integers(1, VOCAB - 1, row.shape)) % VOCAB).astype(row.dtype)
@@ -128,10 +128,10 @@ def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     assert found.leaks == []
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
     assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
-    assert (1, "argument 2") not in found.inert
+    assert (1, "args[2]") not in found.inert
     first_mixer = lm.engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
-        assert (2, f"argument 1.layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
+        assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")

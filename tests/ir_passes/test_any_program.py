@@ -14,7 +14,7 @@ from jax.scipy import linalg, signal, special
 
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
 from ir_passes.compile.planned_step import plan_graph, trace
-from ir_passes.compile.proving import prove
+from ir_passes.compile.proving import prove_graph
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.timing import Clock
@@ -41,10 +41,10 @@ def looked_at(step: Any, given: tuple[Any, ...], contract: LaneContract) -> bool
     schedule_of(program)
     graph = trace(step, given, contract, Clock())
     try:
-        plan_graph(prove(graph, DEFAULT_PASSES, "error", None, Clock()).graph)
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, Clock()).graph)
     except IsolationError as error:
         assert all(one.message and one.remedy and one.source for one in error.violations)
-        plan_graph(prove(graph, DEFAULT_PASSES, "off", None, Clock()).graph)
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, Clock()).graph)
         return False
     return True
 

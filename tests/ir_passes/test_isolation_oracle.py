@@ -97,7 +97,7 @@ def test_output_of_the_neighbour() -> None:
         y, pool = rows.null_row_step(pool, slots, x, w)
         return jnp.roll(y, 1, axis=0), pool
 
-    assert seen(BASE, step=step) == {"output 0"}
+    assert seen(BASE, step=step) == {"result[0]"}
 
 
 def test_row_of_the_neighbour() -> None:
@@ -105,7 +105,7 @@ def test_row_of_the_neighbour() -> None:
         y, pool = rows.null_row_step(pool, jnp.roll(slots, 1), x, w)
         return y, pool
 
-    assert seen(BASE, step=step) == {"output 0", "output 1"}
+    assert seen(BASE, step=step) == {"result[0]", "result[1]"}
 
 
 def test_row_of_no_lane() -> None:
@@ -115,7 +115,7 @@ def test_row_of_no_lane() -> None:
 
     found = leaks(step, BASE.contract, BASE.draw)
     assert found
-    assert all(leak.seen.startswith(("output 1, row 8", "output 0")) for leak in found)
+    assert all(leak.seen.startswith(("result[1], row 8", "result[0]")) for leak in found)
 
 
 def test_row_of_an_idle_lane() -> None:

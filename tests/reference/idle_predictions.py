@@ -1,7 +1,8 @@
-"""Whether what the proof says of lanes of length 0 is so: their elements hold what they are said to hold.
+"""Whether what the proof says of idle lanes is so: their elements hold what they are said to hold.
 
-The proof walks a program a second time for a lane whose length is 0. What it says then, of a range, of a fact, of rows
-that are kept, is said of the elements of such lanes alone; whose they are is what the first walk says.
+The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it
+says then, of a range, of a fact, of rows that are kept, is said of the elements of such lanes alone; whose they are is
+what the first walk says.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from jaxpr_mutation import Subject
 from predicted_owners import Prediction, Reality, differing, predictions, used_once
 from xla_equations import apply
 
-from ir_passes import Lane, SlotMap
+from ir_passes import SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
 from ir_passes.proof.values import Iota, Kept, SlotEntry, Value
@@ -22,13 +23,16 @@ from ir_passes.proof.views import View
 Checked = dict[str, int]
 
 
-def idle_lanes(reality: Reality) -> np.ndarray:
-    """[run, lane]: of length 0, and not on the null row, which is outside every promise."""
+ROLES = "length", "active", "active_count"
+
+
+def idle_lanes(reality: Reality, role: str = "length") -> np.ndarray:
+    """[run, lane]: idle by the input of this role, and not on the null row, which is outside every promise."""
     idle = np.ones_like(reality.lanes)
     for at, leaf in zip(reality.bound.inputs, reality.claims.leaves, strict=True):
-        if isinstance(at.entry, Lane) and at.entry.role == "length":
-            idle &= leaf == 0
-        elif isinstance(at.entry, SlotMap):
+        if getattr(at.entry, "role", None) == role:
+            idle &= np.arange(idle.shape[1]) >= leaf[:, None] if role == "active_count" else leaf == 0
+        elif isinstance(at.entry, SlotMap) and not at.entry.disjoint:
             idle &= leaf != 0
     return idle
 
@@ -40,12 +44,17 @@ def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[st
         subject: the program.
         checked: counts the elements that each kind of statement was compared for.
     """
-    if not any(isinstance(one.entry, Lane) and one.entry.role == "length" for one in subject.bound.inputs):
-        return
     checked = {} if checked is None else checked
-    reality = Reality(subject)
-    idle, views = idle_lanes(reality), Views(subject)
-    busy, still = predictions(subject), predictions(subject, idle=True)
+    roles = {getattr(one.entry, "role", None) for one in subject.bound.inputs}
+    for role in ROLES:
+        if role in roles:
+            yield from _faults_by(subject, checked, role)
+
+
+def _faults_by(subject: Subject, checked: Checked, role: str) -> Iterator[str]:
+    reality, counted = Reality(subject), role == "active_count"
+    idle, views = idle_lanes(reality, role), Views(subject)
+    busy, still = predictions(subject, counted=counted), predictions(subject, role, counted)
     numbered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for var, one in still.items():
         if isinstance(var, ir.DropVar) or var not in busy:
@@ -78,10 +87,11 @@ def _elements(reality: Reality, idle: np.ndarray, owner: Any, shape: tuple[int, 
             rows = np.where(inside, idle[:, np.where(inside, lanes, 0)], False)
             mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
         case PoolRows(_, group, axis):
-            rows = np.zeros((shape[0], shape[axis + 1]), bool)
+            rows = np.zeros((shape[0], shape[axis + 1] // owner.inner), bool)
             for i, run in enumerate(reality.claims.runs):
                 _, write = maps(reality.bound, run.leaves, group)
                 rows[i, write[idle[i]]] = True
+            rows = np.repeat(rows, owner.inner, axis=1)
             mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
     return mine
 
@@ -145,7 +155,7 @@ def _faults_of(
         lanes = np.where(reality.inside(lanes // value.owner.inner), lanes // value.owner.inner, 0)
         slots = reality.claims.leaves[value.fact.leaf][:, lanes]
         slots = np.expand_dims(slots, [d for d in range(1, array.ndim) if d != axis + 1])
-        if value.owner.order is None and look("slot", array != slots):
+        if value.owner.order is None and look("slot", array // value.fact.stride != slots):
             yield "is not its lane's entry in the slot map for idle lanes"
     may = _may_differ(reality, value.owner, array.shape)
     if may is not None and look("owner", _changes(reality, array, mine) & ~may):

@@ -3,7 +3,9 @@
 What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
 outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
 tokens is never negative, and 0 for a lane of length 0. Lanes on the null row and the null row itself are outside every
-promise.
+promise. With page tables lanes may read what no lane or another one owns: it stays as it is, the null page too.
+
+More than 300 lines: one table of promises, which every kind of entry is a row of.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import jax
 import numpy as np
 from numpy_interpreter import NotInNumpy, evaluate
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap, Unspecified
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
 
@@ -28,7 +30,7 @@ class Leak(NamedTuple):
 
     Attributes:
         change: what was changed, as "inputs of lane 2".
-        seen: what changed that must not, as "output 1, row 3".
+        seen: what changed that must not, as "result[1], row 3".
     """
 
     change: str
@@ -51,17 +53,97 @@ class Run:
 
 
 def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that each lane reads and writes in a group."""
+    """The rows that each lane reads and writes in a group, its second ones apart."""
     read = write = np.arange(bound.lanes)
     for at, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(at.entry, SlotMap) and group in at.entry.names:
-            read = read if at.entry.role == "write" else leaf
-            write = write if at.entry.role == "read" else leaf
+        if isinstance(at.entry, SlotMap) and group in at.entry.names and not at.entry.disjoint:
+            rows = _in_the_whole_pool(bound, at.entry, group, leaf)
+            read = read if at.entry.role == "write" else rows
+            write = write if at.entry.role == "read" else rows
     return read, write
+
+
+def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.ndarray]:
+    """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
+    named = zip(bound.inputs, leaves, strict=True)
+    return [
+        leaf for at, leaf in named if isinstance(at.entry, SlotMap) and at.entry.disjoint and group in at.entry.names
+    ]
+
+
+def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: np.ndarray) -> np.ndarray:
+    """Rows of the whole pool from those that each device counts; its pool has `size` rows on each."""
+    if entry.local is None:
+        return rows
+    devices = _rows_of(bound, group) // entry.size
+    before = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
+    return np.where(rows == 0, 0, rows + before)
+
+
+def _rows_of(bound: BoundContract, group: str) -> int:
+    return next(
+        at.shape[at.entry.axis] for at in bound.inputs if isinstance(at.entry, Pool) and at.entry.group == group
+    )
+
+
+def null_rows(bound: BoundContract, group: str) -> list[int]:
+    """The null row, or that of each device."""
+    sizes = {at.entry.size for at in bound.inputs if isinstance(at.entry, SlotMap) and at.entry.local is not None}
+    return [*range(0, _rows_of(bound, group), sizes.pop())] if sizes else [0]
 
 
 def mapped(bound: BoundContract, group: str) -> bool:
     return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
+
+
+def segments(bound: BoundContract, leaves: Leaves) -> np.ndarray | None:
+    """The lane of each packed token, N for padding; None where tokens are not packed."""
+    packed = [(at, at.entry) for at in (*bound.inputs, *bound.outputs)]
+    tokens = [at.shape[entry.axis] for at, entry in packed if isinstance(entry, Packed) and entry.role is None]
+    for at, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(at.entry, Packed) and at.entry.role == "segment_ids":
+            return leaf
+        if isinstance(at.entry, Packed) and at.entry.role == "cu_seqlens" and tokens:
+            return (np.arange(tokens[0])[:, None] >= leaf[None, 1:]).sum(axis=1)
+    return None
+
+
+def _is_packed(entry: Any) -> bool:
+    return isinstance(entry, Packed) and entry.role is None
+
+
+def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
+    """The page tables of a group with what they hold, [lane, page]."""
+    both = zip(bound.inputs, leaves, strict=True)
+    found = [(at.entry, leaf) for at, leaf in both if isinstance(at.entry, PageTable) and group in at.entry.names]
+    segment = segments(bound, leaves)
+
+    def by_lane(entry: PageTable, leaf: np.ndarray) -> np.ndarray:
+        if not entry.packed:
+            return leaf.reshape(bound.lanes, -1)
+        assert segment is not None
+        lane = np.arange(bound.lanes)[:, None]
+        return np.where(lane == segment[None], leaf.reshape(1, -1), entry.size)
+
+    return [(entry, by_lane(entry, leaf)) for entry, leaf in found]
+
+
+def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
+    """The rows that each lane's pages hold, the null page's too."""
+    rows: list[set[int]] = [set() for _ in range(bound.lanes)]
+    for entry, leaf in pages(bound, leaves, group):
+        for of_lane, held in zip(rows, leaf, strict=True):
+            for page in held[held < entry.size].tolist():
+                of_lane.update(range(page * entry.page_size, (page + 1) * entry.page_size))
+    return rows
+
+
+def owned(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
+    """The rows that each lane may write: those that no other lane's pages hold, without the null page."""
+    rows = named(bound, leaves, group)
+    for entry, _ in pages(bound, leaves, group):
+        rows = [one - set(range(entry.page_size)) for one in rows] if entry.null else rows
+    return [one.difference(*rows[:lane], *rows[lane + 1 :]) for lane, one in enumerate(rows)]
 
 
 def row_first(array: np.ndarray, axis: int) -> np.ndarray:
@@ -76,7 +158,8 @@ def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
 
 def _holders(bound: BoundContract, leaves: Leaves, group: str, row: int) -> set[int]:
     """Lanes that read or write a row: one lane may write what another reads, and keeps it if it is idle."""
-    return {lane for rows in maps(bound, leaves, group) for lane in np.flatnonzero(rows == row).tolist()}
+    named = (*maps(bound, leaves, group), *second_rows(bound, leaves, group))
+    return {lane for rows in named for lane in np.flatnonzero(rows == row).tolist()}
 
 
 def _poison(value: np.ndarray) -> np.ndarray:
@@ -89,8 +172,13 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     inputs, state = list(leaves), list(leaves)
     holders = {lane}
     for i, at in enumerate(bound.inputs):
-        if isinstance(at.entry, Lane):
+        if _is_packed(at.entry):
+            inputs[i] = _tokens_of(bound, leaves, i, donor[i], lane)
+        elif isinstance(at.entry, Lane):
             inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
+        elif isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
+            for row in owned(bound, leaves, at.entry.group)[lane]:
+                state[i] = _put(state[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
         elif isinstance(at.entry, Pool):
             row = int(maps(bound, leaves, at.entry.group)[0][lane])
             if row or not mapped(bound, at.entry.group):
@@ -98,28 +186,69 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
                 holders |= _holders(bound, leaves, at.entry.group, row)
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
     poisoned = [
-        _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
+        _tokens_of(bound, leaves, i, _poison(new), lane)
+        if _is_packed(at.entry)
+        else _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
         if isinstance(at.entry, Lane)
         else new
-        for at, new in zip(bound.inputs, inputs, strict=True)
+        for i, (at, new) in enumerate(zip(bound.inputs, inputs, strict=True))
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(holders))
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, at in enumerate(bound.inputs):
         axis = getattr(at.entry, "axis", 0)
-        if both[i] is not leaves[i]:
+        if _is_packed(at.entry):
+            both[i] = poisoned[i]
+            continue
+        if both[i] is not leaves[i] and isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
+            for row in owned(bound, leaves, at.entry.group)[lane]:
+                both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
+        elif both[i] is not leaves[i]:
             row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
     yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 
 
+def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
+    """An input with the tokens of a lane taken from elsewhere; those of padding for lane N."""
+    entry, segment = bound.inputs[i].entry, segments(bound, leaves)
+    assert isinstance(entry, Packed) and segment is not None
+    new = row_first(leaves[i].copy(), entry.axis)
+    new[segment == lane] = row_first(donor, entry.axis)[segment == lane]
+    return np.moveaxis(new, 0, entry.axis)
+
+
+def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterator[Run]:
+    """Other tokens behind the last one, and NaN there."""
+    for what, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
+        changed = [
+            _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(at.entry) else leaf
+            for i, (at, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
+        ]
+        yield Run(what, changed)
+
+
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
-    """The lane on another row, which nobody uses."""
+    """The lane on another row, or with another page, which nobody uses."""
     for i, at in enumerate(bound.inputs):
-        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0:
+        if isinstance(at.entry, PageTable) and not at.entry.packed:
+            held = [page for one in bound.inputs if isinstance(one.entry, PageTable) for page in leaves[i].flat]
+            others = leaves[i].reshape(bound.lanes, -1)
+            own = [k for k, page in enumerate(others[lane]) if 0 < page < at.entry.size]
+            own = [k for k in own if (others == others[lane, k]).sum() == 1]
+            free = sorted(set(range(1, at.entry.size)) - {int(page) for page in held})
+            tables = [one for one in bound.inputs if isinstance(one.entry, PageTable)]
+            if own and free and len(tables) == 1:
+                table = others.copy()
+                table[lane, rng.choice(own)] = rng.choice(free)
+                new = list(leaves)
+                new[i] = table.reshape(leaves[i].shape)
+                yield Run(f"{at.path} of lane {lane}", new, frozenset({lane}))
+        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0 or at.entry.local:
             continue
-        used = {int(row) for group in at.entry.names for rows in maps(bound, leaves, group) for row in rows}
+        named = [(*maps(bound, leaves, group), *second_rows(bound, leaves, group)) for group in at.entry.names]
+        used = {int(row) for several in named for rows in several for row in rows}
         free = [row for row in range(1, at.entry.size) if row not in used]
         if free:
             new = list(leaves)
@@ -131,9 +260,15 @@ def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
     """NaN in every row that no lane reads; lanes that write such a row hold it."""
     new, writers = list(leaves), set[int]()
     for i, at in enumerate(bound.inputs):
+        if isinstance(at.entry, Pool) and (tables := pages(bound, leaves, at.entry.group)):
+            held = set().union(*named(bound, leaves, at.entry.group))
+            null = max(entry.page_size for entry, _ in tables)
+            for row in set(range(null, leaves[i].shape[at.entry.axis])) - held:
+                new[i] = _put(new[i], at.entry.axis, row, _poison(row_first(new[i], at.entry.axis)[row]))
         if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
             read, _ = maps(bound, leaves, at.entry.group)
-            for row in set(range(leaves[i].shape[at.entry.axis])) - set(read.tolist()):
+            second = [row for rows in second_rows(bound, leaves, at.entry.group) for row in rows.tolist()]
+            for row in set(range(leaves[i].shape[at.entry.axis])) - {*read.tolist(), *second}:
                 value = row_first(new[i], at.entry.axis)[row]
                 new[i] = _put(new[i], at.entry.axis, row, _poison(value))
                 writers |= _holders(bound, leaves, at.entry.group, row)
@@ -146,10 +281,26 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
     found = [Run("nothing", leaves), _others_run(bound, leaves)]
+    left_out = [isinstance(at.entry, Unspecified) for at in bound.inputs]
+    if any(left_out):
+        others = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
+        found.append(Run("arguments that the contract leaves out", others))
+    if segments(bound, leaves) is not None:
+        found += _padding_runs(bound, leaves, donor)
     for lane in range(bound.lanes):
         found += _lane_runs(bound, leaves, donor, lane)
         found += _moved_runs(bound, leaves, lane, rng)
     return found
+
+
+IDLE_ROLES = "length", "active"
+
+
+def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
+    """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
+    counts = [leaf for at, leaf in zip(bound.inputs, run.leaves, strict=True) if at.entry == Shared("active_count")]
+    behind = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
+    return behind | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
@@ -183,17 +334,31 @@ class Claims:
     def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
         at = self.bound.outputs[output]
-        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Pool) else 0
+        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Packed | Pool) else 0
         same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
-            if isinstance(at.entry, Lane):
-                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap))
+            segment = segments(self.bound, run.leaves)
+            if isinstance(at.entry, Packed) and segment is not None:
+                same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
+            elif isinstance(at.entry, Lane):
+                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap) and not entry.disjoint)
+                if segment is not None:
+                    null |= set(range(self.bound.lanes)) - set(segment.tolist())
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
-            elif isinstance(at.entry, Pool):
+            elif isinstance(at.entry, Pool) and pages(self.bound, run.leaves, at.entry.group):
                 idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
-                _, write = maps(self.bound, run.leaves, at.entry.group)
-                owner = {int(row): lane for lane, row in enumerate(write)}
-                for row in range(1 if mapped(self.bound, at.entry.group) else 0, size):
+                kept[i] = True
+                for lane, rows in enumerate(owned(self.bound, run.leaves, at.entry.group)):
+                    kept[i, [*rows]] = lane in idle
+                    same[i, [*rows]] = lane not in run.lanes
+            elif isinstance(at.entry, Pool):
+                idle = idle_lanes_of(self.bound, run)
+                group = at.entry.group
+                _, write = maps(self.bound, run.leaves, group)
+                written = (*second_rows(self.bound, run.leaves, group), write)
+                owner = {int(row): lane for rows in written for lane, row in enumerate(rows)}
+                null = null_rows(self.bound, group) if mapped(self.bound, group) else []
+                for row in sorted(set(range(size)) - set(null)):
                     kept[i, row] = row not in owner or owner[row] in idle
                     same[i, row] = row in owner and owner[row] not in run.lanes
         return same, kept
@@ -201,7 +366,11 @@ class Claims:
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
         for output, at in enumerate(self.bound.outputs):
-            if not isinstance(at.entry, Lane | Pool):
+            if isinstance(at.entry, Unspecified):
+                every = np.broadcast_to(results[output], (len(self.runs), *at.shape)).reshape(len(self.runs), -1)
+                differs = (_bytes(every, 1) != _bytes(every[self.base], 1)).any(axis=(1, 2))
+                yield from (Leak(self.runs[run].change, at.path) for run in np.flatnonzero(differs).tolist())
+            if not isinstance(at.entry, Lane | Packed | Pool):
                 continue
             axis = at.entry.axis + 1
             result = np.broadcast_to(results[output], (len(self.runs), *at.shape))
@@ -210,7 +379,7 @@ class Claims:
             changed = same & (after != after[self.base]).any(axis=2)
             if output in self._donor:
                 changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
-            noun = "row" if isinstance(at.entry, Pool) else "lane"
+            noun = "row" if isinstance(at.entry, Pool) else "token" if isinstance(at.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
                 why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
                 yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}")
@@ -219,7 +388,7 @@ class Claims:
 
     def _miscounted(self, path: str, counts: np.ndarray) -> Iterator[Leak]:
         for run, of_lanes in zip(self.runs, counts, strict=True):
-            idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+            idle = idle_lanes_of(self.bound, run)
             for lane in np.flatnonzero(of_lanes).tolist():
                 if of_lanes[lane] < 0 or lane in idle:
                     yield Leak(run.change, f"{path}, lane {lane} with a count of {of_lanes[lane]}")

@@ -104,7 +104,8 @@ def _equation_changes(eqn: ir.JaxprEqn, known: Sequence[Any]) -> Iterator[tuple[
                 yield f"operand {i} becomes variable {k}", eqn.replace(invars=invars)
         if isinstance(atom, ir.Literal) and np.issubdtype(np.asarray(atom.val).dtype, np.integer):
             for step in (-1, 1):
-                value = np.asarray(atom.val + step, atom.aval.dtype)  # type: ignore[attr-defined]  # an array's
+                # numbers of one sign only wrap
+                value = np.asarray(int(atom.val) + step).astype(atom.aval.dtype)  # type: ignore[attr-defined]  # an array's
                 invars = [*eqn.invars[:i], ir.Literal(value, atom.aval), *eqn.invars[i + 1 :]]
                 yield f"operand {i} becomes the number {value}", eqn.replace(invars=invars)
     for what, params in _parameter_changes(eqn):

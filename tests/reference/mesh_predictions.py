@@ -88,7 +88,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
     checked = {} if checked is None else checked
     reality = Reality(subject)
     idle, views = idle_lanes(reality), Views(subject)
-    busy, still = predictions(subject), predictions(subject, idle=True)
+    busy, still = predictions(subject), predictions(subject, idle="length")
     for eqn in subject.program.jaxpr.eqns:
         if eqn.primitive.name != "shard_map":
             continue

@@ -57,6 +57,7 @@ ELEMENTWISE: dict[str, Callable[..., Value]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
     "logistic": _logistic, "is_finite": np.isfinite, "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert,
     "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "lt_to": np.less, "le_to": np.less_equal,  # of integers
     "gt": np.greater, "ge": np.greater_equal, "clamp": _clamp, "select_n": _select, "round": np.round,
     "ceil": np.ceil,
 }  # fmt: skip
@@ -277,6 +278,9 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
         results = scatter(name, eqn.params, *values)
     elif name in RULES:
         results = RULES[name](eqn.params, *values)
+    elif name == "call_hi_primitive":  # searchsorted, as jax 0.12 has it
+        runs = [ir.eval_eqn(eqn, *(value[run] for value in values)) for run in range(count)]
+        results = [np.stack(each) for each in zip(*runs, strict=True)]
     else:
         raise NotInNumpy(name)
     results = results if isinstance(results, list | tuple) else [results]

@@ -5,15 +5,33 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from isolation_oracle import mapped, maps
+from isolation_oracle import mapped, maps, null_rows, owned, pages, second_rows, segments
 from jaxpr_mutation import Subject
 
-from ir_passes import SlotMap
+from ir_passes import PageTable, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Backwards, Common, LaneRows, OneLane, Order, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Columns, Counts, Iota, OneHot, Permuted, SlotEntry, Spread, Value
+from ir_passes.proof.values import (
+    Absent,
+    Columns,
+    Counts,
+    Finite,
+    Iota,
+    Negative,
+    OneHot,
+    PageEntry,
+    Permuted,
+    Raised,
+    Real,
+    SameLane,
+    Segment,
+    SlotEntry,
+    Spread,
+    TokenOf,
+    Value,
+)
 
 
 class Prediction(NamedTuple):
@@ -32,7 +50,7 @@ class Prediction(NamedTuple):
     body: int
 
 
-def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
+def predictions(subject: Subject, idle: str = "", counted: bool = False) -> dict[Any, Prediction]:
     """Variable -> what the proof says of it.
 
     Those at the top level up to the first violation; those inside loops and branches, in the last round of the loop,
@@ -40,7 +58,8 @@ def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
 
     Args:
         subject: the program.
-        idle: what is said of the elements of a lane whose length is 0.
+        idle: what is said of the elements of a lane that is idle by the input of this role.
+        counted: as of `Prover`.
     """
     outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
     bodies = {id(eqn): k for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
@@ -55,7 +74,7 @@ def predictions(subject: Subject, idle: bool = False) -> dict[Any, Prediction]:
         elif id(eqn) in outer and not prover.violations:
             found.update(new)
 
-    prover = Prover(subject.bound, idle=idle, observe=observe)
+    prover = Prover(subject.bound, idle=idle, counted=counted, observe=observe)
     walk(prover, subject.program)
     return found if prover.violations else found | inside
 
@@ -74,6 +93,8 @@ class Reality:
         self.subject, self.bound, self.claims = subject, subject.bound, subject.claims
         self.count = len(self.claims.runs)
         self.lanes = np.zeros((self.count, self.bound.lanes), bool)
+        found = [segments(self.bound, run.leaves) for run in self.claims.runs]
+        self.segments = np.stack([row for row in found if row is not None]) if found[0] is not None else None
         self.picked: dict[Any, np.ndarray] = {}
         for i, run in enumerate(self.claims.runs):
             self.lanes[i, list(run.lanes)] = True
@@ -86,9 +107,20 @@ class Reality:
         return (lanes >= 0) & (lanes < self.bound.lanes)
 
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
-        """[run, index]: whether these lanes may; what lies outside is padding, which never may."""
+        """[run, index]: whether these lanes may; what lies outside is padding, which never may.
+
+        Of packed tokens the number of lanes stands for those of padding, which may depend on anything.
+        """
         inside = self.inside(lanes)
-        return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], False)
+        junk = (lanes == self.bound.lanes) & (self.segments is not None)
+        return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], junk)
+
+    def tokens_may_differ(self, tokens: np.ndarray) -> np.ndarray:
+        """[run, index]: whether these tokens may; padding, and what lies outside, always may."""
+        assert self.segments is not None
+        inside = (tokens >= 0) & (tokens < self.segments.shape[1])
+        lanes = np.where(inside, self.segments[:, np.where(inside, tokens, 0)], self.bound.lanes)
+        return np.take_along_axis(np.pad(self.lanes, ((0, 0), (0, 1)), constant_values=True), lanes, axis=1)
 
     def rows(self, leaf: int) -> np.ndarray:
         """[run, row]: rows of a pool that may differ from the unchanged run's."""
@@ -98,22 +130,30 @@ class Reality:
         for i, run in enumerate(self.claims.runs):
             base = self.claims.runs[self.claims.base[i]]
             for leaves in (run.leaves, base.leaves):
-                may[i, maps(self.bound, leaves, entry.group)[1][self.lanes[i]]] = True
+                if pages(self.bound, leaves, entry.group):
+                    own = owned(self.bound, leaves, entry.group)
+                    may[i, [row for lane in np.flatnonzero(self.lanes[i]) for row in own[lane]]] = True
+                    continue
+                for rows in (maps(self.bound, leaves, entry.group)[1], *second_rows(self.bound, leaves, entry.group)):
+                    may[i, rows[self.lanes[i]]] = True
         if mapped(self.bound, entry.group):
-            may[:, 0] = True
+            may[:, null_rows(self.bound, entry.group)] = True
         return may
 
     def all_runs(self, value: np.ndarray) -> np.ndarray:
         return np.broadcast_to(value, (self.count, *value.shape[1:]))
 
-    def outside_picked(self, which: Any, differs: np.ndarray) -> np.ndarray:
+    def outside_picked(self, which: Any, differs: np.ndarray, packed: bool = False) -> np.ndarray:
         """[run]: whether a difference is of no lane that an index may have picked, after all differences seen so far.
 
         Args:
             which: the index and the turn of its loop; it picks one lane in all runs of one draw.
             differs: [run].
+            packed: it picks a token.
         """
         may = self.picked.setdefault(which, np.ones_like(self.lanes))
+        if packed and self.segments is not None and (self.segments == self.bound.lanes).any():
+            return np.zeros_like(differs)  # it may be padding
         for run in np.flatnonzero(differs):
             may[self.claims.base[run]] &= self.lanes[run]
         return differs & ~may[self.claims.base].any(axis=1)
@@ -202,13 +242,71 @@ def _faults_of(
             index = np.arange(array.shape[axis + 1]) // div
             if (np.moveaxis(array, axis + 1, -1) != index).any():
                 yield "does not count"
-        case SlotEntry(leaf, None) if isinstance(value.owner, LaneRows) and value.owner.order is None:
+        case SlotEntry(leaf, None) if (
+            isinstance(value.owner, LaneRows) and value.owner.order is None and not value.owner.packed
+        ):
             lanes = value.owner.start + np.arange(array.shape[value.owner.axis + 1]) // value.owner.inner
             inside = reality.inside(lanes)
-            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside]
+            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside] // value.fact.stride
             slots = reality.claims.leaves[leaf][:, lanes[inside]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not its lane's entry in the slot map"
+        case PageEntry(leaf, stride, spare, instead) if (
+            isinstance(value.owner, LaneRows) and not value.owner.order and not value.owner.packed
+        ):
+            rows = np.moveaxis(array, value.owner.axis + 1, 1)
+            lanes = value.owner.start + np.arange(rows.shape[1]) // value.owner.inner
+            table, entry = reality.claims.leaves[leaf], reality.bound.inputs[leaf].entry
+            assert isinstance(entry, PageTable)
+            table = table.reshape(len(table), reality.bound.lanes, -1)[:, lanes]
+            rows = rows.reshape(*rows.shape[:2], -1)
+            mine = (rows[..., None] // stride == table[:, :, None]).any(-1) & (rows >= 0) & (rows % stride <= spare)
+            elsewhere = {
+                "past": rows >= entry.size * stride,
+                "below": rows < 0,
+                "lowest": rows <= -(1 << 30),
+                "last": rows == rows,
+            }
+            if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
+                yield "is no entry of its lane's row in the page table"
+        case Segment(axis, padding) if reality.segments is not None:
+            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments
+            segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
+            if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
+                yield "is not the lane of each token"
+        case Real(int(axis)) if reality.segments is not None:
+            rows = np.moveaxis(array, axis + 1, -1)
+            real = (reality.segments < reality.bound.lanes).reshape(len(rows), *[1] * (rows.ndim - 2), -1)
+            if (rows & ~real).any():
+                yield "is true of padding"
+        case SameLane(axis, other) if reality.segments is not None:
+            rows = np.moveaxis(array, (axis + 1, other + 1), (1, 2))
+            rows = rows.reshape(*rows.shape[:3], -1)
+            one, two = reality.segments[:, :, None, None], reality.segments[:, None, :, None]
+            if (rows & (one != two)).any():
+                yield "is true of tokens of different lanes"
+        case TokenOf() if reality.segments is not None:
+            index = array.reshape(*array.shape[:2], -1)
+            for run, segment in enumerate(reality.segments):
+                for lane in np.intersect1d(np.arange(reality.bound.lanes), segment):
+                    if (segment[index[run, lane]] != lane).any():
+                        yield "is no token of each lane"
+        case Absent(axis, other, zero) if reality.segments is not None:
+            rows = np.moveaxis(array, (axis + 1, other + 1), (1, 2))
+            rows = rows.reshape(*rows.shape[:3], -1)
+            one, two = reality.segments[:, :, None, None], reality.segments[:, None, :, None]
+            outside = (one != two) & (one < reality.bound.lanes) & ~np.isnan(rows)
+            if (outside & (rows != (0 if zero else -np.inf))).any():
+                yield "is something where tokens belong to different lanes"
+        case Finite():
+            if not np.isfinite(array).all():
+                yield "is not finite"
+        case Negative(number) if number in numbered and numbered[number].shape == array.shape:
+            if (array != (numbered[number] < 0)).any():
+                yield "does not say what is negative"
+        case Raised(number, by) if number in numbered and numbered[number].shape == array.shape:
+            if (array != numbered[number] + np.asarray(by, array.dtype)).any():
+                yield "is not raised"
         case Permuted(order, 1) if order.inverse and order.number in orders:
             if (np.take_along_axis(orders[order.number], _vector(array), axis=1) != np.arange(array.shape[1])).any():
                 yield "is not the inverse of its permutation"
@@ -246,21 +344,28 @@ def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, 
     match owner:
         case Common():
             return _by_run(differing(array, array[base]))
+        case OneLane(int(lane)) if owner.packed:
+            return _by_run(differing(array, array[base])) & ~reality.tokens_may_differ(np.array([lane]))[:, 0]
         case OneLane(int(lane)):
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
-            return reality.outside_picked((number, where), _by_run(differing(array, array[base])))
+            return reality.outside_picked((number, where), _by_run(differing(array, array[base])), owner.packed)
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = places_of(owner, rows.shape[1]) // inner + start
+            may = reality.tokens_may_differ if owner.packed else reality.may_differ
             if isinstance(order, Order):
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)
                 places = orders[order.number]
                 places = places if order.inverse else np.argsort(places, axis=1)
                 rows = np.take_along_axis(rows, places.reshape(*places.shape, *[1] * (rows.ndim - 2)), axis=1)
-            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.may_differ(lane), axis=1))
+            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~may(lane), axis=1))
         case PoolRows(leaf, _, axis):
             rows = np.moveaxis(array, axis + 1, 1)
-            return np.asarray(np.any(_by_row(differing(rows, rows[base])) & ~reality.rows(leaf), axis=1))
+            return np.asarray(
+                np.any(
+                    _by_row(differing(rows, rows[base])) & ~np.repeat(reality.rows(leaf), owner.inner, axis=1), axis=1
+                )
+            )
     return np.zeros(len(array), bool)

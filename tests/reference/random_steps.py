@@ -140,7 +140,10 @@ INDEXED: tuple[Callable[..., Array], ...] = (_index, _take, _dynamic, lambda rng
 def _by_slots(rng: Choose, pool: Array, slots: Array, new: Array) -> Array:
     """A version of a pool, its rows written at the slots in one of the usual ways."""
     new = jnp.broadcast_to(new.reshape(-1)[: LANES * WIDTH].astype(pool.dtype).reshape(LANES, WIDTH), (LANES, WIDTH))
-    way = rng.integers(5)
+    way = rng.integers(6)
+    if way == 5:
+        places = slots[:, None] * WIDTH + jnp.arange(int(rng.integers(1, WIDTH + 2)), dtype=jnp.int32)[None]
+        return pool.reshape(-1).at[places].set(new[:, :1]).reshape(pool.shape)
     if way == 0:
         return pool.at[slots].set(new, mode="drop")
     if way == 1:

@@ -11,7 +11,7 @@ from ir_passes.contract.statements import Assumption, Note
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
-from ir_passes.proof.values import Columns, Constant, Iota, SlotEntry, Value
+from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered, left, reshaped
 from ir_passes.proof.violations import ViolationKind
 
@@ -147,9 +147,11 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
         return None
     constant = constant_of(index)
     if constant is not None:
-        return OneLane(rows.start + constant // rows.inner, rows.split) if access.inside(dim) else None
+        return (
+            OneLane(rows.start + constant // rows.inner, rows.split, packed=rows.packed) if access.inside(dim) else None
+        )
     if access.scalar and rows.inner == 1 and rows.start == 0:
-        return OneLane(Symbol(index.number, access.full[dim]), rows.split)
+        return OneLane(Symbol(index.number, access.full[dim]), rows.split, packed=rows.packed)
     return None
 
 
@@ -164,7 +166,7 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
         return list(indices.fact.values)
     if count == 1:
         return [indices]
-    fact = indices.fact if isinstance(indices.fact, SlotEntry | Constant) else None
+    fact = indices.fact if isinstance(indices.fact, SlotEntry | PageEntry | Constant) else None
     numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
     return [indices.but(number=number, fact=fact) for number in numbers]
 

@@ -2,6 +2,7 @@
 
 from ir_passes.proof.rules import (
     calls,
+    comparisons,
     control,
     elementwise,
     exchanges,
@@ -21,6 +22,7 @@ RULES = registry.RULES
 __all__ = [
     "RULES",
     "calls",
+    "comparisons",
     "control",
     "elementwise",
     "exchanges",

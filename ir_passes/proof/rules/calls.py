@@ -26,8 +26,7 @@ def call(site: Site, *operands: Value) -> list[Value]:
     if declaration is None:
         body = ir.body_of(site.eqn)
         assert body is not None
-        with site.prover.called_at(ir.source_of(site.eqn)):
-            return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
+        return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
     site.prover.assumed.add(Assumption.ROW_WISE.statement(declaration.name))
     return _row_wise(site, declaration, operands)
 

@@ -1,15 +1,20 @@
-"""Loops and branches."""
+"""Loops and branches.
+
+More than 300 lines: the fixpoint of a loop and what enters and leaves it.
+"""
 
 from dataclasses import replace
 from typing import Any
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
+from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, SlotEntry, Value
+from ir_passes.proof.values import Constant, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -149,7 +154,7 @@ def _settled(
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, SlotEntry) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
@@ -231,6 +236,15 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     counters = _counters(body.jaxpr, num_consts, carry, length)
     carry, rest = _settled(site, carry, once, counters, loop)
+    if (
+        prover.refine is not None
+        and all(isinstance(value.owner, Common) for value in operands)
+        and not site.eqn.effects
+    ):
+        # the same loop over the same arrays, wherever it stands
+        key = ("scan", fingerprint(body), length, params["reverse"], num_consts, num_carry)
+        known = (*key, *(value.number for value in operands))
+        carry = [value.but(number=prover.number((*known, k))) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
 
@@ -243,8 +257,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
         if isinstance(owner, LaneRows) and owner.order is not None:
             owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
         elif isinstance(owner, LaneRows):
-            layout = (owner.inner, owner.start, owner.order)
-            owner = OneLane(Symbol(site.prover.number(("scan", loop, layout)), shape[0]), owner.split)
+            owner = OneLane(_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
             owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
     elif axis is not None:
@@ -252,8 +265,19 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
-    fact = value.fact if isinstance(value.fact, SlotEntry) else None
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
+    if isinstance(value.fact, Segment | Real) and value.fact.axis == 0:
+        token = _of_iteration(site, loop, LaneRows(0, packed=True), shape[0])
+        fact = Real(None, token) if isinstance(value.fact, Real) else SegmentAt(token, value.fact.padding)
+    elif isinstance(value.fact, Segment | Real):
+        fact = relocated(value.fact, lambda axis: axis - 1)
     return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
+
+
+def _of_iteration(site: Site, loop: int, rows: LaneRows, length: int) -> Symbol:
+    """The lane, or the token, whose turn an iteration is."""
+    layout = (rows.inner, rows.start, rows.order, rows.packed)
+    return Symbol(site.prover.number(("scan", loop, layout)), length)
 
 
 def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
@@ -261,9 +285,11 @@ def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Va
     owner, step = value.owner, ("scan", loop)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:
-            layout = (rows.inner, rows.start, rows.order)
-            if site.prover.number(("scan", loop, layout)) == owner.lane.number:
+            if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
                 return Value(moved(rows, 0), range=value.range)
+        tokens = LaneRows(0, packed=True)
+        if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
+            return Value(tokens, range=value.range)
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)
         if view is None:

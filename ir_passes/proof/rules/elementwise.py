@@ -1,4 +1,7 @@
-"""Operations whose result at a place depends on their operands at the same place."""
+"""Operations whose result at a place depends on their operands at the same place.
+
+More than 300 lines: one rule for each operation with facts of its own.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +13,7 @@ from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.rules import packed_tokens, page_tables
 from ir_passes.proof.rules.access import constant_of
 from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
@@ -20,23 +24,28 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Kept,
+    Negative,
     OneHot,
+    PageEntry,
     Permuted,
+    Raised,
+    Range,
     RemainderOf,
     SignOf,
     SlotEntry,
-    Spread,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
 
 
-def _bounds(site: Site, operands: tuple[Value, ...]) -> Any:
+def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
+    """Return the bounds of an integer result from those of its operands."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
 
-def _combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
+    """Return the join of the operands' owners, each broadcast to the shape of the result."""
     pairs = zip(operands, site.shapes, strict=True)
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
@@ -50,7 +59,25 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {"max", "min", "clamp", "mul", "sub", "div", "rem", "sign", "ne", "eq", "and", "convert_element_type"}
+_OWN_RULES = {
+    "max",
+    "min",
+    "clamp",
+    "mul",
+    "add",
+    "sub",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "div",
+    "rem",
+    "sign",
+    "ne",
+    "eq",
+    "and",
+    "convert_element_type",
+}
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
@@ -58,14 +85,14 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 @rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """Join the owners."""
-    owner, bounds = _combined(site, operands), _bounds(site, operands)
+    owner, bounds = combined(site, operands), bounds_of(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
 
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
     """Join the owners; refuse several lanes, for which JAX runs one loop that ends when the last has converged."""
-    owner = _combined(site, operands)
+    owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
         owner = site.mixed("how often its loop goes round depends on all lanes", remedy)
@@ -75,7 +102,7 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
     """Keep the value where its bounds lie within the limits."""
-    bounds = _bounds(site, operands)
+    bounds = bounds_of(site, operands)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
         known = value.range or dtype_range(atom.aval)
         if known is None or tuple(atom.aval.shape) != site.shape:
@@ -83,7 +110,7 @@ def limit(site: Site, *operands: Value) -> list[Value]:
         others = [other.range for other in operands if other is not value]
         if None not in others and _within(site.name, known, others):
             return [value]
-    return [Value(_combined(site, operands), range=bounds)]
+    return [Value(combined(site, operands), range=bounds)]
 
 
 def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
@@ -97,12 +124,36 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; a device's index times a constant counts the rows of the devices before it."""
-    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
         if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
             result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
+        slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.less is None else None
+        if slots is not None and times is not None and times > 0 and result.range is not None:
+            result = result.but(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
+        pages = page_tables.times(device, times, result.range)
+        result = result if pages is None else result.but(fact=pages)
     return [result]
+
+
+@rule("add")
+def add(site: Site, x: Value, y: Value) -> list[Value]:
+    """Add; an offset within its row or page to the first element of a row or page is an element of that."""
+    bounds, fact = bounds_of(site, (x, y)), None
+    for row, offset in ((x, y), (y, x)):
+        slots = row.fact
+        if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
+            continue
+        # what is below row 0 may become a row
+        inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
+        if inside and "below" not in slots.instead:
+            fact = replace(slots, spare=slots.spare + offset.range[1])
+    fact = fact or page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
+    by = constant_of(y)
+    if fact is None and by is not None and by >= 0 and site.shapes[0] == site.shape:
+        fact = Raised(x.number, by)
+    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("sub")
@@ -110,40 +161,43 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
     if y.range == (0, 0) and isinstance(x.fact, SlotEntry) and site.shapes[0] == site.shape:
         return [x]
-    bounds, fact = _bounds(site, (x, y)), None
-    if isinstance(x.fact, SlotEntry) and x.fact.less is None and isinstance(y.fact, Ahead) and bounds is not None:
-        fact = replace(x.fact, less=y.fact)
-    return [Value(_combined(site, (x, y)), range=bounds, fact=fact)]
+    bounds, fact = bounds_of(site, (x, y)), None
+    slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.less is None and x.fact.stride == 1 else None
+    if slots is not None and isinstance(y.fact, Ahead) and bounds is not None:
+        fact = replace(slots, less=y.fact)
+    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("div")
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """Divide; an index divided by a constant groups its rows."""
-    result = Value(_combined(site, (x, y)), range=_bounds(site, (x, y)))
+    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
         if isinstance(x.fact, Iota):
             result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
             result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+        elif isinstance(x.fact, PageEntry):
+            result = result.but(fact=page_tables.over(x, by))
     return [result]
 
 
 @rule("rem")
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
     """Take the remainder, which is the value itself where it is below the divisor."""
-    bounds = _bounds(site, (x, y))
+    bounds = bounds_of(site, (x, y))
     below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if below and site.shapes[0] == site.shape:
         return [x]
-    return [Value(_combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
+    return [Value(combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
 
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
     """Take the sign and note of which value, for the rounding of integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
-    return [Value(_combined(site, (x,)), range=_bounds(site, (x,)), fact=fact)]
+    return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
@@ -153,48 +207,32 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
     elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
-        fact = Implies(x.fact.number, zero=False)
-    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
-
-
-@rule("eq")
-def equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare; keys compared with all classes are their one-hot form."""
-    fact = None
-    shapes = site.shapes
-    for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
-        if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
-            spread = _spread(keys, shape)
-            count = full[classes.fact.axis]
-            inside = 0 <= keys.range[0] and keys.range[1] < count
-            if spread is not None and spread.axis != classes.fact.axis and inside:
-                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
-    return [Value(_combined(site, (x, y)), range=_bounds(site, (x, y)), fact=fact)]
-
-
-def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
-    if isinstance(value.fact, Spread):
-        return value.fact
-    long = [axis for axis, size in enumerate(shape) if size != 1]
-    return Spread(value.number, long[0]) if len(long) == 1 else None
+        fact = Implies(x.fact.number, zero=False, compared=x.number)
+    elif isinstance(x.fact, Negative) and y.range == (0, 0) and site.shapes[0] == site.shape:
+        return [x]  # a boolean is not false
+    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by and: false where one operand says zero and the other not zero of the same value."""
-    bounds = _bounds(site, (x, y))
+    bounds = bounds_of(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
             bounds = (0, 0)
-    return [Value(_combined(site, (x, y)), range=bounds)]
+    for sign, other in ((x, y), (y, x)):
+        if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and bounds != (0, 0):
+            if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
+                return [sign]  # what is negative is not zero
+    return [Value(combined(site, (x, y)), range=bounds)]
 
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
     """Convert; an integer stays the same in a dtype that holds it, and after a wider one and back."""
-    bounds = _bounds(site, (x,))
+    bounds = bounds_of(site, (x,))
     before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
-    owner = _combined(site, (x,)) if before != after else x.owner
+    owner = combined(site, (x,)) if before != after else x.owner
     integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
@@ -240,7 +278,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         return [cases[which.range[0]]]
     if all(case.number == cases[0].number for case in cases):
         return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
-    owner = _combined(site, (which, *cases))
+    owner = combined(site, (which, *cases))
     shared = isinstance(which.owner, Common) and site.shapes[0] == ()
     versions = {case.version for case in cases}
     if isinstance(owner, PoolRows):
@@ -250,8 +288,29 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     bounds = cases[0].range
     for case in cases[1:]:
         bounds = hull(bounds, case.range)
+    bounds = _counted_from_end(site, which, cases) or bounds
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
-    return [Value(owner, 0, bounds, _guarded(site, which, cases), kept, versions.pop() if len(versions) == 1 else None)]
+    if len(cases) == 2:
+        cases = (cases[0], packed_tokens.real_only(which, cases[1]))
+    others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
+    fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
+    return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
+
+
+def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
+    """Bounds of `where(x < 0, x + c, x)`: of what is not negative, and of what is with c added; None for others.
+
+    numpy's remainder by a positive number is of this form, and so is an index that counts from the end of an axis.
+    """
+    x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
+    known = x.range or dtype_range(site.eqn.invars[1].aval)
+    if not isinstance(raised, Raised) or known is None or raised.number != x.number:
+        return None
+    if which.fact != Negative(x.number) or site.shapes[0] != site.shape:
+        return None
+    parts = [(max(0, known[0]), known[1])] if known[1] >= 0 else []
+    parts += [(known[0] + raised.by, min(known[1], -1) + raised.by)] if known[0] < 0 else []
+    return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
 def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
@@ -262,20 +321,26 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
         return None
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
-    instead = {_owned_by_none(case, entry) for case in others}
+    instead = {_owned_by_none(case, entry, slots[0].stride) for case in others}
     if None in instead:
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     guard = site.prover.number(("guard", which.number, picks, slots[0].guard))
-    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)))
+    within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
+    spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
+    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)), spare=spare)
 
 
-def _owned_by_none(row: Value, entry: SlotMap) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own."""
+def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
+    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own.
+
+    Args:
+        stride: of the elements from one row to the next.
+    """
     if row.range is None or not isinstance(row.owner, Common):
         return None
-    if row.range[0] >= entry.size:
+    if row.range[0] >= entry.size * stride:
         return "past"
     if row.range[1] < 0:
         return "below"
-    return "null" if row.range == (0, 0) and entry.null else None
+    return "null" if 0 <= row.range[0] and row.range[1] < stride and entry.null else None

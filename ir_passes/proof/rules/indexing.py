@@ -1,9 +1,14 @@
-"""Reads and writes at run-time indices: gather, scatter, dynamic slices."""
+"""Reads and writes at run-time indices: gather, scatter, dynamic slices.
+
+More than 300 lines: reads and writes share how an index is understood.
+"""
 
 import math
+from dataclasses import replace
 
+from ir_passes.contract.contract import SlotMap
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
-from ir_passes.proof.rules import pool_rows
+from ir_passes.proof.rules import packed_tokens, page_tables, pool_rows
 from ir_passes.proof.rules.access import (
     MODES,
     Access,
@@ -21,7 +26,7 @@ from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
-from ir_passes.proof.values import Constant, Counts, Iota, Kept, Permuted, SlotEntry, Value
+from ir_passes.proof.values import Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
@@ -64,6 +69,13 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         filler = site.params.get("fill_value")
         bounds = hull(bounds, (int(filler), int(filler))) if isinstance(filler, int) else None
     fact = operand.fact if isinstance(operand.fact, SlotEntry) and not fills else None
+    if isinstance(operand.fact, PageEntry):
+        fact = _entries_or_filler(site, operand, fills)
+    if isinstance(operand.fact, SlotEntry) and fills and packed_tokens.by_token(access):
+        fact = _slots_or_filler(site, operand, access)
+    if isinstance(fact, SlotEntry | PageEntry) and packed_tokens.entries_of_padding(access):
+        fact = replace(fact, instead=fact.instead | {"last"})
+    fact = fact or packed_tokens.segment_at(site, operand, access)
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.but(owner=owner)
@@ -83,6 +95,30 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     return Value(owner, number, bounds, fact, kept)
 
 
+def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | None:
+    """The fact of entries of a slot map by token, and for padding a fill value that is no lane's row."""
+    fact, filler = operand.fact, site.params.get("fill_value")
+    assert isinstance(fact, SlotEntry)
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    if not isinstance(filler, int) or not isinstance(entry, SlotMap):
+        return None
+    kind = "past" if filler >= entry.size * fact.stride else "below" if filler < 0 else None
+    guard = site.prover.number(("filled", filler, fact.guard, *(value.number for value in access.columns.values())))
+    return None if kind is None else replace(fact, guard=guard, instead=fact.instead | {kind})
+
+
+def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
+    """The fact of entries of a page table that are picked by any index: entries of the same lane, or a fill value."""
+    fact, filler = operand.fact, site.params.get("fill_value")
+    assert isinstance(fact, PageEntry)
+    if not fills:
+        return fact
+    if not isinstance(filler, int):
+        return None
+    kind = page_tables.nowhere(site, Value(range=(filler, filler)), (operand,))
+    return None if kind is None else replace(fact, instead=fact.instead | {kind})
+
+
 def _reordered(site: Site, operand: Value, access: Access) -> int:
     """The value number of all entries of a vector in another order, noted to have as many of each; 0 for others."""
     index = access.columns.get(0)
@@ -96,7 +132,7 @@ def _reordered(site: Site, operand: Value, access: Access) -> int:
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
     """Report a constant that is indexed by row numbers: such an array is an operand of the step."""
-    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry)]
+    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
         message = f"an array that was captured when the program was traced is indexed by rows of a pool, by {path}"
@@ -125,7 +161,7 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     if access.whole(axis):
         return site.join(moved(rows, access.window[axis]), access.owners(site))
     if axis not in access.columns:
-        first = OneLane(rows.start, rows.split) if access.full[axis] == 1 else rows
+        first = OneLane(rows.start, rows.split, packed=rows.packed) if access.full[axis] == 1 else rows
         at = access.window.get(axis, 0)
         cut = part(site, moved(first, at), at, 0, access.sizes[axis], access.full[axis])
         return site.join(cut, access.owners(site))
@@ -135,13 +171,16 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
 def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
     """Return the owner of the rows that an index picks along the axis of the lanes."""
     index, axis = access.columns[rows.axis], rows.axis
+    by_token = packed_tokens.picked(site, rows, access)
+    if by_token is not None:
+        return by_token
     lane = lane_at(access, axis, rows) if access.sizes[axis] == 1 else None
     if lane is not None:
         return lane
     if access.sizes[axis] == 1 and access.inside(axis):
         if isinstance(index.fact, Iota) and (rows.order is None or index.fact.div == 1):
             at = access.index_axes[index.fact.axis]
-            return LaneRows(at, rows.inner * index.fact.div, rows.start, rows.order, rows.split)
+            return replace(rows, axis=at, inner=rows.inner * index.fact.div, held=())
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
@@ -224,7 +263,10 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
     if result is not None:
         return result
     if isinstance(owner, OneLane):
-        return _one_row(operand, owner, access)
+        return _one_row(site, operand, owner, access)
+    by_lane = packed_tokens.put(site, owner, access) if isinstance(owner, LaneRows) else None
+    if by_lane is not None:
+        return by_lane
     if not isinstance(owner, LaneRows | PoolRows):
         return owner
     for dim, at in (*access.paired.items(), *access.window.items()):
@@ -239,7 +281,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
             continue
         if isinstance(value.fact, Iota) and access.index_axes[value.fact.axis] == owner.axis and value.fact.div == 1:
             return moved(owner, dim)
-        if isinstance(value.fact, SlotEntry) and not isinstance(owner, PoolRows):
+        if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
@@ -263,7 +305,7 @@ def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple
         return None
     groups, left_over = divmod(rows.inner, order.div)
     if rows.order == order.order and not left_over:
-        return rows, LaneRows(dim, groups, rows.start, None, rows.split)
+        return rows, replace(rows, axis=dim, inner=groups, order=None, held=())
     if order.div != 1:
         return None
     return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
@@ -283,8 +325,12 @@ def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
     return apart or reveals_places(updates, access.window_shape, at)
 
 
-def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
+def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
     """Return the owner after one lane's values are written to its own row of an array of lanes."""
+    for dim in access.columns:
+        rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)
+        if access.sizes[dim] == 1 and packed_tokens.turn(site, rows, access, dim) == owner:
+            return rows
     if isinstance(operand, LaneRows):
         axis = operand.axis
         if axis in access.columns and access.sizes[axis] == 1 and lane_at(access, axis, operand) == owner:
@@ -293,7 +339,7 @@ def _one_row(operand: Owner, owner: OneLane, access: Access) -> Owner:
     if not isinstance(operand, Common):
         return owner
     for dim, index in access.columns.items():
-        blank = LaneRows(dim, split=owner.split)
+        blank = LaneRows(dim, split=owner.split, packed=owner.packed)
         lane = lane_at(access, dim, blank) if access.sizes[dim] == 1 else None
         if lane == owner and (isinstance(owner.lane, Symbol) or index.range is not None):
             return blank

@@ -99,7 +99,9 @@ def _apart(a: Range, b: Range) -> bool:
 
 def _and(a: Range, b: Range) -> Range | None:
     if a[0] < 0 or b[0] < 0:
-        return None
+        # the bits of a number that is not negative limit those of the result
+        masks = [bounds[1] for bounds in (a, b) if bounds[0] >= 0]
+        return (0, min(masks)) if masks else None
     if a[1] <= 1 and b[1] <= 1:
         return min(a[0], b[0]), min(a[1], b[1])
     return 0, min(a[1], b[1])

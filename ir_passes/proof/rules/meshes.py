@@ -10,7 +10,7 @@ from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Backwards, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import Ahead, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, Real, Segment, SlotEntry, TokenOf, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -88,13 +88,16 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
+            if owner.inner != 1:
+                message = "a pool whose rows are merged with another axis is split over devices"
+                return Value(site.mixed(message, "reshape each device's part inside of the shard_map"))
             if owner.split:
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])
         if isinstance(owner, LaneRows):
             each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
-            if owner.order is not None or owner.start or owner.split or owner.held or not whole:
+            if owner.order is not None or owner.start or owner.split or owner.held or owner.packed or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
@@ -104,9 +107,8 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    fact = (
-        value.fact if isinstance(value.fact, SlotEntry) or (isinstance(value.fact, Iota) and not split.axes) else None
-    )
+    whole = isinstance(value.fact, Iota | PageEntry | Segment | Real | TokenOf) and not split.axes
+    fact = value.fact if isinstance(value.fact, SlotEntry) or whole else None
     if isinstance(fact, SlotEntry) and fact.less is not None:
         fact = None  # places along an axis of another mesh
     return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)

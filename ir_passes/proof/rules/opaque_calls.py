@@ -4,18 +4,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ir_passes.contract.contract import Lane, Opaque, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Lane, Opaque, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
 from ir_passes.contract.statements import Assumption, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
-from ir_passes.proof.rules.pool_rows import map_fault, record
+from ir_passes.proof.rules.page_tables import page_fault
+from ir_passes.proof.rules.pool_rows import record
 from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.rules.slot_maps import map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
-from ir_passes.proof.values import SlotEntry, Value
+from ir_passes.proof.values import PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
@@ -47,7 +49,7 @@ def _one_body(site: Site, name: str) -> None:
     if not others:
         calls.append(site.eqn)
         return
-    called = (f"{exact_name(one)}, called at {ir.source_of(one)}" for one in (*others, site.eqn))
+    called = (f"{exact_name(one)}, called at {' from '.join(ir.frames_of(one)[:2])}" for one in (*others, site.eqn))
     message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
     exact = dict.fromkeys(exact_name(one) for one in others)
     remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
@@ -98,7 +100,7 @@ class _Declared:
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, kept=kept)
         facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
-        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry)}
+        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry | PageEntry)}
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
 
     def _lanes(self) -> Owner:
@@ -112,6 +114,9 @@ class _Declared:
             lanes = site.join(*(moved(value.owner, 0) for value, _, _, _ in self._rows()))
             if isinstance(lanes, Mixed):
                 return lanes
+            pools = [one for one in (*self.entry.inputs, *self.entry.outputs) if isinstance(one, Pool)]
+            if isinstance(lanes, LaneRows | OneLane) and lanes.packed and pools:
+                return site.mixed("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
             if disordered(lanes):
                 return site.mixed("rows in an order that depends on all lanes meet an opaque operation", REMEDY)
             problem = self._unequal() if isinstance(lanes, LaneRows) else None
@@ -126,7 +131,7 @@ class _Declared:
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             if isinstance(value.owner, PoolRows) or isinstance(declared, Shared):
                 continue
-            yield value, f"operand {k}", self.site.shapes[k], 0 if isinstance(declared, SlotMap) else declared.axis
+            yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
     def _unequal(self) -> str | None:
         """Describe the arrays whose numbers of rows differ though each is declared to have a row for each lane."""
@@ -148,14 +153,17 @@ class _Declared:
                 continue
             for at, one in maps_of(self.entry, declared.group):
                 fact = self.operands[at].fact
-                assert isinstance(fact, SlotEntry)
+                assert isinstance(fact, SlotEntry | PageEntry)
                 for write in (False, True):
                     if one.role == ("read" if write else "write") or (write and k not in written):
                         continue
-                    fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
+                    if isinstance(fact, PageEntry):
+                        fault = page_fault(site, pool, fact, site.shapes[k], drops=one.role == "write", write=write)
+                    else:
+                        fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
                     if fault is not None:
                         return fault
-                    record(site, pool, fact, self.operands[at].owner, site.shapes[at], write)
+                    record(site, pool, self.operands[at], self.operands[at].owner, site.shapes[at], write)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
                 along = ", ".join(lanes.split)
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
@@ -191,6 +199,8 @@ class _Declared:
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():
                     problem = self._map_misfit(value, declared, self.site.shapes[k])
+                case PageTable():
+                    problem = self._table_misfit(value, declared)
             if problem is not None:
                 yield f"operand {k} is declared {problem}"
 
@@ -207,7 +217,7 @@ class _Declared:
             if mine or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
-        if not isinstance(owner, PoolRows) or owner.axis != declared.axis:
+        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
             return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
         if owner.split:
             return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
@@ -216,7 +226,9 @@ class _Declared:
     def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
         if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
             return "a slot map, and is not one"
-        if value.fact.guard is not None:
+        if value.fact.stride != 1:
+            return "a slot map, and is one times a number"
+        if value.fact.guard is not None or value.fact.instead:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"
         given = self.site.prover.bound.inputs[value.fact.leaf]
         entry = given.entry
@@ -225,5 +237,19 @@ class _Declared:
             return f"a slot map, and is {given.path} less the rows of other devices"
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.null) != (declared.size, declared.null):
+            return f"{declared}, and is {given.path}, {entry}"
+        return None
+
+    def _table_misfit(self, value: Value, declared: PageTable) -> str | None:
+        fact = value.fact
+        if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
+            return "a page table, and is not one"
+        given = self.site.prover.bound.inputs[fact.leaf]
+        entry = given.entry
+        assert isinstance(entry, PageTable)
+        if (fact.stride, fact.spare) != (1, 0) or fact.instead - ({"past"} if declared.role == "write" else set()):
+            return f"a page table, and is computed of {given.path}: it may hold something else than its entries"
+        differs = entry.role not in (declared.role, "both")
+        if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):
             return f"{declared}, and is {given.path}, {entry}"
         return None

@@ -7,7 +7,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Columns, Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered
 
 
@@ -18,9 +18,9 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
     if isinstance(owner, LaneRows) and owner.order is None:
         first, last = start // owner.inner, (start + (size - 1) * step) // owner.inner
         if first == last:
-            return OneLane(owner.start + first, owner.split)
+            return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
-            return LaneRows(axis, owner.inner, owner.start + first, None, owner.split)
+            return replace(owner, axis=axis, start=owner.start + first, held=())
     return site.mixed(
         f"a part of axis {axis} is cut out, which holds {describe(owner)}",
         "cut out whole lanes, or index rows by the slot map",
@@ -39,7 +39,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     if kept is not None and not whole:
         but = owner.axis if isinstance(owner, PoolRows) else -1
         kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
@@ -98,10 +98,12 @@ def unstack(site: Site, x: Value) -> list[Value]:
         value = _cut(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
         if isinstance(owner, LaneRows) and owner.axis == axis:
-            owner = OneLane(owner.start, owner.split)
+            owner = OneLane(owner.start, owner.split, packed=owner.packed)
         old = axis_of(owner)
         owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry) else None))
+        results.append(
+            Value(owner, range=value.range, fact=value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None)
+        )
     return results
 
 
@@ -169,7 +171,7 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | No
         for owner, size in pieces
         if isinstance(owner, LaneRows) or (isinstance(owner, OneLane) and isinstance(owner.lane, int))
     }
-    splits = {owner.split for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
+    splits = {(owner.split, owner.packed) for owner, _ in pieces if isinstance(owner, LaneRows | OneLane)}
     if len(inner) != 1 or len(splits) != 1:
         return None
     (per_lane,) = inner
@@ -192,4 +194,5 @@ def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | No
             return None
         start = first
         place += size
-    return LaneRows(axis, per_lane, start or 0, None, splits.pop())
+    ((split, packed),) = splits
+    return LaneRows(axis, per_lane, start or 0, None, split, packed=packed)

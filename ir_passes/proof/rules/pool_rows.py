@@ -1,14 +1,15 @@
 """Reads and writes of pools by slot."""
 
-import math
 from dataclasses import replace
 
-from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access, constant_of
+from ir_passes.proof.rules.page_tables import no_entry, page_fault
+from ir_passes.proof.rules.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Ahead, Constant, Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import RowAccess
@@ -35,12 +36,12 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(found)
     kept = None
     if operand.kept is not None:
-        by = access.columns[axis].fact
+        by = _places(access.columns[axis])
         kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
     if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
-    if pool.split and isinstance(owner, LaneRows | OneLane):
+    if pool.split and isinstance(owner, LaneRows | OneLane) and not counts_within(site, access.columns[axis]):
         return Value(replace(owner, held=pool.split))
     return Value(owner, kept=kept)
 
@@ -63,7 +64,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
-    if isinstance(found, LaneRows | OneLane) and found.split:
+    if isinstance(found, LaneRows | OneLane) and found.split and not counts_within(site, access.columns[axis]):
         message = (
             f"each device along {', '.join(found.split)} writes the rows of its own lanes to its own copy of a pool"
         )
@@ -79,12 +80,12 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
-    assert isinstance(index, SlotEntry)
+    assert isinstance(index, SlotEntry | PageEntry)
     kept = operand.kept
     if kept is not None:
         again = updates.kept
         same = replaces and again is not None and again.leaf == kept.leaf
-        if again is None or not same or _put_by_slot(again.view, access, axis, index) != kept.view:
+        if again is None or not same or _put_by_slot(again.view, access, axis) != kept.view:
             kept = None
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
@@ -95,12 +96,31 @@ def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
     entries = [one.entry for one in site.prover.bound.inputs]
-    return all(entry.null for entry in entries if isinstance(entry, SlotMap) and pool.group in entry.names)
+    mine = [entry for entry in entries if isinstance(entry, SlotMap | PageTable) and pool.group in entry.names]
+    # the null page is read by every lane, and written by none
+    return all(isinstance(entry, SlotMap) and entry.null for entry in mine)
 
 
-def _put_by_slot(view: View, access: Access, axis: int, slot: SlotEntry) -> View | None:
-    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now."""
-    for by in (slot, replace(slot, guard=None, instead=frozenset())):
+def _places(index: Value) -> tuple:
+    """The places that an index names, for comparing them: a lane has one entry in a slot map, and several within it.
+
+    A lane has several pages, too.
+    """
+    fact = index.fact
+    several = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
+    return (fact, index.number) if several else (fact,)
+
+
+def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
+    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now.
+
+    Places within rows, and pages, are put back by the very index that they were read by.
+    """
+    index = access.columns[axis]
+    forms = [_places(index)]
+    if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
+        forms.append((replace(index.fact, guard=None, instead=frozenset()),))
+    for by in forms:
         rows = left(view, ("by slot", by))
         if rows is not None:
             return access.put(rows, axis)
@@ -142,103 +162,47 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
         site.prover.violations.append(violation)
         return Mixed(violation)
-    if not isinstance(index.fact, SlotEntry):
-        message = f"rows of {path} are picked by an index that is not the lane's entry in its slot map"
-        return site.mixed(message, _BY_SLOT, ViolationKind.WRONG_ROW)
+    tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]
+    if isinstance(index.fact, PageEntry):
+        fault = page_fault(site, pool, index.fact, access.full, access.drops, write)
+        if fault is not None:
+            return Mixed(replace(fault.cause, fault=index.number))
+        record(site, pool, index, access.index_owner(axis), access.window_shape, write)
+        return access.index_owner(axis)
+    if any(pool.group in table.names for table in tables):
+        return Mixed(replace(no_entry(site, path).cause, fault=index.number))
+    if not isinstance(index.fact, SlotEntry) or pool.inner != index.fact.stride:
+        message, remedy = (
+            f"rows of {path} are picked by an index that is not the lane's entry in its slot map",
+            _BY_SLOT,
+        )
+        if pool.inner > 1:
+            remedy = f"index by slots * {pool.inner} + offset, with offsets below {pool.inner}, or do not merge axes"
+        owner = site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+        # the index that a lane reads by and writes by is one fault
+        return Mixed(replace(owner.cause, fault=index.number))
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
-    fault = fault or _device_fault(site, pool, index.fact, access)
-    if fault is not None:
-        return fault
     owner = access.index_owner(axis)
-    record(site, pool, index.fact, owner, access.window_shape, write)
+    fault = fault or device_fault(site, pool, index.fact, owner, access)
+    if fault is not None:
+        return Mixed(replace(fault.cause, fault=index.number))
+    record(site, pool, index, owner, access.window_shape, write)
     return owner
 
 
-def record(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
+def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Note which rows of a pool are read or written, to be compared with those of its group.
 
     Args:
-        fact: by which the rows are picked.
+        index: by which the rows are picked.
         owner: of the entries.
         shape: of what is read or written; along the owner's axis one row for each entry.
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
-        lane, whose = owner.order, (owner.start, lanes, owner.order)
+        lane, whose = owner.order, (owner.start, lanes, owner.order, owner.packed)
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (replace(fact, less=None), whose), lane, site))
-
-
-def map_fault(
-    site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
-) -> Mixed | None:
-    """Return the fault of picking rows of a pool by an entry of a slot map, None where there is none.
-
-    Args:
-        shape: of the pool, as it lies on one device.
-        drops: whether a row past its end is left out.
-        write: whether rows are written; otherwise they are read.
-    """
-    path = site.prover.bound.inputs[pool.leaf].path
-    rows = shape[pool.axis] * site.prover.devices_along(pool.split)
-    slots, entry = site.prover.bound.inputs[fact.leaf].path, site.prover.bound.inputs[fact.leaf].entry
-    assert isinstance(entry, SlotMap)
-    if pool.group not in entry.names:
-        message = f"rows of {path} are picked by {slots}, which is the slot map of {', '.join(entry.names)}"
-        return site.mixed(message, f"use the slot map of group {pool.group!r}", ViolationKind.WRONG_ROW)
-    if entry.role == ("read" if write else "write"):
-        message = f"{path} is {'written' if write else 'read'} by {slots}, which is declared for the opposite"
-        return site.mixed(message, "use the map with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    others = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
-    shared = [one.path for one in others if not (entry.disjoint or getattr(one.entry, "disjoint", False))]
-    if shared:
-        message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {shared[0]}"
-        remedy = (
-            "read all rows before any is written, and write by one slot map, or declare SlotMap(..., disjoint=True)"
-        )
-        return site.mixed(message, remedy)
-    if rows < entry.size:
-        message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
-        site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
-    if "past" in fact.instead and rows > entry.size:
-        message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
-        remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
-        return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
-    if "null" in fact.instead and not write:
-        message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
-        remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if fact.instead - {"null"} and not drops:
-        message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
-        site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
-    return None
-
-
-def _device_fault(site: Site, pool: PoolRows, fact: SlotEntry, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before."""
-    path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
-    slots = site.prover.bound.inputs[fact.leaf].path
-    shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
-    if not pool.split:
-        if shift is None:
-            return None
-        message = f"{path} has all its rows on every device, and is indexed by {slots} less {shift}"
-        return site.mixed(message, "index it by the entries as they are", ViolationKind.WRONG_ROW)
-    along = ", ".join(pool.split)
-    if len(pool.split) != 1 or fact.less != Ahead(pool.split[0], rows):
-        message = (
-            f"a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift or 'nothing'}"
-        )
-        remedy = f"subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})"
-        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if not access.drops:
-        message = f"a row of {path} that another device along {along} has is clamped to one of this device"
-        return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.BOUNDS)
-    filler = site.params.get("fill_value")
-    if site.name == "gather" and (filler is None or filler != 0 or math.copysign(1, filler) < 0):
-        message = (
-            f"a row of {path} that another device along {along} has is read as {'nan' if filler is None else filler}"
-        )
-        return site.mixed(message, f"use fill_value=0, and sum over {along}", ViolationKind.COLLECTIVE)
-    return None
+    fact = index.fact
+    rows = replace(fact, less=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))

@@ -71,7 +71,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         Value(
             site.mixed(
                 "the rows lie in an order that depends on all lanes, and were not sorted by what the sizes count",
-                "count the very keys by which the rows were sorted",
+                "count the very keys by which the rows were sorted, and let none be negative, as expert % local is not",
             )
         )
     ]

@@ -1,6 +1,7 @@
 """Operations along axes: reductions, scans, sorts and searches."""
 
 import math
+from dataclasses import replace
 
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
 from ir_passes.proof.rules.intervals import fits
@@ -164,7 +165,7 @@ def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
     """Return the owner of `rows[order // div]`."""
     if isinstance(owner, LaneRows):
         if owner.order is None:
-            return LaneRows(owner.axis, owner.inner * div, owner.start, order, owner.split)
+            return replace(owner, inner=owner.inner * div, order=order, held=())
         if div == 1 and owner.order == Order(order.number, not order.inverse):
-            return LaneRows(owner.axis, owner.inner, owner.start, None, owner.split)
+            return replace(owner, order=None, held=())
     return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

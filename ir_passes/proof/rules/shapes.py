@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from ir_passes.proof.owners import COMMON, Backwards, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.rules.intervals import hull
+from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    ActiveCount,
     Ahead,
     Constant,
     Counts,
@@ -15,6 +17,7 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Kept,
+    PageEntry,
     Permuted,
     RemainderOf,
     SignOf,
@@ -36,7 +39,7 @@ def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
 def stretched(owner: Owner, before: int, after: int) -> Owner:
     """Return the owner after the single index of its axis has been broadcast."""
     if isinstance(owner, LaneRows) and before == 1 != after:
-        return OneLane(owner.start, owner.split, owner.held)
+        return OneLane(owner.start, owner.split, owner.held, owner.packed)
     return owner
 
 
@@ -73,6 +76,10 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
         new, per_old, per_new = found
         if per_old == per_new == 1:
             return moved(owner, new)
+        if isinstance(owner, PoolRows):
+            # several rows at one index are refused: of an axis that they are split off, some could be cut out
+            if owner.inner * per_old % per_new == 0:
+                return replace(owner, axis=new, inner=owner.inner * per_old // per_new)
         if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
                 return replace(owner, axis=new, inner=owner.inner * per_old)
@@ -80,7 +87,9 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
                 return replace(owner, axis=new, inner=owner.inner // per_new)
     return site.mixed(
         f"reshaping {before} to {after} does not keep axis {axis}, which holds different lanes, as an axis",
-        "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
+        "use the pool as it lies, or merge dimensions of a row into the row axis: index by row * size + offset"
+        if isinstance(owner, PoolRows)
+        else "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
     )
 
 
@@ -93,13 +102,21 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
     elif fact is None and x.fact is not None and _same_but_ones(before, after):
         fact = _fact_over_ones(x.fact, before, after)
+    if fact is None:
+        fact = relocated(x.fact, lambda axis: _same_place(axis, before, after))
     return Value(owner, x.number, x.range, fact, _reshape_kept(x.kept, before, after), x.version)
+
+
+def _same_place(axis: int, before: Shape, after: Shape) -> int | None:
+    """Return the axis that an axis is after a reshape, with the same elements; None where there is none."""
+    found = place_after_reshape(axis, before, after)
+    return found[0] if found is not None and found[1:] == (1, 1) else None
 
 
 def _same_but_ones(before: Shape, after: Shape) -> bool:
@@ -135,10 +152,12 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Ahead | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]
+    if fact is None:
+        fact = relocated(x.fact, lambda axis: dims[axis] if before[axis] == after[dims[axis]] else None)
     if fact is None and len(long) == 1:
         fact = Spread(x.number, dims[long[0]])
     return [Value(owner, 0, x.range, fact, None, x.version)]
@@ -153,9 +172,10 @@ def transpose(site: Site, x: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
     kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
-    fact = x.fact if isinstance(x.fact, SlotEntry | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
+    fact = fact or relocated(x.fact, permutation.index)
     return [Value(owner, 0, x.range, fact, kept, x.version)]
 
 
@@ -187,7 +207,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
             whole = isinstance(owner, LaneRows) and owner.order is None and inside == 0 and low % owner.inner == 0
             if whole and low >= 0 and high >= 0:
                 assert isinstance(owner, LaneRows)
-                owner = LaneRows(axis, owner.inner, owner.start - low // owner.inner, None, owner.split)
+                owner = replace(owner, start=owner.start - low // owner.inner, held=())
             else:
                 owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
     if isinstance(owner, PoolRows):

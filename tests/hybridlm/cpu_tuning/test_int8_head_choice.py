@@ -215,16 +215,16 @@ def test_no_lane_reaches_another(pair: tuple[hybridlm.LM, hybridlm.LM]) -> None:
         return compiled(params, jax.tree.map(jnp.array, pools), *rest)
 
     def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if path.startswith("argument 1.layers"):
+        if path.startswith("args[1].layers"):
             return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
-        if path == "argument 3":
+        if path == "args[3]":
             return np.where(row == 0, 1, 0).astype(row.dtype)
         if row.dtype == np.int32:
             return ((row + rng.integers(1, 63, row.shape)) % 64).astype(row.dtype)
         return row ^ np.uint32(77) if row.dtype == np.uint32 else np.float32(0.4) + row * np.float32(0.2)
 
     found = influence(run, args, contract.bind(step, args), change)
-    assert found.leaks == [] and (0, "argument 2") not in found.inert
+    assert found.leaks == [] and (0, "args[2]") not in found.inert
 
 
 def test_host_says_whether_a_greedy_lane_is_beside_sampled_ones() -> None:

@@ -108,5 +108,5 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     args = (lanes.params, rows, *operands)
     step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
     caches = (".key", ".value")
-    seen = unaccepted_reach(step, args, VERIFY_CONTRACT, {"argument 2": 1}, lambda path: path.endswith(caches))
+    seen = unaccepted_reach(step, args, VERIFY_CONTRACT, {"args[2]": 1}, lambda path: path.endswith(caches))
     assert seen.compared and not seen.reached

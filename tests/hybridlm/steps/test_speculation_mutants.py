@@ -103,7 +103,7 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, *operands),
         VERIFY_CONTRACT,
-        {"argument 2": 1},
+        {"args[2]": 1},
         lambda path: path.endswith((".key", ".value")),
     )
     assert found.compared > 10 and bool(found.reached) == bool(id)

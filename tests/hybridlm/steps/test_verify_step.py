@@ -101,7 +101,7 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
     sampling = sampling_arrays([lane.owner for lane in scene.lanes])
     args = steps.lm.engine.params, scene.rows, *batch, drafts, *sampling
     positional = ("key", "value")
-    seen = unaccepted_reach(step, args, contract, {"argument 2": 1}, lambda path: path.endswith(positional))
+    seen = unaccepted_reach(step, args, contract, {"args[2]": 1}, lambda path: path.endswith(positional))
     assert seen.reached == ()
     assert seen.compared > 8
 

@@ -14,7 +14,8 @@ from jax.experimental import topologies
 
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.compile.buffer_assignment import compile_with_assignment
-from ir_passes.compile.compile_step import CompiledStep, compile_step
+from ir_passes.compile.compile_step import compile_step
+from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.versions import current_versions
 from ir_passes.xla_audit.findings import AuditError, FindingKind
 from ir_passes.xla_audit.hlo import read

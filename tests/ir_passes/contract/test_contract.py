@@ -28,12 +28,12 @@ def test_covers_every_leaf_and_pairs_pools_with_their_successors() -> None:
     bound = ROW_POOL.bind(step, arguments())
     assert bound.lanes == N
     assert [b.path for b in bound.inputs] == [
-        "argument 0['b']",
-        "argument 0['w']",
-        "argument 1[0]",
-        "argument 1[1]['ssm']",
-        "argument 2",
-        "argument 3",
+        "args[0]['b']",
+        "args[0]['w']",
+        "args[1][0]",
+        "args[1][1]['ssm']",
+        "args[2]",
+        "args[3]",
     ]
     assert [type(b.entry) for b in bound.inputs] == [Shared, Shared, Pool, Pool, Lane, Lane]
     assert bound.successors == {2: 1, 3: 2}
@@ -77,47 +77,59 @@ def narrow(params, pools, tokens, lengths):
 
 S, P, L = Shared(), Pool("state"), Lane()
 FAULTS = {
-    "an entry for each argument": (step, arguments(), (S, P, L), (L, P), "3 argument entries, the step has 4"),
-    "an entry for each output": (step, arguments(), (S, P, L, L), (L,), "1 output entries, the step has 2"),
-    "entries that fit the pytree": (step, arguments(), ((S, S, S), P, L, L), (L, P), "argument 0"),
-    "nothing but entries": (step, arguments(), (S, P, "lane", L), (L, P), "argument 2: expected one of"),
-    "axes that exist": (step, arguments(), (S, P, Lane(axis=2), L), (L, P), "argument 2: .*axis 2"),
-    "lane axes of one length": (step, arguments(), (S, P, Lane(axis=1), L), (L, P), "argument 2: 1, argument 3: 3"),
+    "an entry for each argument": (
+        step,
+        arguments(),
+        (S, P, L),
+        (L, P),
+        "args: expected entries for 4 arguments, the contract has 3",
+    ),
+    "an entry for each output": (
+        step,
+        arguments(),
+        (S, P, L, L),
+        (L,),
+        "result: .*expected one entry or a tuple of 2, got a tuple of 1",
+    ),
+    "entries that fit the pytree": (step, arguments(), ((S, S, S), P, L, L), (L, P), r"args\[0\]"),
+    "nothing but entries": (step, arguments(), (S, P, "lane", L), (L, P), r"args\[2\]: expected one of"),
+    "axes that exist": (step, arguments(), (S, P, Lane(axis=2), L), (L, P), r"args\[2\]: .*axis 2"),
+    "lane axes of one length": (step, arguments(), (S, P, Lane(axis=1), L), (L, P), r"args\[2\]: 1, args\[3\]: 3"),
     "at least one lane": (lambda *a: (a[1],), arguments(), (S, P, S, S), (P,), "how many lanes"),
     "int32 lengths": (
         step,
         (*arguments()[:3], jnp.ones(N)),
         (S, P, L, Lane(role="length")),
         (L, P),
-        r"argument 3: .*int32\[3\], got float32",
+        r"args\[3\]: .*int32\[3\], got float32",
     ),
     "lengths as inputs": (
         lambda *a: (a[3], a[1]),
         arguments(),
         (S, P, L, L),
         (Lane(role="length"), P),
-        "output 0: lengths are an input, never an output",
+        r"result\[0\]: what says which lanes are idle is an input",
     ),
     "int32 counts of accepted tokens": (
         lambda *a: (a[3].astype(jnp.float32), a[1]),
         arguments(),
         (S, P, L, L),
         (Lane(role="accepted"), P),
-        r"output 0: .*int32\[3\], got float32",
+        r"result\[0\]: .*int32\[3\], got float32",
     ),
     "one count of accepted tokens for each lane": (
         lambda *a: (a[2], a[1]),
         arguments(),
         (S, P, L, L),
         (Lane(role="accepted"), P),
-        r"output 0: .*int32\[3\], got int32\(3, 1\)",
+        r"result\[0\]: .*int32\[3\], got int32\(3, 1\)",
     ),
     "one row per lane without a slot map": (
         step,
         arguments(ROWS),
         (S, P, L, L),
         (L, P),
-        r"argument 1\[0\].*expected 3",
+        r"args\[1\]\[0\].*expected 3",
     ),
     "slot maps of known groups": (
         step,
@@ -128,31 +140,45 @@ FAULTS = {
     ),
     "slot maps of one row or more": (step, arguments(), (S, P, L, SlotMap("state", 0)), (L, P), "at least 1, got 0"),
     "slot maps as inputs": (step, arguments(), (S, P, L, L), (SlotMap("state", 3), P), "never an output"),
+    "a bool mask of active lanes": (step, arguments(), (S, P, L, Lane(role="active")), (L, P), r"needs bool\[3\], got"),
+    "one number of active lanes": (
+        step,
+        arguments(),
+        (S, P, L, Shared("active_count")),
+        (L, P),
+        r"needs int32\[\], got",
+    ),
     "roles of lanes that there are": (
         step,
         arguments(),
         (S, P, L, Lane(role="lenght")),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
-        "argument 3: Lane has no role 'lenght'; expected one of None, 'length', 'accepted'",
+        r"args\[3\]: Lane has no role 'lenght'; expected one of None, 'length', 'active', 'accepted'",
     ),
     "roles of slot maps that there are": (
         step,
         (*arguments(ROWS)[:3], {"s": jnp.ones(N, jnp.int32)}),
         (S, P, L, {"s": SlotMap("state", ROWS, role="reed")}),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
-        r"argument 3\['s'\]: SlotMap has no role 'reed'; expected one of 'both', 'read', 'write'",
+        r"args\[3\]\['s'\]: SlotMap has no role 'reed'; expected one of 'both', 'read', 'write'",
     ),
     "a name for every dimension": (
         step,
         arguments(),
         (S, Pool("state", dims=("slot", "tap")), L, L),
         (L, P),
-        r"argument 1\[1\]\['ssm'\]: 2 dims",
+        r"args\[1\]\[1\]\['ssm'\]: 2 dims",
     ),
-    "successors of the same shape": (shrink, arguments(), (S, P, L, L), (L, P), r"output 1\[0\] succeeds argument 1"),
+    "successors of the same shape": (shrink, arguments(), (S, P, L, L), (L, P), r"result\[1\]\[0\] succeeds args\[1\]"),
     "successors of the same dtype": (narrow, arguments(), (S, P, L, L), (L, P), "got bfloat16"),
     "donors for every successor": (step, arguments(), (S, S, L, L), (L, P), "2 output pools but only 0 input pools"),
-    "a tuple of results": (lambda *a: a[2], arguments(), (S, P, L, L), (L,), "must return a tuple"),
+    "one entry for one result": (
+        lambda *a: a[2],
+        arguments(),
+        (S, P, L, L),
+        (L,),
+        "result: .*an array, got a tuple of 1",
+    ),
 }
 
 

@@ -169,6 +169,24 @@ def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(one,
     assert "names several" in violation.message
 
 
+@pytest.mark.parametrize("other", [lambda x: x * 3, lambda x: x[::-1], lambda x: x - x.mean(0, keepdims=True)])
+def test_closures_of_one_function_at_two_shapes_are_told_apart(other) -> None:
+    """What a closure holds stands in its program, lengths of arrays aside."""
+
+    def step(first, second, names, x):
+        wide = jnp.concatenate([x, x], axis=1)
+        shape = jax.ShapeDtypeStruct(wide.shape, wide.dtype)
+        result = pl.pallas_call(of_factory(second), out_shape=shape, name=names[1])(wide)
+        return (call(of_factory(first), name=names[0])(x) + result[:, :WIDTH],)
+
+    one = functools.partial(step, SAME, other, (None, None))
+    (violation,) = faults(one, contract(made=ROWS)).violations
+    assert "names several" in violation.message and "give each a name of its own" in violation.remedy
+    named = functools.partial(step, SAME, other, ("first", "second"))
+    assert prove_isolation(named, (X,), contract(first=ROWS, second=ROWS))
+    assert prove_isolation(functools.partial(step, SAME, lambda x: x * 2, (None, None)), (X,), contract(made=ROWS))
+
+
 def test_one_kernel_at_two_shapes_is_one_thing() -> None:
     def step(x):
         wide = jnp.concatenate([x, x], axis=1)

@@ -22,11 +22,11 @@ def test_ids_and_sentences(ids: type[StatementId]) -> None:
     for one in ids:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", one.value)
         details = {name: name for _, name, _, _ in string.Formatter().parse(one.sentence) if name}
-        made = one.statement("argument 0", **details)
-        assert (made.id, made.about) == (one, "argument 0")
+        made = one.statement("args[0]", **details)
+        assert (made.id, made.about) == (one, "args[0]")
         assert made.sentence[0].isupper() or made.sentence.startswith(("name_dims", "check_vma"))
         assert made.sentence[-1] == "." or one.sentence[-1] == "}"
-        assert str(made) == f"{one.value} (argument 0): {made.sentence}"
+        assert str(made) == f"{one.value} (args[0]): {made.sentence}"
     counts = Counter(one.sentence for one in ids)
     assert [sentence for sentence, count in counts.items() if count > 1] == []
 

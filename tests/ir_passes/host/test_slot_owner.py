@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from ir_passes import SlotMap
-from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotOwner, SlotsExhausted, bind_local
 
 
 def row_of(owner: SlotOwner, slot: Slot) -> int:
@@ -257,3 +257,22 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_rows_of_two_maps_that_are_declared_disjoint() -> None:
+    owner = SlotOwner(6, "state")
+    running, snapshots = [owner.acquire(), owner.acquire()], [owner.acquire(), None]
+    np.testing.assert_array_equal(owner.bind(snapshots, 2, "write", beside=running), [3, 0])
+    with pytest.raises(SlotError, match="lane 1: row 1 .* another slot map of this step"):
+        owner.bind([snapshots[0], running[0]], 2, "write", beside=running)
+
+
+def test_rows_within_a_device() -> None:
+    owners = [SlotOwner(4, "state"), SlotOwner(4, "state")]
+    slots = [owners[0].acquire(), None, owners[1].acquire(), owners[1].acquire()]
+    np.testing.assert_array_equal(bind_local(owners, slots, 4), [1, 0, 1, 2])
+    with pytest.raises(SlotError, match="belongs to another owner"):
+        bind_local(owners, [slots[2], None, slots[0], None], 4)
+    for wrong in (slots[:3], [*slots, None]):
+        with pytest.raises(SlotError, match="as many lanes on each device"):
+            bind_local(owners, wrong, len(wrong))

@@ -11,7 +11,7 @@ from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, 
 from ir_passes.contract.statements import Claim, NotCovered
 from ir_passes.measure.unaccepted import unaccepted_reach
 
-TOKENS = {"argument 2": 1}
+TOKENS = {"args[2]": 1}
 ARGS = verification.draw(np.random.default_rng(2))
 
 
@@ -59,9 +59,9 @@ def counted_past_a_wrong_one(w, pools, tokens, lengths):
 @pytest.mark.parametrize(
     ("step", "where"),
     [
-        (convolution_at_the_end, "output 1['conv']"),
-        (one_too_many, "output 1['state']"),
-        pytest.param(drafts_written, "output 1['state']", marks=pytest.mark.long),
+        (convolution_at_the_end, "result[1]['conv']"),
+        (one_too_many, "result[1]['state']"),
+        pytest.param(drafts_written, "result[1]['state']", marks=pytest.mark.long),
         (counted_past_a_wrong_one, "the count of accepted tokens"),
     ],
 )
@@ -96,10 +96,10 @@ def test_pools_by_position_are_left_out() -> None:
 
 
 def test_says_what_it_needs() -> None:
-    with pytest.raises(ContractError, match="argument 9: expected an array of the lanes with tokens along axis 1"):
-        unaccepted_reach(verification.step, ARGS, CONTRACT, {"argument 9": 1})
-    with pytest.raises(ContractError, match="argument 3: .* along axis 1; there are argument 2, argument 3"):
-        unaccepted_reach(verification.step, ARGS, CONTRACT, {"argument 3": 1})
+    with pytest.raises(ContractError, match=r"args\[9\]: expected an array of the lanes with tokens along axis 1"):
+        unaccepted_reach(verification.step, ARGS, CONTRACT, {"args[9]": 1})
+    with pytest.raises(ContractError, match=r"args\[3\]: .* along axis 1; there are args\[2\], args\[3\]"):
+        unaccepted_reach(verification.step, ARGS, CONTRACT, {"args[3]": 1})
     plain = LaneContract((Shared(), Pool("r")), (Pool("r"), Lane()))
     with pytest.raises(ContractError, match="expected one output that is Lane"):
         unaccepted_reach(lambda w, r: (r, r), (np.ones(1, np.float32), np.ones((2, 1), np.float32)), plain, {})

@@ -41,13 +41,13 @@ def test_ten_equations_either_side() -> None:
 
 EXPLAINED = {
     "roll": (Kind.CROSS_LANE, "lanes along axis 0", "lanes 0 to 3"),
-    "next-row": (Kind.WRONG_ROW, "pool 'seq', rows along axis 0", "lanes 0 to 3, argument 0"),
-    "whole-pool-decays": (Kind.FRAME, "pool 'seq', rows along axis 0", "argument 0"),
-    "read-after-write": (Kind.STALE, "lanes along axis 0", "lanes 0 to 3, argument 0"),
-    "written-transposed": (Kind.DIMENSIONS, "pool 'seq', rows along axis 0", "argument 0"),
-    "orders-differ": (Kind.COUPLING, "permuted", "argument 1['conv'], argument 1['state']"),
-    "idle-writes-zeros": (Kind.IDLE, "in [0, 8], Slot", "argument 0"),
-    "pool-as-constant": (Kind.CONSTANT, "lanes along axis 0", "argument 0"),
+    "next-row": (Kind.WRONG_ROW, "pool 'seq', rows along axis 0", "lanes 0 to 3, args[0]"),
+    "whole-pool-decays": (Kind.FRAME, "pool 'seq', rows along axis 0", "args[0]"),
+    "read-after-write": (Kind.STALE, "lanes along axis 0", "lanes 0 to 3, args[0]"),
+    "written-transposed": (Kind.DIMENSIONS, "pool 'seq', rows along axis 0", "args[0]"),
+    "orders-differ": (Kind.COUPLING, "permuted", "args[1]['conv'], args[1]['state']"),
+    "idle-writes-zeros": (Kind.IDLE, "in [0, 8], Slot", "args[0]"),
+    "pool-as-constant": (Kind.CONSTANT, "lanes along axis 0", "args[0]"),
     "any-branch": (Kind.CONTROL, "several lanes", "lanes 0 to 3"),
     "foreign-call": (Kind.OPAQUE, "lanes along axis 0", "lanes 0 to 3"),
     "count-below-zero": (Kind.ACCEPTED, "lanes along axis 0", "lanes 0 to 3"),
@@ -91,7 +91,7 @@ def test_lanes_are_named_by_number_and_pools_by_path() -> None:
         (LaneRows(1, inner=2, start=4), (5, 6)),
         (pool, (9, 5)),
     ]
-    assert concerned(bound, parts) == ("lanes 2 and 4 to 6", "argument 0")
+    assert concerned(bound, parts) == ("lanes 2 and 4 to 6", "args[0]")
     split = [(OneLane(0, ("data",)), (5,)), (OneLane(Symbol(3, LANES)), (5,))]
     assert concerned(bound, split) == ("lane 0 of each device along data", "the lane of a loop index")
     assert concerned(bound, [(COMMON, ())]) == ()

@@ -249,7 +249,7 @@ def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
     args = draw_snapshots(np.random.default_rng(0))
     assert crossings(with_snapshot, args) == []
     proof = prove_isolation(with_snapshot, args, SNAPSHOTS)
-    assert [one.about for one in proof.assumed if one.id == "disjoint-rows"] == ["argument 3"]
+    assert [one.about for one in proof.assumed if one.id == "disjoint-rows"] == ["args[3]"]
     want = [np.asarray(one) for one in jax.jit(with_snapshot)(*args)]
     compiled = compile_step(with_snapshot, args, SNAPSHOTS)
     found = compiled(args[0], jnp.array(args[1]), *args[2:])

@@ -290,7 +290,7 @@ def test_proof_says_what_it_proves() -> None:
     proof = proved(advanced, mapped_args(), MAPPED)
     assert proof.lanes == N and proof.equations > 3 and proof.seconds > 0
     assert [one.id for one in proof.proved] == [*ALWAYS_PROVED]
-    assert [(one.id, one.about) for one in proof.assumed] == [(Assumption.SLOT_MAP, "argument 1")]
+    assert [(one.id, one.about) for one in proof.assumed] == [(Assumption.SLOT_MAP, "args[1]")]
     assert [one.id for one in proof.notes] == [Note.DIMENSIONS_NOT_PROVED]
     json.dumps([dataclasses.asdict(one) for one in (*proof.proved, *proof.assumed, *proof.notes)])
 

@@ -60,7 +60,7 @@ def put_of(**declared: Any) -> dict[str, Opaque]:
 
 
 ROLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "size": ({"size": S + 1}, {}, "operand 1 is declared SlotMap.*size=10.*argument 1"),
+    "size": ({"size": S + 1}, {}, r"operand 1 is declared SlotMap.*size=10.*args\[1\]"),
     "null row": ({"null": True}, {"null": False}, "operand 1 is declared SlotMap.*null=True"),
     "role": ({}, {"role": "write"}, "operand 1 is declared SlotMap.*role='both'"),
 }

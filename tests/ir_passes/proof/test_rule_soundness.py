@@ -12,6 +12,7 @@ import pytest
 from idle_predictions import idle_faults
 from jaxpr_mutation import Subject
 from predicted_owners import faults, predictions
+from random_layouts import random_layout
 from random_steps import random_program
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
@@ -21,7 +22,7 @@ from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.values import Kept
 
 RUN = [name for name in PROGRAMS if not name.startswith("sharded")]
-RANDOM = 40
+RANDOM, LAYOUTS = 40, 4
 IDLE = range(20)
 NOT_FOLLOWED = "kept by a view that is not followed"
 
@@ -37,6 +38,26 @@ def test_predictions_for_the_zoo_hold() -> None:
 
 def test_predictions_for_random_programs_hold() -> None:
     assert [fault for seed in range(RANDOM) for fault in broken(random_program(seed))] == []
+
+
+def test_predictions_for_random_layouts_hold() -> None:
+    """Packed tokens and pages."""
+    assert [fault for seed in range(LAYOUTS) for fault in broken(random_layout(seed), range(2))] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(10))
+def test_predictions_for_many_random_layouts_hold(block: int) -> None:
+    seeds = range(100 + 100 * block, 200 + 100 * block)
+    assert [fault for seed in seeds for fault in broken(random_layout(seed, 8 + seed % 16), range(2))] == []
+
+
+def test_random_layouts_are_varied() -> None:
+    facts = Counter[str]()
+    for seed in range(LAYOUTS, LAYOUTS + 10):
+        found = predictions(Subject(random_layout(seed), range(1))).values()
+        facts.update(type(value.fact).__name__ for _, _, value, _ in found)
+    assert all(facts[name] for name in ("Segment", "TokenOf", "SameLane", "PageEntry")), facts
 
 
 @pytest.mark.long
@@ -76,12 +97,12 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows said to be those of other lanes."""
     real = predictions
 
-    def shifted(subject: Subject) -> dict:
+    def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
         return {
             var: one._replace(value=one.value.but(owner=LaneRows(one.value.owner.axis, start=1)))
             if isinstance(one.value.owner, LaneRows)
             else one
-            for var, one in real(subject).items()
+            for var, one in real(subject, idle, counted).items()
         }
 
     monkeypatch.setattr("predicted_owners.predictions", shifted)
@@ -92,8 +113,8 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
     """Every choice by the length said to be the new rows, and every range to be one more than it is."""
     real = predictions
 
-    def shifted(subject: Subject, idle: bool = False) -> dict:
-        found = real(subject, idle)
+    def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
+        found = real(subject, idle, counted)
         for var, one in found.items() if idle else ():
             value = one.value
             if one.equation.primitive.name == "tanh":

@@ -222,7 +222,7 @@ def test_stale_state_of_the_previous_tenant() -> None:
     start(host, (5, 3))
     error = fails(
         host,
-        r"lane 1, row 3: wrong owner where \w+ reads argument 1 \(.*test_sanitizer.py:\d+\): "
+        r"lane 1, row 3: wrong owner where \w+ reads args\[1\] \(.*test_sanitizer.py:\d+\): "
         r"expected owner fresh, position 0, .*found owner 5, position 1, layout 0, epoch 1",
         [0, 3, 0],
         [None, LaneWork(6, 0, 1), None],
@@ -239,7 +239,7 @@ def test_only_one_pool_is_not_reset() -> None:
 
     host = Host(step)
     start(host, (5, 3))
-    fails(host, "lane 0, row 3: wrong owner where mul reads argument 2", [3, 0, 0], [LaneWork(6, 0, 1), None, None])
+    fails(host, r"lane 0, row 3: wrong owner where mul reads args\[2\]", [3, 0, 0], [LaneWork(6, 0, 1), None, None])
 
 
 @pytest.mark.long
@@ -359,7 +359,7 @@ def test_pools_of_a_group_moved_by_different_indices() -> None:
     assert host.shadow_labels[0].tolist()[4][0] == 5 and host.shadow_labels[1].tolist()[5][0] == 5
     fails(
         host,
-        "lane 0, row 4: .* reads argument 2 .*found owner fresh",
+        r"lane 0, row 4: .* reads args\[2\] .*found owner fresh",
         [4, 2, 0],
         [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None],
     )
@@ -458,7 +458,7 @@ def test_a_snapshot_of_one_pool_only() -> None:
     copied(host, [5, 0, 0], [2, 0, 0])
     host.shadow_labels = (host.shadow_labels[0], both[1])
     host.ledger.adopt(8, labels[2])
-    fails(host, "reads argument 2 .*found owner fresh", [2, 0, 0], [LaneWork(8, 2, 1), None, None])
+    fails(host, r"reads args\[2\] .*found owner fresh", [2, 0, 0], [LaneWork(8, 2, 1), None, None])
 
 
 ROWS = LaneContract(
@@ -493,7 +493,7 @@ def test_row_pools_whose_lanes_are_mixed() -> None:
     host = Host(step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
     fails(
         host,
-        "lane 0, row unknown: wrong lane where mul reads argument 2",
+        r"lane 0, row unknown: wrong lane where mul reads args\[2\]",
         [0] * N,
         [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
     )
@@ -560,7 +560,7 @@ def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[
 @pytest.mark.long
 def test_caches_are_masked_by_position() -> None:
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
-    strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("argument 0",)))
+    strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("args[0]",)))
 
     def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
         ledger, shadow_labels = RowLedger(), sanitized.shadow_labels()
@@ -578,7 +578,7 @@ def test_caches_are_masked_by_position() -> None:
     with pytest.raises(SanitizerError, match="expected owner fresh, .*found owner 4"):
         serve(strict, (4, 5))
     with pytest.raises(
-        ValueError, match=re.escape("masked: ['cache'] are no pools of the step; pools: ['argument 0']")
+        ValueError, match=re.escape(r"masked: ['cache'] are no pools of the step; pools: ['args\[0\]']")
     ):
         sanitize(cache_step, args, CACHE, masked=["cache"])
 
@@ -644,9 +644,9 @@ def replaced(w, conv, ssm, slots, lengths, positions, x):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (baked, "argument 1: scatter at .*test_sanitizer.py:.* writes rows whose numbers are no lane's slot"),
-        (decayed, "argument 1: mul at .* computes with a whole pool.*output 1: is no chain of writes to argument 1"),
-        (replaced, "output 2: is no chain of writes to argument 2"),
+        (baked, r"args\[1\]: scatter at .*test_sanitizer.py:.* writes rows whose numbers are no lane's slot"),
+        (decayed, r"args\[1\]: mul at .* computes with a whole pool.*result\[1\]: is no chain of writes to args\[1\]"),
+        (replaced, r"result\[2\]: is no chain of writes to args\[2\]"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(step: Step, message: str) -> None:
@@ -656,7 +656,7 @@ def test_what_cannot_be_followed_is_refused(step: Step, message: str) -> None:
 
 def test_the_contract_has_to_fit() -> None:
     with pytest.raises(ContractError):
-        sanitize(batched(), example()[:-1], CONTRACT)
+        sanitize(batched(), example(), LaneContract(CONTRACT.inputs[:-1], CONTRACT.outputs))
 
 
 def test_shapes_are_checked() -> None:

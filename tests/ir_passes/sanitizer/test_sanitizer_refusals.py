@@ -45,16 +45,16 @@ def handed_over(state, slots, kept, there):
         (
             one_row,
             (
-                "argument 0: mul at .* computes with a whole pool: a pool of one row does not show",
-                "output 0: a pool of one row",
+                r"args\[0\]: mul at .* computes with a whole pool: a pool of one row does not show",
+                r"result\[0\]: a pool of one row",
             ),
         ),
         (
             from_one_row,
-            ("output 0: a pool of one row does not show which of its axes is that of the rows; give it two",),
+            (r"result\[0\]: a pool of one row does not show which of its axes is that of the rows; give it two",),
         ),
-        (entering, ("argument 2: shard_map at .* takes a pool to several devices.* gather the lanes' rows before it",)),
-        (handed_over, ("argument 2: pure_callback at .* hands a pool to an operation that is not looked into",)),
+        (entering, (r"args\[2\]: shard_map at .* takes a pool to several devices.* gather the lanes' rows before it",)),
+        (handed_over, (r"args\[2\]: pure_callback at .* hands a pool to an operation that is not looked into",)),
     ],
 )
 def test_why_it_is_refused(step: Callable[..., tuple], messages: tuple[str, ...]) -> None:

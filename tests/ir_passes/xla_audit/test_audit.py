@@ -68,7 +68,7 @@ def test_audit_of_a_compiled_executable() -> None:
 def test_per_sequence_loop_copies_the_pool() -> None:
     report = Step(per_sequence_loop, ONE, ARGS).audit()
     assert len(report.copies) >= LANES
-    assert {copy.pools for copy in report.copies} == {("argument 0",)}
+    assert {copy.pools for copy in report.copies} == {("args[0]",)}
     assert {copy.bytes for copy in report.copies} == {pool().nbytes}
     assert not any(copy.looped for copy in report.copies)
     lines = {int(copy.source.rsplit(":", 1)[1]) for copy in report.copies}
@@ -113,7 +113,7 @@ def test_pool_that_is_not_donated() -> None:
     found = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
     assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in found}
     (not_donated,) = (finding for finding in found if finding.kind is FindingKind.NOT_IN_PLACE)
-    assert "output 0 must take the bytes of argument 0" in not_donated.message
+    assert "result[0] must take the bytes of args[0]" in not_donated.message
     assert "donate_argnums" in not_donated.remedy
 
 
@@ -130,7 +130,7 @@ def test_swapped_outputs_get_each_others_bytes() -> None:
     found = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
     wrong = [finding for finding in found if finding.kind is FindingKind.WRONG_SUCCESSOR]
     assert len(wrong) == 2
-    assert "argument 0 must become output 1 in place, but its bytes take output 0" in wrong[0].message
+    assert "args[0] must become result[1] in place, but its bytes take result[0]" in wrong[0].message
     assert not Step(two_pools, TWO, args, (0, 1)).audit().findings
 
 
@@ -143,7 +143,7 @@ def test_weight_that_is_overwritten() -> None:
     args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
     (finding,) = Step(step, contract, args).audit().findings
     assert finding.kind is FindingKind.OVERWRITTEN
-    assert "argument 0 has no successor, but output 0" in finding.message
+    assert "args[0] has no successor, but result[0]" in finding.message
 
 
 def test_pool_computed_elsewhere() -> None:

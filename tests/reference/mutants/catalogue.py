@@ -2,6 +2,7 @@
 
 from mutants import (
     agreement,
+    batches,
     boundaries,
     executables,
     expert_mixing,
@@ -13,9 +14,12 @@ from mutants import (
     meshes,
     own_ways,
     owners,
+    packed,
     padding,
+    page_tables,
     places,
     pools,
+    row_caches,
     row_numbers,
     rule_parameters,
     sequences,
@@ -39,6 +43,8 @@ THEMES = (
     agreement,
     expert_mixing,
     places,
+    page_tables,
+    row_caches,
     row_numbers,
     rule_parameters,
     pools,
@@ -48,8 +54,10 @@ THEMES = (
     boundaries,
     executables,
     owners,
+    packed,
     tenants,
     verification,
     whole_pools,
+    batches,
 )
 MUTANTS: dict[str, Mutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}

@@ -3,6 +3,7 @@
 from zoo import (
     agreement,
     attention,
+    batches,
     chunked,
     experts,
     gated_delta,
@@ -10,6 +11,9 @@ from zoo import (
     layers,
     loops,
     mamba,
+    packed,
+    pages,
+    row_caches,
     rows,
     sharded,
     sharded_experts,
@@ -22,12 +26,15 @@ from zoo.program import Program
 THEMES = (
     gated_delta,
     mamba,
+    packed,
     attention,
     experts,
     layers,
     labelled_layers,
     loops,
+    row_caches,
     rows,
+    pages,
     speculative,
     sharded,
     sharded_experts,
@@ -35,5 +42,6 @@ THEMES = (
     agreement,
     chunked,
     verification,
+    batches,
 )
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -1,5 +1,6 @@
 """A mixture of experts over a mesh: lanes along `data`, columns of all experts along `model`, rows sorted by expert."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from ir_passes import Lane, LaneContract, Pool, Shared
 CONTRACT = LaneContract(inputs=(Shared(), Pool("ema"), Lane()), outputs=(Lane(), Pool("ema")))
 WEIGHTS = {"router": P(), "up": P(None, None, "model"), "down": P(None, "model")}
 SPECS = (WEIGHTS, P("data"), P("data"), (P("data"), P("data")))
+PARALLEL = 4
+PARALLEL_SPECS = ({"router": P(), "up": P("model"), "down": P("model")}, *SPECS[1:])
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -35,4 +38,40 @@ def local_step(w, state, x):
     return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), expert.reshape(-1)), chosen), state
 
 
-PROGRAMS = (Program("sharded experts, summed in their order", over(local_step, *SPECS), CONTRACT, draw),)
+def draw_parallel(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Two experts on each device along `model`."""
+    w, state, x = draw(rng)
+    return {"router": w["router"][:, :PARALLEL], "up": w["up"][:PARALLEL], "down": w["down"][:PARALLEL]}, state, x
+
+
+def of_experts(
+    w: Any,
+    x: Array,
+    expert: Array,
+    *,
+    back: Callable[[Array], Array] = jnp.argsort,
+    taken: Callable[[Array], Array] = lambda order: order,
+    sizes: Callable[[Array, Array], Array] = lambda keys, expert: keys,
+    along: str | tuple[str, ...] = "model",
+) -> Array:
+    """Each device has some experts whole: the rows of the others come last, and count as zeros."""
+    here = w["up"].shape[0]
+    flat = expert.reshape(-1)
+    # `flat - first` may be negative, which `bincount` takes for 0
+    keys = jnp.where(flat // here == lax.axis_index("model"), flat % here, here)
+    order = jnp.argsort(keys)
+    counts = jnp.bincount(sizes(keys, flat), length=here).astype(jnp.int32)
+    y = jnp.where((keys[order] < here)[:, None], grouped(w, x[taken(order) // TOP], counts), 0.0)
+    return lax.psum(y[back(order)].reshape(-1, TOP, HIDDEN), along)
+
+
+def parallel(w: Any, state: Array, x: Array, among: Callable[..., Array] = of_experts) -> tuple[Array, Array]:
+    state = 0.9 * state + x
+    chosen, expert = route(w, jnp.tanh(state))
+    return x + jnp.einsum("nkd,nk->nd", among(w, jnp.tanh(state), expert), chosen), state
+
+
+PROGRAMS = (
+    Program("sharded experts, summed in their order", over(local_step, *SPECS), CONTRACT, draw),
+    Program("sharded experts, some on each device", over(parallel, *PARALLEL_SPECS), CONTRACT, draw_parallel),
+)

@@ -1,0 +1,150 @@
+"""A compiled step with its certificate: what `compile_step` and the stages end in."""
+
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import jax
+
+from ir_passes.compile.buffer_assignment import CompiledProgram
+from ir_passes.compile.calling import Calling
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.exported import Exported, export
+from ir_passes.compile.planned_step import plan_graph
+from ir_passes.compile.proving import Certify, Proved
+from ir_passes.compile.running import Running
+from ir_passes.compile.stage import Stage
+from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr.timing import paused
+from ir_passes.jaxpr.tracing import Trace
+from ir_passes.proof.ownership import ownership
+from ir_passes.report.html import table
+from ir_passes.report.svg import arena_map, key, live_ranges
+from ir_passes.rewrites.graph import Graph
+from ir_passes.scratch.plan import Plan
+from ir_passes.targets import Target, TargetError
+from ir_passes.xla_audit.audit import AuditReport
+from ir_passes.xla_audit.first_run import successors_of
+from ir_passes.xla_audit.kernels import Kernels, kernels_of
+
+MAX_BARS = 60
+"""Live ranges in a notebook's picture: those of the largest values."""
+
+
+def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
+    raise TargetError(
+        f"the step was compiled for {target.name} ({target.device_kind}), which this process does not have: it can be "
+        "looked at and not called"
+    )
+
+
+class CompiledStep(Running, Stage):
+    """A compiled step; call it as the function it was made from, without static arguments. It consumes its pools that
+    have successors.
+
+    It has what `jax.stages.Compiled` has: `in_tree`, `out_tree`, `in_avals`, `args_info`, `out_info`, `as_text`,
+    `cost_analysis`, `memory_analysis`, `input_shardings`, `output_shardings`, `runtime_executable`.
+
+    Attributes:
+        certificate: the statements about it.
+        jaxpr: the program that was compiled, after the rewrites.
+        compiled: XLA's.
+        audit: the report of the audit; None where there was none.
+        passes: the effect of each rewrite.
+        target: machine that it was compiled for, which is not here; None for a step that can be called.
+        calling: its calling convention.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        proved: Proved,
+        calling: Calling,
+        program: CompiledProgram,
+        bound: BoundContract,
+        certificate: Certificate,
+        report: AuditReport | None,
+        certify: Certify,
+        target: Target | None = None,
+    ):
+        entry = calling.entry(program.compiled) if target is None else partial(_refuse, target)
+        Running.__init__(self, entry, successors_of(bound), certify)
+        Stage.__init__(self, trace, bound)
+        self.certificate = certificate
+        self.jaxpr = proved.graph.program
+        self.compiled, self._dump, self.target = program.compiled, program.dump, target
+        self.audit = report
+        self.passes = proved.passes
+        self.calling = calling
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
+        return plan_graph(Graph(self.jaxpr, self.bound))
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The operations of XLA's program with what each moves, computes and touches, read when first asked for.
+
+        Raises:
+            HloError: this version of JAX or XLA does not give out the program.
+        """
+        with paused():
+            return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
+
+    def __repr__(self) -> str:
+        return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
+
+    def _repr_html_(self) -> str:
+        """Return HTML for notebooks: the certificate, the pools, and the scratch in figures and pictures."""
+        memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
+        pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
+        scratch = [
+            ("planned for the program", self.plan.size),
+            ("of which live at once", self.plan.lower_bound),
+            ("if nothing were shared", self.plan.naive),
+            ("allocated by XLA", memory.temp),
+        ]
+        return (
+            self.certificate._repr_html_()
+            + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
+            + table(("scratch", "bytes"), scratch)
+            + key(self.bound.lanes)
+            + live_ranges(self.plan, owners, MAX_BARS)[0]
+            + arena_map(self.plan, owners)
+        )
+
+    def report(self) -> str:
+        """Return certificate and plan as text."""
+        return f"{self.certificate.report()}\n{self.plan.report(10)}"
+
+    def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
+        """The step and its certificate in a form that outlives the process; see `Exported`."""
+        return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form)
+
+    def as_text(self) -> str | None:
+        """XLA's program as text."""
+        return self.compiled.as_text()
+
+    def cost_analysis(self) -> Any:
+        """The cost that XLA expects, as `jax.stages.Compiled` gives it."""
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """Bytes of arguments, results and scratch, as `jax.stages.Compiled` gives them."""
+        return self.compiled.memory_analysis()
+
+    def runtime_executable(self) -> Any:
+        """XLA's executable."""
+        return self.compiled.runtime_executable()
+
+    @property
+    def input_shardings(self) -> Any:
+        """The sharding of each argument, in the tree of (args, kwargs)."""
+        placed = self.compiled.input_shardings
+        return placed if self.calling.argnums is not None else jax.tree.unflatten(self.in_tree, placed[0])
+
+    @property
+    def output_shardings(self) -> Any:
+        """The sharding of each result, in their tree."""
+        placed = self.compiled.output_shardings
+        return placed if self.calling.in_order else self.calling.restored(placed)

@@ -1,0 +1,223 @@
+"""The decorator of a step: proved and compiled at the first call of each shape, then called as a jitted function is."""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from operator import attrgetter
+from typing import Any
+
+import jax
+from jax.api_util import shaped_abstractify
+
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.proving import Certify
+from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
+from ir_passes.contract.contract import LaneContract
+from ir_passes.jaxpr import ir, jax_private
+from ir_passes.jaxpr.tracing import Parameters, check_hashable, name_of
+from ir_passes.rewrites.graph import Pass
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+
+_AVAL = attrgetter("aval")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A compiled step with what it was compiled for, beside tree and static values."""
+
+    avals: tuple[Any, ...]
+    context: Any
+    places: Any
+    step: CompiledStep
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Settings of `compile_step`, by the stage that takes them."""
+
+    contract: LaneContract
+    prove: dict[str, Any]
+    compile: dict[str, Any]
+
+
+def isolated(
+    contract: LaneContract,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    passes: tuple[Pass, ...] = DEFAULT_PASSES,
+    certify: Certify = "error",
+    certificates: str | os.PathLike[str] | None = None,
+    may_copy: Sequence[str] = (),
+    temp_ratio: float = 1.5,
+    axes: Sequence[str] = (),
+    compiler_options: dict[str, Any] | None = None,
+) -> "Callable[[Callable[..., Any]], IsolatedStep]":
+    """Decorate a step: it is proved and compiled at the first call of new shapes, and pools are donated.
+
+    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Settings are those of `compile_step`.
+
+    Args:
+        contract: the owner of each argument and result.
+        static_argnums, static_argnames: arguments whose values are part of the program, as for `jax.jit`; they are
+            hashable and have no entry in the contract. Those of a jitted function are named here again.
+
+    Raises:
+        ValueError: `certify` is none of "error", "warn" and "off".
+    """
+    if certify not in CERTIFY:
+        raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    settings = _Settings(
+        contract,
+        {"passes": passes, "certify": certify, "certificates": certificates},
+        {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options},
+    )
+
+    def decorate(fn: Callable[..., Any]) -> IsolatedStep:
+        return IsolatedStep(fn, settings, Parameters.of(fn, static_argnums, static_argnames))
+
+    return decorate
+
+
+class IsolatedStep:
+    """A step that compiles itself, as `isolated` makes it.
+
+    One compiled step is kept for each tree, shape, dtype and placement of the arguments, each static value and each
+    setting of JAX that it was traced under. Calls of several threads compile it once. Under another transformation
+    (`jax.jit`, `vmap`, `grad`, `scan`) it raises TypeError: what is proved is the program that XLA compiles, and
+    inlined it would be part of another one.
+    """
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, fn: Callable[..., Any], settings: _Settings, parameters: Parameters):
+        update_wrapper(self, fn)
+        self.__name__ = name_of(fn)
+        self._fn, self._settings, self._parameters = fn, settings, parameters
+        self._static = bool(parameters.numbers or parameters.names)
+        self._entries: dict[Any, tuple[_Entry, ...]] = {}
+        self._made: list[CompiledStep] = []
+        self._last: CompiledStep | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the function returns; its pools that have successors are consumed.
+
+        Raises:
+            ContractError, IsolationError, AuditError, HloError: at the first call of new shapes, as `compile_step`.
+            TypeError: called under another transformation of JAX.
+            ValueError: a static argument cannot be hashed.
+        """
+        static: Any = ()
+        if self._static:
+            args, kwargs, static = self._parameters.split(args, kwargs)
+            check_hashable(static)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        try:
+            avals = tuple(map(_AVAL, leaves))
+        except AttributeError:  # NumPy's arrays and Python's numbers
+            avals = tuple(getattr(leaf, "aval", None) or shaped_abstractify(leaf) for leaf in leaves)
+        key, context = (tree, _kinds(static)), jax_private.trace_context()
+        # Types and settings are compared and not hashed: they are the same objects from call to call.
+        for entry in self._entries.get(key, ()):
+            if entry.avals == avals and entry.context == context:
+                break
+        else:
+            entry = self._entry(key, avals, context, leaves, args, kwargs, static)
+        self._last = entry.step
+        try:
+            return entry.step(*args, **kwargs)
+        except (TypeError, ValueError):
+            _check_concrete(self.__name__, leaves)
+            if entry.places == _places(leaves):
+                raise
+        self._last = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays lie elsewhere
+        return self._last(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
+        """The first stage: the traced step; then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
+        return trace_step(self._fn, args, self._settings.contract, kwargs=kwargs, parameters=self._parameters)
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
+        """The step traced, proved and lowered, with the settings of the decorator."""
+        return self.trace(*args, **kwargs).prove(**self._settings.prove).lower()
+
+    def clear_cache(self) -> None:
+        """Forget every compiled step, as `clear_cache` of a jitted function does."""
+        with self._lock:
+            self._entries, self._made, self._last = {}, [], None
+
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of the step that was called last.
+
+        Raises:
+            RuntimeError: none was called.
+        """
+        if self._last is None:
+            raise RuntimeError(f"{self.__name__} has not been called: nothing is proved or compiled yet")
+        return self._last.certificate
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """The certificates of all compiled steps, in the order in which they were compiled."""
+        return tuple(step.certificate for step in self._made)
+
+    def _entry(
+        self,
+        key: Any,
+        avals: tuple[Any, ...],
+        context: Any,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        static: Any,
+    ) -> _Entry:
+        """The compiled step of these arguments, compiled where there is none; it is looked at first from now on."""
+        _check_concrete(self.__name__, leaves)
+        with self._lock:
+            places, entries = _places(leaves), self._entries.get(key, ())
+            wanted = avals, context, places
+            found = next((one for one in entries if (one.avals, one.context, one.places) == wanted), None)
+            if found is None:
+                whole = _merged(args, static)
+                named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
+                found = _Entry(*wanted, self.lower(*whole, **named).compile(**self._settings.compile))
+                self._made.append(found.step)
+            self._entries[key] = (found, *(one for one in entries if one is not found))
+            return found
+
+    def __repr__(self) -> str:
+        return f"IsolatedStep({self.__name__}, {len(self.certificates)} compiled)"
+
+
+def _merged(args: tuple[Any, ...], static: Any) -> list[Any]:
+    whole = list(args)
+    for where, value in static:
+        if isinstance(where, int):
+            whole.insert(where, value)
+    return whole
+
+
+def _kinds(static: Any) -> Any:
+    """Static values with their classes: 1, 1.0 and True are equal and make different programs."""
+    return tuple((where, type(value), value) for where, value in static)
+
+
+def _places(leaves: list[Any]) -> Any:
+    """Where arrays are bound to lie."""
+    return tuple(
+        leaf.sharding if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False) else None for leaf in leaves
+    )
+
+
+def _check_concrete(name: str, leaves: list[Any]) -> None:
+    if any(map(ir.is_traced, leaves)):
+        raise TypeError(
+            f"{name} is isolated and was called under a transformation of JAX (jit, vmap, grad, scan): what is proved "
+            f"is the program that XLA compiles, and here it would be part of another one. Call it outside; or put "
+            f"{name}.__wrapped__ inside, and isolate the whole."
+        )

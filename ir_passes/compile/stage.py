@@ -1,0 +1,40 @@
+"""The types of a step's arguments and results, under the names that `jax.stages` has for them."""
+
+from typing import Any
+
+import jax
+
+from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr.tracing import Trace
+
+
+class Stage:
+    """A step at some stage of its compilation.
+
+    Attributes:
+        fun_name: name of the function.
+        bound: the contract, leaf by leaf.
+        in_tree, out_tree: structures of (args, kwargs), without the static ones, and of the results.
+        in_avals: types of the arguments, in their tree.
+        out_info: the same of the results, as `jax.ShapeDtypeStruct`.
+    """
+
+    def __init__(self, trace: Trace, bound: BoundContract):
+        self._trace, self.bound = trace, bound
+        self.fun_name = trace.name
+        self.in_tree = jax.tree.structure((trace.args, trace.kwargs))
+        self.out_tree = jax.tree.structure(trace.results)
+        self.in_avals = jax.tree.unflatten(self.in_tree, trace.program.in_avals)
+        self.out_info = trace.results
+
+    @property
+    def args_info(self) -> Any:
+        """`jax.stages.ArgInfo` of each argument, in their tree: its type, and whether it is donated."""
+        infos = [
+            jax.stages.ArgInfo(aval, leaf in self.bound.successors)
+            for leaf, aval in enumerate(self._trace.program.in_avals)
+        ]
+        return jax.tree.unflatten(self.in_tree, infos)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fun_name}, lanes={self.bound.lanes})"

@@ -1,0 +1,298 @@
+"""The stages of a compilation, as `jax.stages` has them: trace, prove, lower, compile; each gives the next one.
+
+`trace_step` begins with a function, `prove` with a jaxpr that somebody already has. A stage has the names that JAX
+gives its own: `jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_analysis` and so on.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
+from ir_passes.compile.calling import Calling
+from ir_passes.compile.certificate import Certificate
+from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.certifying import make_certificate
+from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.proving import Certify, Proved, prove_graph, warn
+from ir_passes.compile.stage import Stage
+from ir_passes.compile.versions import current_versions
+from ir_passes.contract.contract import BoundContract, LaneContract
+from ir_passes.contract.declared import declarations
+from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.opaque_names import bodies
+from ir_passes.contract.statements import Refusal, Statement
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.jax_private import without_compilation_cache
+from ir_passes.jaxpr.mesh import device_of, mesh_of
+from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.tracing import Parameters, Trace, trace_function, trace_of
+from ir_passes.proof.lane_proof import Proof
+from ir_passes.rewrites.graph import Graph, Pass
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
+from ir_passes.targets import Target, as_target
+from ir_passes.xla_audit.audit import AuditReport, audit
+from ir_passes.xla_audit.hlo import HloError
+
+CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
+
+
+def trace_step(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    parameters: Parameters | None = None,
+    target: Target | str | None = None,
+) -> "TracedStep":
+    """Trace a step and lay its contract out over its arguments and results.
+
+    Args:
+        fn: the step; nothing runs.
+        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and static ones.
+        contract: the owner of each argument and result.
+        parameters: says which arguments are static.
+        target: machine to compile for, as for `compile_step`.
+
+    Raises:
+        ContractError: the contract does not fit the function.
+        TargetError: there is no such target, or its compiler is not installed.
+    """
+    clock, machine = Clock(), None if target is None else as_target(target)
+    if machine is not None:
+        args, kwargs = machine.place(args), dict(machine.place(dict(kwargs or {})))
+    trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
+    away = machine if machine is not None and not machine.is_local else None
+    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, away)
+
+
+def prove(
+    program: "ir.ClosedJaxpr | jax.stages.Traced",
+    contract: LaneContract,
+    *,
+    passes: tuple[Pass, ...] = DEFAULT_PASSES,
+    certify: Certify = "error",
+    certificates: str | os.PathLike[str] | None = None,
+) -> "ProvedStep":
+    """Prove a program that is traced already.
+
+    Args:
+        program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, whose arguments and results are flat tuples, or
+            `jax.jit(fn).trace(*args)`, which keeps their trees.
+        contract, passes, certify, certificates: as for `compile_step`.
+
+    Returns:
+        The proved step, which `lower().compile()` makes an executable of.
+
+    Raises:
+        ContractError: the contract does not fit the program.
+        IsolationError: the program is not proved; carries the user's source lines.
+        TypeError: it is neither.
+        ValueError: it was traced inside another trace, whose values it holds.
+    """
+    trace = trace_of(program)
+    traced = TracedStep(trace, contract.bind_trace(trace), Clock())
+    return traced.prove(passes=passes, certify=certify, certificates=certificates)
+
+
+class TracedStep(Stage):
+    """A traced step with its contract bound to it.
+
+    Attributes:
+        jaxpr: the program.
+    """
+
+    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, away: Target | None = None):
+        super().__init__(trace, bound)
+        self.jaxpr, self._clock, self._away = trace.program, clock, away
+
+    def prove(
+        self,
+        *,
+        passes: tuple[Pass, ...] = DEFAULT_PASSES,
+        certify: Certify = "error",
+        certificates: str | os.PathLike[str] | None = None,
+    ) -> "ProvedStep":
+        """Prove that its lanes cannot reach each other, rewrite it, and prove it again; settings of `compile_step`.
+
+        Raises:
+            IsolationError: it is not proved; carries the user's source lines.
+            ValueError: `certify` is none of "error", "warn" and "off".
+        """
+        if certify not in CERTIFY:
+            raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+        clock = Clock(self._clock)
+        graph = Graph(clock.time("trace", flatten, self.jaxpr), self.bound)
+        called = bodies(graph.program.jaxpr, self.bound.opaque)
+        prints = fingerprint(graph.program), fingerprint(self.bound)
+        given = self._trace.args, self._trace.kwargs
+        key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(given)))
+        store = None if certificates is None else CertificateStore(Path(certificates))
+        kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
+        proved = prove_graph(graph, passes, certify, kept, clock)
+        return ProvedStep(self._trace, proved, key, store, certify, clock, self._away)
+
+
+class ProvedStep(Stage):
+    """A step that is proved and rewritten.
+
+    Attributes:
+        jaxpr: the program after the rewrites, which is compiled.
+        proof: of `jaxpr`; None where an earlier certificate holds for it, or where it was not asked for or fails.
+        passes: the effect of each rewrite.
+        faults: the reasons why there is no proof, with `certify="warn"`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        proved: Proved,
+        key: Key,
+        store: CertificateStore | None,
+        certify: Certify,
+        clock: Clock,
+        away: Target | None,
+    ):
+        super().__init__(trace, proved.graph.bound)
+        self.proved, self._key, self._store, self._clock, self._away = proved, key, store, clock, away
+        self._certify: Certify = certify
+        self.jaxpr: ir.ClosedJaxpr = proved.graph.program
+        self.proof: Proof | None = proved.proof
+        self.passes: tuple[PassReport, ...] = proved.passes
+        self.faults: tuple[Statement, ...] = proved.faults
+
+    def lower(self) -> "LoweredStep":
+        """Lower it to StableHLO, with its pools donated."""
+        clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
+        lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
+        return LoweredStep(
+            self._trace, self.proved, calling, lowered, self._key, self._store, self._certify, clock, self._away
+        )
+
+
+class LoweredStep(Stage):
+    """A step as StableHLO.
+
+    Attributes:
+        lowered: of JAX.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        proved: Proved,
+        calling: Calling,
+        lowered: jax.stages.Lowered,
+        key: Key,
+        store: CertificateStore | None,
+        certify: Certify,
+        clock: Clock,
+        away: Target | None,
+    ):
+        super().__init__(trace, proved.graph.bound)
+        self.lowered, self._away = lowered, away
+        self._proved, self._calling, self._key, self._store = proved, calling, key, store
+        self._clock = clock
+        self._certify: Certify = certify
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text, by default StableHLO."""
+        return self.lowered.as_text(dialect, debug_info=debug_info)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program as an object of the compiler."""
+        return self.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """The cost before XLA's optimizations, as `jax.stages.Lowered` gives it."""
+        return self.lowered.cost_analysis()
+
+    def compile(
+        self,
+        compiler_options: dict[str, Any] | None = None,
+        *,
+        may_copy: Sequence[str] = (),
+        temp_ratio: float = 1.5,
+        axes: Sequence[str] = (),
+    ) -> CompiledStep:
+        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
+        clock, bound, proved = Clock(self._clock), self.bound, self._proved
+        given = self._trace.args, self._trace.kwargs
+        scheduled = clock.time("audit", schedule_of, proved.graph.program)
+        versions = current_versions(compiler_options, device_of(given))
+        # JAX's cache would load a program of devices that are not here.
+        with nullcontext() if self._away is None else without_compilation_cache():
+            if self._certify == "off":
+                compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
+                program = CompiledProgram(compiled, absent="certify is 'off'")
+            else:
+                program = clock.time(
+                    "compile", compile_with_assignment, self.lowered, compiler_options, versions, self._store
+                )
+        report, audit_faults, not_audited = None, (), program.absent
+        if not_audited is None:
+            report, audit_faults, not_audited = clock.time(
+                "audit",
+                lambda: _audit(
+                    program,
+                    self._calling.compiled_bound(bound),
+                    self._certify,
+                    mesh=mesh_of(proved.graph.program, given),
+                    axes=axes,
+                    scheduled=scheduled,
+                    may_copy=may_copy,
+                    temp_ratio=temp_ratio,
+                ),
+            )
+        certificate = make_certificate(
+            self._calling.name,
+            self._certify,
+            replace(self._key, versions=versions),
+            proved,
+            audit_faults,
+            scheduled,
+            program.compiled,
+            report,
+            not_audited,
+            bound,
+            clock.seconds,
+        )
+        if self._store is not None and proved.reused is None and certificate.is_proof:
+            _keep(self._store, self._key, certificate)
+        return CompiledStep(
+            self._trace, proved, self._calling, program, bound, certificate, report, self._certify, self._away
+        )
+
+
+def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
+    try:
+        store.keep(key, certificate)
+    except OSError as error:
+        warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
+
+
+def _audit(
+    program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
+) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
+    """Return the report, the faults where they only warn, and the reason where there is no report."""
+    try:
+        with paused():
+            report = audit(program.compiled, bound, dump=program.dump, **options)
+        if certify == "error":
+            return report.require(), (), None
+        faults, why = tuple(finding.statement for finding in report.findings), None
+    except HloError as error:
+        if certify == "error":
+            raise
+        report, faults, why = None, (Refusal.NOT_AUDITED.statement(why=error),), str(error)
+    warn(faults)
+    return report, faults, why

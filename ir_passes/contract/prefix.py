@@ -1,0 +1,117 @@
+"""Entries of a contract as a pytree prefix of arguments and results, as `in_specs` and `out_specs` of `jax.shard_map`.
+
+An entry stands for every array below its place, None for `Unspecified`. Where the trees differ, the error names the
+first place.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ir_passes.contract.entries import ENTRIES, ContractError, Unspecified
+from ir_passes.jaxpr.tracing import Parameters
+
+
+def is_entry(node: Any) -> bool:
+    """Whether a node of a contract is an entry, and no container of entries."""
+    return isinstance(node, ENTRIES)
+
+
+def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield path, entry and array for each array of a value.
+
+    Args:
+        entries: a pytree prefix of the value, whose leaves are entries.
+        value: arguments or results.
+        where: place of the value, as "args[0]".
+
+    Raises:
+        ContractError: it is no prefix, or has a leaf that is no entry.
+    """
+    if entries is None:
+        entries = Unspecified()
+    if is_entry(entries):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            yield where + jax.tree_util.keystr(path), entries, leaf
+        return
+    mine, theirs = _children(entries), _children(value)
+    if mine is None:
+        known = ", ".join(entry.__name__ for entry in ENTRIES)
+        raise ContractError(f"{where}: expected one of {known}, got {entries!r}")
+    if theirs is None or _structure(entries) != _structure(value):
+        raise ContractError(
+            f"{where}: the entries are no prefix of the value: expected one entry or {_describe(value)}, "
+            f"got {_describe(entries)}"
+        )
+    for (_, below), (key, part) in zip(mine, theirs, strict=True):
+        yield from spread(below, part, where + jax.tree_util.keystr((key,)))
+
+
+def _is_node(node: Any) -> bool:
+    return not jax.tree_util.all_leaves([node])
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """Key and value of each child of a container; None for a leaf."""
+    if not _is_node(node):
+        return None
+    found = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in found]
+
+
+def _structure(node: Any) -> Any:
+    return jax.tree.structure(node, is_leaf=lambda x: x is not node)
+
+
+def _describe(node: Any) -> str:
+    """A container by its type and its keys; a leaf by itself."""
+    children = _children(node)
+    if children is None:
+        return "an array" if hasattr(node, "shape") else repr(node)
+    if isinstance(node, tuple | list) and not hasattr(node, "_fields"):
+        return f"a {type(node).__name__} of {len(children)}"
+    keys = ", ".join(jax.tree_util.keystr((key,)) for key, _ in children)
+    return f"{type(node).__name__} with {keys}" if keys else f"{type(node).__name__} of nothing"
+
+
+def by_argument(
+    inputs: Any, keywords: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Parameters
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield place, entries and value of each argument, in flattening order.
+
+    Args:
+        inputs: one entry for all arguments, or a tuple with entries for each positional one.
+        keywords: entries of arguments that are given by name alone.
+        args, kwargs: without static ones.
+        parameters: of the function: an argument that is given by name has the
+            entry of its position; the entry of an optional one that is not given is not used.
+
+    Raises:
+        ContractError: there is not one entry for each argument.
+    """
+    if inputs is None or is_entry(inputs):
+        inputs = (inputs,) * max(len(args), len(parameters.positional))
+    if not isinstance(inputs, tuple):
+        raise ContractError(f"inputs: expected one entry or a tuple with one for each argument, got {inputs!r}")
+    if len(inputs) < len(args):
+        raise ContractError(f"args: expected entries for {len(args)} arguments, the contract has {len(inputs)}")
+    for number, (entries, value) in enumerate(zip(inputs, args, strict=False)):
+        yield f"args[{number}]", entries, value
+    left = dict(enumerate(inputs[len(args) :], len(args)))
+    places = {name: number for number, name in enumerate(parameters.positional)}
+    for name in sorted(kwargs):
+        where = f"kwargs[{name!r}]"
+        if name in keywords:
+            yield where, keywords[name], kwargs[name]
+        elif places.get(name) in left:
+            yield where, left.pop(places[name]), kwargs[name]
+        else:
+            known = ", ".join(keywords) or "none"
+            raise ContractError(f"{where}: the contract has no entry for it; keywords: {known}")
+    unused = [k for k in left if k >= len(parameters.positional) or parameters.positional[k] not in parameters.optional]
+    if unused:
+        raise ContractError(
+            f"args: the contract has {len(inputs)} entries, the step was given {len(args)} arguments by position"
+            + (f" and {', '.join(sorted(kwargs))} by name" if kwargs else "")
+        )

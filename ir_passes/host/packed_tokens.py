@@ -1,0 +1,80 @@
+"""The host's check of packed tokens: that `cu_seqlens` or segment ids lay them out as `contract.Packed` promises."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ir_passes.contract.entries import ContractError
+
+
+class LayoutError(ContractError):
+    """A layout of packed tokens that would break the contract of a step; the message lists every fault."""
+
+
+def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
+    """Return the lane of each token, int32 [tokens]; the number of lanes for padding.
+
+    Args:
+        cu_seqlens: int32 [N + 1], right.
+        tokens: length of the packed axis.
+    """
+    return np.searchsorted(cu_seqlens[1:], np.arange(tokens), side="right").astype(np.int32)
+
+
+def check_packed(
+    *,
+    tokens: int,
+    lanes: int,
+    cu_seqlens: np.ndarray | None = None,
+    ids: np.ndarray | None = None,
+    slots: Sequence[np.ndarray] = (),
+    all_lanes: bool = False,
+) -> None:
+    """Check the layout of a step's packed tokens.
+
+    Args:
+        tokens: length of the packed axis.
+        lanes: N.
+        cu_seqlens: int32 [N + 1] as the step is given it, None if it is not.
+        ids: int32 [tokens], the segment ids, None if there are none.
+        slots: the slot maps of the step: a lane without tokens stands on row 0 of each.
+        all_lanes: every lane has a token, as steps with one pool row per lane need.
+
+    Raises:
+        LayoutError: cu_seqlens that do not begin with 0, fall, or go past the last token; ids that are no lane, or that
+            disagree; a lane without tokens that is not on the null row; all faults in one message.
+    """
+    faults: list[str] = []
+    counts = np.zeros(lanes, np.int64)
+    if cu_seqlens is not None:
+        cu = np.asarray(cu_seqlens)
+        if cu.shape != (lanes + 1,):
+            faults.append(f"cu_seqlens: expected int32[{lanes + 1}], got shape {cu.shape}")
+        else:
+            if cu[0] != 0:
+                faults.append(f"cu_seqlens begins with {cu[0]}, expected 0")
+            fallen = np.flatnonzero(np.diff(cu) < 0).tolist()
+            faults += [f"cu_seqlens falls from {cu[lane]} to {cu[lane + 1]} at lane {lane}" for lane in fallen]
+            if cu[-1] > tokens:
+                faults.append(f"cu_seqlens ends with {cu[-1]}, expected at most {tokens} tokens")
+            counts = np.diff(cu)
+    if ids is not None:
+        ids = np.asarray(ids)
+        if ids.shape != (tokens,):
+            faults.append(f"segment ids: expected int32[{tokens}], got shape {ids.shape}")
+        else:
+            wrong = np.flatnonzero((ids < 0) | (ids > lanes)).tolist()
+            faults += [f"segment id {ids[token]} of token {token}: expected [0, {lanes}]" for token in wrong]
+            found = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
+            counts = found if cu_seqlens is None else counts
+            if cu_seqlens is not None and not faults and (ids != segment_ids(cu, tokens=tokens)).any():
+                token = int(np.argmax(ids != segment_ids(cu, tokens=tokens)))
+                faults.append(f"segment id {ids[token]} of token {token} disagrees with cu_seqlens")
+    if not faults:
+        for lane in np.flatnonzero(counts == 0).tolist():
+            if all_lanes:
+                faults.append(f"lane {lane} has no token")
+            held = [int(rows[lane]) for rows in slots if rows[lane] != 0]
+            faults += [f"lane {lane} has no token and stands on row {row}, expected row 0" for row in held]
+    if faults:
+        raise LayoutError("packed tokens: " + "; ".join(faults))

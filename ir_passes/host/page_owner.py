@@ -1,0 +1,254 @@
+"""The host's owner of the pages of a paged cache, and the check of page tables that somebody else's allocator makes.
+
+`contract.PageTable` declares what a step may assume of its pages: in range, written by the one lane that names them,
+never the null page, and only read where several lanes name them. `PageOwner` hands pages out and makes that true;
+`check_page_tables` checks the tables of a step, whoever made them.
+"""
+
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from ir_passes.contract.entries import PageTable
+from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotsExhausted, frozen_copy
+
+
+class Page:
+    """The right to use one page. Made by `PageOwner.acquire` and `share`; cannot be copied or pickled."""
+
+    __slots__ = ("__weakref__", "_number", "_owner")
+
+    def __init__(self, owner: "PageOwner", number: int):
+        self._owner, self._number = owner, number
+
+    def __repr__(self) -> str:
+        return f"page {self._number} of {self._owner.name!r}"
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"{self!r} has one holder and cannot be copied; use PageOwner.share for another one")
+
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+class PageOwner:
+    """The allocator of pages: one that has been free the longest goes first, and one that is shared is read only.
+
+    All methods may be called from several threads. A page with several holders, as that of a prefix, belongs to the
+    last of them again once the others have released it.
+
+    Args:
+        size: pages of a pool, page 0 included (`PageTable.size`).
+        name: of the groups of pools, for messages.
+        null: page 0 is the null page and never handed out (`PageTable.null`).
+
+    Raises:
+        SlotError: no page could be handed out.
+    """
+
+    def __init__(self, size: int, name: str = "pages", null: bool = True):
+        if size < 1 + null:
+            raise SlotError(f"pages of {name!r}: expected a size of at least {1 + null}, got {size}")
+        self.size, self.name, self.null = size, name, null
+        self._lock = threading.Lock()
+        self._free = deque(range(int(null), size))
+        self._holders: dict[int, list[weakref.ref[Page]]] = {}
+
+    @classmethod
+    def of(cls, table: PageTable) -> "PageOwner":
+        """The owner of the pages that a contract's page table declares."""
+        return cls(table.size, ", ".join(table.names), table.null)
+
+    @property
+    def free(self) -> int:
+        """Number of pages that can be acquired."""
+        with self._lock:
+            return len(self._free)
+
+    def acquire(self, count: int = 1) -> list[Page]:
+        """Take free pages, all of them or none. What earlier holders wrote is still in them.
+
+        Raises:
+            SlotsExhausted: fewer are free.
+        """
+        with self._lock:
+            if count > len(self._free):
+                message = f"expected {count} free, {len(self._free)} of {self.size - self.null} are; release some"
+                raise SlotsExhausted(f"pages of {self.name!r}: {message}")
+            return [self._issue(self._free.popleft()) for _ in range(count)]
+
+    def share(self, page: Page) -> Page:
+        """Let one more holder read a page; nobody may write to it as long as it has several.
+
+        Raises:
+            SlotError: the page was released, or belongs to another owner.
+        """
+        with self._lock:
+            self._raise(f"share of {page!r}", self._faults("page", page))
+            return self._issue(page._number)
+
+    def release(self, page: Page) -> None:
+        """Give a page up; it is free once nobody holds it.
+
+        Raises:
+            SlotError: the page was released before, or belongs to another owner.
+        """
+        with self._lock:
+            self._raise(f"release of {page!r}", self._faults("page", page))
+            left = [held for held in self._holders.pop(page._number) if held() is not page]
+            if left:
+                self._holders[page._number] = left
+            else:
+                self._free.append(page._number)
+
+    def bind(
+        self,
+        rows: Sequence[Sequence[Page] | None],
+        lanes: int,
+        pages: int,
+        writes: Sequence[tuple[int, int]] | None = None,
+    ) -> np.ndarray:
+        """Return the page table of a step, int32 [lanes, pages]; 0 behind a lane's last page.
+
+        The array is new and its bytes are immutable.
+
+        Args:
+            rows: the pages of each lane in the order of its tokens; None for an idle lane.
+            lanes: lanes of the step.
+            pages: width of the table.
+            writes: for each lane, places [first, end) in its row that the step writes to; None if it only reads.
+
+        Raises:
+            SlotError: a wrong number of lanes or pages, pages that are released, foreign, or written although they
+                are shared or named by another lane; all faults in one message.
+        """
+        with self._lock:
+            faults = [] if len(rows) == lanes else [f"expected pages for each of {lanes} lanes, got {len(rows)}"]
+            table = np.zeros((len(rows), pages), np.int32)
+            for lane, row in enumerate(rows):
+                held = row or ()
+                found = [fault for place, page in enumerate(held) for fault in self._faults(f"{lane}, {place}", page)]
+                if len(held) > pages:
+                    found.append(f"lane {lane}: expected at most {pages} pages, got {len(held)}")
+                faults += found
+                if not found:
+                    table[lane, : len(held)] = [page._number for page in held]
+                    if len(held) < pages and not self.null:
+                        faults.append(f"lane {lane}: {len(held)} of {pages} pages, and there is no null page behind")
+            if writes is not None and not faults:
+                faults += self._write_faults(table, writes)
+            self._raise(f"bind of {lanes} lanes", faults)
+        return frozen_copy(table)
+
+    def _write_faults(self, table: np.ndarray, writes: Sequence[tuple[int, int]]) -> list[str]:
+        if len(writes) != len(table):
+            return [f"expected places to write for each of {len(table)} lanes, got {len(writes)}"]
+        mask = np.zeros(table.shape, bool)
+        faults = []
+        for lane, (first, end) in enumerate(writes):
+            if not 0 <= first <= end <= table.shape[1]:
+                faults.append(f"lane {lane}: writes to places [{first}, {end}) of {table.shape[1]}")
+                continue
+            mask[lane, first:end] = True
+            shared = [int(page) for page in table[lane, first:end] if len(self._holders.get(int(page), ())) > 1]
+            faults += [f"lane {lane}: page {page} is shared, and would be written" for page in shared]
+        return faults or page_faults([(PageTable(self.name, self.size, null=self.null), table, mask)])
+
+    def _issue(self, number: int) -> Page:
+        page = Page(self, number)
+        self._holders.setdefault(number, []).append(weakref.ref(page))
+        return page
+
+    def _faults(self, where: str, page: Page) -> list[str]:
+        if not isinstance(page, Page):
+            return [f"{where}: expected a page of {self.name!r}, got {page!r}; pages are not given by number"]
+        if page._owner is not self:
+            return [f"{where}: {page!r} belongs to another owner; expected one of {self.name!r} ({self.size} pages)"]
+        if any(held() is page for held in self._holders.get(page._number, ())):
+            return []
+        return [f"{where}: {page!r} was released; acquire another one"]
+
+    def _raise(self, what: str, faults: list[str]) -> None:
+        if faults:
+            raise SlotError(f"pages of {self.name!r}, {what}: " + "; ".join(faults))
+
+
+def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
+    """Return the places of a page table that lanes write to, bool [N, pages].
+
+    Args:
+        first: position of the first token that each lane writes, int [N].
+        count: number of tokens that each lane writes, int [N]; 0 for a lane that writes none.
+        tokens: of a page.
+        pages: width of the table.
+
+    Raises:
+        SlotError: a lane writes behind its last page, or before its first.
+    """
+    first, count = np.asarray(first), np.asarray(count)
+    wrong = np.flatnonzero((count > 0) & ((first < 0) | (first + count > tokens * pages)))
+    if len(wrong):
+        message = f"expected positions in [0, {tokens * pages})"
+        ends = ", ".join(f"lane {lane} writes [{first[lane]}, {first[lane] + count[lane]})" for lane in wrong)
+        raise SlotError(f"{message}: {ends}")
+    place = np.arange(pages)
+    return (place >= (first // tokens)[:, None]) & (place * tokens < (first + count)[:, None]) & (count > 0)[:, None]
+
+
+def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> None:
+    """Check that the page tables of one step keep the promise of `PageTable`.
+
+    Args:
+        tables: all tables of one group of pools: the contract's entry, what the step is given (int32 [N, ...]), and
+            the places that the step writes to (bool [N, pages], as `written_places` gives them; None for none, and
+            for a table of role "write", all of whose entries are written).
+
+    Raises:
+        SlotError: entries out of range, or a page that is written and is the null page or named by another lane; all
+            faults in one message.
+    """
+    faults = page_faults(tables)
+    if faults:
+        raise SlotError("page tables: " + "; ".join(faults))
+
+
+def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[str]:
+    """Return the faults that `check_page_tables` raises."""
+    faults, names, writes = [], [], []
+    unit = math.gcd(*(entry.page_size for entry, _, _ in tables))
+    for k, (entry, array, written) in enumerate(tables):
+        table = np.asarray(array).reshape(len(array), -1)
+        top = entry.size + (entry.role == "write")
+        for lane, place in np.argwhere((table < 0) | (table >= top)).tolist():
+            faults.append(f"table {k}, lane {lane}, place {place}: expected [0, {top}), got {table[lane, place]}")
+        inside = (table >= 0) & (table < entry.size)
+        written = inside if entry.role == "write" else np.zeros_like(inside) if written is None else written & inside
+        if entry.null:
+            nulls = np.argwhere(written & (table == NULL_ROW)).tolist()
+            if entry.page_size > unit or entry.role != "write":
+                faults += [f"table {k}, lane {lane}, place {place}: writes the null page" for lane, place in nulls]
+        span = entry.page_size // unit
+        units = table[:, :, None].astype(np.int64) * span + np.arange(span)
+        lanes = np.broadcast_to(np.arange(len(table))[:, None, None], units.shape)
+        names.append(np.stack([units[inside].ravel(), lanes[inside].ravel()], axis=1))
+        writes.append(np.stack([units[written].ravel(), lanes[written].ravel()], axis=1))
+    named = np.unique(np.concatenate(names), axis=0)
+    pages, holders = np.unique(named[:, 0], return_counts=True)
+    several = set(pages[holders > 1].tolist())
+    null = max((entry.page_size // unit for entry, _, _ in tables if entry.null), default=0)
+    for row, lane in np.unique(np.concatenate(writes), axis=0).tolist():
+        where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"row {row}"
+        if row in several:
+            others = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
+            faults.append(f"lane {lane} writes {where}, which lanes {others} name too")
+        elif row < null and not any("null page" in fault for fault in faults):
+            faults.append(f"lane {lane} writes {where} of the null page")
+    return faults

@@ -1,0 +1,173 @@
+"""Traced functions with the trees of their arguments and results; static and named arguments as `jax.jit` has them."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any
+
+import jax
+
+from ir_passes.jaxpr import ir
+
+Static = tuple[tuple[int | str, Any], ...]
+"""Place or name of each static argument, and its value."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function, as far as its signature says them.
+
+    Attributes:
+        positional: names of those that are not static and can be given by position, in order.
+        optional: names of these with a default.
+        numbers, names: the static arguments, by position and by name.
+    """
+
+    positional: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+    numbers: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        fn: Callable[..., Any],
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+    ) -> "Parameters":
+        """Return those of a function; static ones by position, by name or both, as for `jax.jit`.
+
+        Raises:
+            ValueError: the function has no such parameter; JAX says so.
+        """
+        numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
+        names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
+        if numbers or names:
+            jax.jit(fn, static_argnums=numbers or None, static_argnames=names or None)
+        try:
+            known = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            known = []
+        ordered = [one for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        static = {number % len(ordered) if number < 0 else number for number in numbers}
+        static |= {k for k, one in enumerate(ordered) if one.name in names}
+        by_name = {one.name for k, one in enumerate(ordered) if k in static and one.kind is one.POSITIONAL_OR_KEYWORD}
+        positional = [one for k, one in enumerate(ordered) if k not in static]
+        return cls(
+            tuple(one.name for one in positional),
+            frozenset(one.name for one in positional if one.default is not one.empty),
+            frozenset(static),
+            frozenset(by_name | set(names)),
+        )
+
+    def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Static]:
+        """Return the arguments without the static ones, and these."""
+        static = [(k, args[k]) for k in sorted(self.numbers) if k < len(args)]
+        static += [(name, kwargs[name]) for name in sorted(self.names) if name in kwargs]
+        dynamic = tuple(arg for k, arg in enumerate(args) if k not in self.numbers)
+        return dynamic, {name: arg for name, arg in kwargs.items() if name not in self.names}, tuple(static)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced function.
+
+    Attributes:
+        name: of the function.
+        program: over the flattened arguments and results.
+        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, without the static ones.
+        results: the same of what it returns.
+        parameters: of the function.
+    """
+
+    name: str
+    program: ir.ClosedJaxpr = field(repr=False)
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: Any
+    parameters: Parameters = Parameters()
+
+
+def trace_function(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    parameters: Parameters | None = None,
+) -> Trace:
+    """Trace `fn(*args, **kwargs)`; nothing runs.
+
+    Args:
+        fn: any function that JAX traces, also a jitted one.
+        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and the static ones.
+        parameters: of the function; by default none is static.
+
+    Raises:
+        ValueError: a static argument cannot be hashed.
+    """
+    parameters = Parameters.of(fn) if parameters is None else parameters
+    dynamic, named, static = parameters.split(tuple(args), kwargs or {})
+    check_hashable(static)
+    run = _with_static(fn, static) if static else fn
+    program, results = jax.make_jaxpr(run, return_shape=True)(*dynamic, **named)
+    return Trace(name_of(fn), program, dynamic, named, results, parameters)
+
+
+def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
+    """Return the trace of a program that somebody made: of `jax.make_jaxpr(fn)(...)` or `jax.jit(fn).trace(...)`.
+
+    A jaxpr has no trees: its arguments and results are flat tuples.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it was traced inside another trace, whose values it holds.
+    """
+    if isinstance(program, ir.ClosedJaxpr):
+        args = tuple(map(_example, program.in_avals))
+        name = getattr(program.jaxpr.debug_info, "func_name", None) or "jaxpr"
+        return Trace(name, program, args, {}, tuple(map(_example, program.out_avals)))
+    if not isinstance(program, jax.stages.Traced):
+        raise TypeError(
+            "expected a jaxpr (jax.make_jaxpr(fn)(*args)) or a traced function (jax.jit(fn).trace(*args)), got "
+            f"{type(program).__name__}"
+        )
+    args, kwargs = jax.tree.map(_example, program.in_avals)
+    if len(jax.tree.leaves((args, kwargs))) != len(program.jaxpr.jaxpr.invars):
+        raise ValueError(f"{program.fun_name} was traced inside another trace and holds its values; trace it outside")
+    return Trace(program.fun_name, program.jaxpr, tuple(args), dict(kwargs), program.out_info)
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a function, or of the class of what is called as one."""
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def check_hashable(static: Static) -> None:
+    """Raise ValueError, naming the argument, where a static value cannot be hashed."""
+    for where, value in static:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise ValueError(
+                f"static argument {where!r}: expected a value that can be hashed, got {type(value).__name__} {value!r}"
+            ) from error
+
+
+def _example(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
+def _with_static(fn: Callable[..., Any], static: Static) -> Callable[..., Any]:
+    """A function of the other arguments."""
+    by_place = {where: value for where, value in static if isinstance(where, int)}
+    by_name = {where: value for where, value in static if isinstance(where, str)}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        whole, rest = [], iter(args)
+        for place in range(len(args) + len(by_place)):
+            whole.append(by_place[place] if place in by_place else next(rest))
+        return fn(*whole, **kwargs, **by_name)
+
+    update_wrapper(run, fn, ("__name__", "__qualname__", "__doc__"), ())
+    del run.__wrapped__
+    return run

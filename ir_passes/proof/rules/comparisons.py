@@ -1,0 +1,58 @@
+"""Comparisons: of a lane's number with the number of active lanes, of keys with all classes, with zero."""
+
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner
+from ir_passes.proof.rules.access import constant_of
+from ir_passes.proof.rules.elementwise import bounds_of, combined
+from ir_passes.proof.rules.intervals import FALSE, TRUE
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import ActiveCount, Iota, Negative, OneHot, Spread, Value
+
+
+@rule("lt", "le", "gt", "ge")
+def compare(site: Site, x: Value, y: Value) -> list[Value]:
+    """Compare, and note what is negative; an idle lane's number is not below the number of active lanes."""
+    own = _counted(site, x, y)
+    if own is not None and site.prover.idle:
+        return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
+    negative = site.name == "lt" and constant_of(y) == 0 and site.shapes[0] == site.shape
+    fact = Negative(x.number) if negative else None
+    return [Value(own or combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
+
+
+def _counted(site: Site, x: Value, y: Value) -> Owner | None:
+    """Return the owner of a comparison of every lane's number with the number of active lanes; None for all others.
+
+    What is known of an idle lane's element must not be taken for what is known of the others, so that the result counts
+    as the lanes' own: a walk in which no lane is idle then refuses every use of it for another lane.
+    """
+    number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
+    shape = site.shapes[0 if number is x else 1]
+    if not isinstance(count.fact, ActiveCount) or not isinstance(number.fact, Iota) or shape != site.shape:
+        return None
+    axis, lanes = number.fact.axis, site.prover.bound.lanes
+    if number.fact.div != 1 or shape[axis] != lanes or not isinstance(number.owner, Common):
+        return None
+    return OneLane(0) if lanes == 1 else LaneRows(axis)
+
+
+@rule("eq")
+def equal(site: Site, x: Value, y: Value) -> list[Value]:
+    """Compare; keys compared with all classes are their one-hot form."""
+    fact = None
+    shapes = site.shapes
+    for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
+        if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
+            spread = _spread(keys, shape)
+            count = full[classes.fact.axis]
+            inside = 0 <= keys.range[0] and keys.range[1] < count
+            if spread is not None and spread.axis != classes.fact.axis and inside:
+                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
+    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
+
+
+def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
+    if isinstance(value.fact, Spread):
+        return value.fact
+    long = [axis for axis, size in enumerate(shape) if size != 1]
+    return Spread(value.number, long[0]) if len(long) == 1 else None

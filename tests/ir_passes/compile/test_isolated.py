@@ -1,0 +1,257 @@
+"""The decorator: one proof for each shape, static value, placement and setting; stages; pools donated; errors."""
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, Shared, compile_step, isolated, prove
+from ir_passes import prove_isolation as prove_only
+from ir_passes.compile.compiled_step import CompiledStep
+from ir_passes.compile.isolated import IsolatedStep
+from ir_passes.proof import lane_proof
+from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+
+WIDTH = 4
+CONTRACT = LaneContract((Shared(), Pool("s"), Lane()), {"y": Lane(), "pool": Pool("s")})
+
+
+def plain(w, pool, x, scale=2.0):
+    new = pool * 0.5 + x @ w * scale
+    return {"y": x.sum(1) * scale, "pool": new}
+
+
+def arguments(lanes: int = 3, dtype: Any = np.float32) -> tuple[Any, ...]:
+    ones = lambda *shape: jnp.ones(shape, dtype)
+    return ones(WIDTH, WIDTH), ones(lanes, WIDTH), ones(lanes, WIDTH)
+
+
+def same(got: Any, expected: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+
+
+@pytest.fixture
+def step() -> IsolatedStep:
+    return isolated(CONTRACT, static_argnames="scale")(plain)
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that grows by one for each program that is proved first, before the rewrites."""
+    seen: list[Any] = []
+    honest = lane_proof.prove_jaxpr
+
+    def counted(*given: Any) -> Any:
+        seen.append(given)
+        return honest(*given)
+
+    monkeypatch.setattr(lane_proof, "prove_jaxpr", counted)
+    return seen
+
+
+def test_the_same_shape_is_proved_once_and_a_new_one_once_more(step: IsolatedStep, proofs: list[Any]) -> None:
+    for _ in range(3):
+        same(step(*arguments()), plain(*arguments()))
+    once = len(proofs)
+    assert once and len(step.certificates) == 1
+    for lanes in (5, 3, 5):
+        same(step(*arguments(lanes)), plain(*arguments(lanes)))
+    assert len(step.certificates) == 2 and len(proofs) == 2 * once
+    assert [one.lanes for one in step.certificates] == [3, 5] and step.certificate.lanes == 5  # pyright: ignore[reportGeneralTypeIssues]
+
+
+NEW: dict[str, Any] = {
+    "a dtype": lambda: (arguments(dtype=jnp.bfloat16), {}),
+    "a static value": lambda: (arguments(), {"scale": 3.0}),
+    "a static value of another class": lambda: (arguments(), {"scale": 2}),
+    "a static value by position": lambda: ((*arguments(), 4.0), {}),
+    "an argument by name": lambda: (arguments()[:2], {"x": arguments()[2]}),
+    "a device": lambda: (jax.device_put(arguments(), jax.devices()[1]), {}),
+}
+
+
+@pytest.mark.parametrize("make", NEW.values(), ids=NEW)
+def test_is_compiled_anew_for(make: Any, step: IsolatedStep) -> None:
+    step(*arguments(), scale=2.0)
+    for _ in range(2):
+        args, named = make()
+        expected = plain(*args, **named)
+        got = step(*make()[0], **named)
+        same(jax.tree.map(np.float32, got), jax.tree.map(np.float32, expected))
+        assert got["y"].dtype == expected["y"].dtype and got["y"].devices() == expected["y"].devices()
+    assert len(step.certificates) == 2
+    same(step(*arguments(), scale=2.0), plain(*arguments()))
+    assert len(step.certificates) == 2
+
+
+def test_is_compiled_anew_under_another_setting_of_jax(step: IsolatedStep) -> None:
+    step(*arguments())
+    with jax.default_matmul_precision("float32"):
+        step(*arguments())
+    assert len(step.certificates) == 2
+
+
+def test_arrays_of_numpy_are_arrays(step: IsolatedStep) -> None:
+    w, pool, x = arguments()
+    step(w, pool, x)
+    same(step(np.asarray(w), jnp.ones_like(x), np.asarray(x)), plain(*arguments()))
+    assert len(step.certificates) == 1
+
+
+def test_pools_are_donated_and_nothing_else(step: IsolatedStep) -> None:
+    for named in (False, True, True):
+        w, pool, x = arguments()
+        step(w, x=x, pool=pool) if named else step(w, pool, x)
+        assert [one.is_deleted() for one in (w, pool, x)] == [False, True, False]
+
+
+TRANSFORMED = {
+    "jit": lambda step: jax.jit(step)(*arguments()),
+    "vmap": lambda step: jax.vmap(step, in_axes=(0, None, None))(jnp.ones((2, WIDTH, WIDTH)), *arguments()[1:]),
+    "grad": lambda step: jax.grad(lambda w: step(w, *arguments()[1:])["y"].sum())(arguments()[0]),
+    "make_jaxpr": lambda step: jax.make_jaxpr(step)(*arguments()),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["at the first call", "later"])
+@pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_refuses_to_be_part_of_another_program(transform: Any, known: bool, step: IsolatedStep) -> None:
+    if known:
+        step(*arguments())
+    with pytest.raises(TypeError, match="plain is isolated and was called under a transformation"):
+        transform(step)
+    assert len(step.certificates) == known
+    same(jax.jit(step.__wrapped__)(*arguments()), plain(*arguments()))
+
+
+def test_a_leak_raises_at_every_call_and_nothing_runs() -> None:
+    def leaking(w, pool, x):
+        return plain(w, pool, x[::-1])
+
+    step = isolated(CONTRACT)(leaking)
+    given = arguments()
+    for _ in range(2):
+        with pytest.raises(IsolationError):
+            step(*given)
+    assert not given[1].is_deleted() and step.certificates == ()
+    with pytest.raises(RuntimeError, match="leaking has not been called"):
+        _ = step.certificate
+
+
+def test_errors_say_which_argument(step: IsolatedStep) -> None:
+    with pytest.raises(ValueError, match=r"static argument 'scale': .*list \[2\]"):
+        step(*arguments(), scale=[2])
+    with pytest.raises(ValueError, match="certify: expected one of"):
+        isolated(CONTRACT, certify="maybe")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ContractError, match=r"kwargs\['bias'\]: the contract has no entry"):
+        isolated(CONTRACT)(lambda w, pool, x, *, bias: plain(w, pool, x + bias))(*arguments(), bias=jnp.ones(()))
+    with pytest.raises(ContractError, match="args: expected entries for 4 arguments, the contract has 3"):
+        isolated(CONTRACT)(plain)(*arguments(), 2.0)
+    with pytest.raises(ContractError, match=r"args: the contract has 3 entries, the step was given 2 arguments"):
+        isolated(CONTRACT)(lambda *two: two[1])(*arguments()[:2])
+    with pytest.raises(ValueError, match="nothing"):
+        isolated(CONTRACT, static_argnames="nothing")(plain)
+
+
+def test_keywords_have_entries_of_their_own() -> None:
+    contract = LaneContract(CONTRACT.inputs, CONTRACT.outputs, keywords={"bias": Shared(), "shift": Lane()})
+
+    @isolated(contract)
+    def step(w, pool, x, *, bias, shift):
+        return plain(w, pool, x + bias + shift)
+
+    shift = jnp.ones((3, WIDTH))
+    same(step(*arguments(), bias=jnp.ones(()), shift=shift), plain(*arguments()[:2], jnp.full((3, WIDTH), 3.0)))  # pyright: ignore[reportCallIssue]
+    assert step.certificate.contract[3].startswith("kwargs['bias']: Shared()")
+
+
+def test_pools_of_one_argument_are_donated_in_part_by_name() -> None:
+    entries = {"pool": Pool("s"), "table": Lane()}
+
+    @isolated(LaneContract((Lane(),), (Lane(), Pool("s")), keywords={"state": entries}))
+    def step(x, *, state):
+        return state["table"] + x, state["pool"] + x
+
+    state = {"pool": jnp.ones((3, 2)), "table": jnp.ones((3, 2))}
+    for _ in range(2):
+        y, state["pool"] = step(jnp.ones((3, 2)), state=state)
+    assert y.tolist() == [[2.0, 2.0]] * 3 and state["pool"].tolist() == [[3.0, 3.0]] * 3
+
+
+def test_threads_compile_once(step: IsolatedStep, proofs: list[Any]) -> None:
+    threads = [threading.Thread(target=lambda: step(*arguments())) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(step.certificates) == 1
+
+
+def test_clear_cache_forgets(step: IsolatedStep) -> None:
+    step(*arguments())
+    step.clear_cache()
+    assert step.certificates == () and "0 compiled" in repr(step)
+    step(*arguments())
+    assert len(step.certificates) == 1
+
+
+def test_the_stages_have_the_names_of_jax(step: IsolatedStep) -> None:
+    given = arguments()
+    jitted = jax.jit(plain, static_argnames="scale", donate_argnums=1)
+    theirs, traced = jitted.trace(*given, scale=3.0), step.trace(*given, scale=3.0)
+    proved = traced.prove()
+    lowered = step.lower(*given, scale=3.0)
+    compiled = lowered.compile()
+    assert isinstance(compiled, CompiledStep) and not given[1].is_deleted()
+    for stage in (traced, proved, lowered, compiled):
+        assert stage.in_tree == theirs.in_tree and stage.out_tree == theirs.out_tree
+        assert stage.in_avals == theirs.in_avals and stage.out_info == theirs.out_info
+        assert stage.args_info == theirs.args_info and stage.fun_name == "plain" == theirs.fun_name
+    assert str(traced.jaxpr) == str(theirs.jaxpr)
+    assert proved.proof is not None and [one.name for one in proved.passes] == [one.name for one in DEFAULT_PASSES]
+    assert "tf.aliasing_output" in lowered.as_text() and "plain" in str(lowered.compiler_ir())
+    assert lowered.cost_analysis() and compiled.cost_analysis()
+    assert compiled.memory_analysis().alias_size_in_bytes == given[1].nbytes
+    assert "HloModule" in (compiled.as_text() or "") and compiled.runtime_executable() is not None
+    assert jax.tree.structure(compiled.input_shardings) == compiled.in_tree
+    assert jax.tree.structure(compiled.output_shardings) == compiled.out_tree
+    assert "TracedStep(plain, lanes=3)" == repr(traced)
+    same(compiled(*given), plain(*arguments(), scale=3.0))
+
+
+def test_the_short_ways_are_the_stages(step: IsolatedStep) -> None:
+    static = {"kwargs": {"scale": 3.0}, "static_argnames": "scale"}
+    short = compile_step(plain, arguments(), CONTRACT, **static)
+    assert short.certificate.fingerprints == step.lower(*arguments(), scale=3.0).compile().certificate.fingerprints
+    by_place = compile_step(plain, (*arguments(), 3.0), CONTRACT, static_argnums=-1)
+    assert by_place.certificate.fingerprints.hlo == short.certificate.fingerprints.hlo
+    assert prove_only(plain, arguments(), CONTRACT, **static).lanes == 3
+
+
+def test_a_program_that_is_traced_already() -> None:
+    contract = LaneContract(CONTRACT.inputs, (Pool("s"), Lane()))  # in flattening order
+    jaxpr = jax.make_jaxpr(plain)(*arguments())
+    proved = prove(jaxpr, contract)
+    assert proved.fun_name == "plain" and proved.in_tree == jax.tree.structure((arguments(), {}))
+    pool, y = proved.lower().compile()(*arguments())
+    same({"pool": pool, "y": y}, plain(*arguments()))
+    kept = prove(jax.jit(plain, static_argnames="scale").trace(*arguments(), scale=3.0), CONTRACT)
+    same(kept.lower().compile()(*arguments()), plain(*arguments(), scale=3.0))
+    leak = jax.make_jaxpr(lambda w, pool, x: plain(w, pool, x[::-1]))(*arguments())
+    with pytest.raises(IsolationError) as raised:
+        prove(leak, contract)
+    assert all("test_isolated.py" in one.source for one in raised.value.violations)
+    with pytest.raises(TypeError, match="expected a jaxpr .*, got function"):
+        prove(plain, contract)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_program_traced_inside_another_one_is_refused() -> None:
+    def outer(captured):
+        return prove(jax.jit(lambda w, pool, x: plain(w, pool, x + captured)).trace(*arguments()), CONTRACT)
+
+    with pytest.raises(ValueError, match="was traced inside another trace"):
+        jax.make_jaxpr(outer)(jnp.ones((3, WIDTH)))

@@ -1,0 +1,102 @@
+"""The host's owner of pages: what `PageTable` promises is so, and whatever would break it raises."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from ir_passes import PageTable
+from ir_passes.host.page_owner import PageOwner, check_page_tables, written_places
+from ir_passes.host.slot_owner import SlotError, SlotsExhausted
+
+ENTRY = PageTable("kv", 8)
+TABLE = np.array([[1, 2, 0], [1, 3, 4]], np.int32)
+
+
+def owner() -> PageOwner:
+    return PageOwner.of(ENTRY)
+
+
+def test_pages_are_handed_out_once_and_come_back() -> None:
+    pages = owner()
+    held = pages.acquire(7)
+    assert sorted(pages.bind([held], 1, 7)[0].tolist()) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(SlotsExhausted):
+        pages.acquire()
+    pages.release(held[0])
+    assert pages.free == 1
+    with pytest.raises(SlotError, match="was released"):
+        pages.bind([held], 1, 7)
+    with pytest.raises(SlotError, match="was released"):
+        pages.release(held[0])
+
+
+def test_bound_table_is_immutable_and_null_behind_the_pages() -> None:
+    pages = owner()
+    table = pages.bind([pages.acquire(2), None], 2, 3)
+    assert table.tolist() == [[1, 2, 0], [0, 0, 0]]
+    with pytest.raises(ValueError, match="read-only"):
+        table[0, 0] = 3
+
+
+def test_shared_page_is_read_only_until_one_holder_is_left() -> None:
+    pages = owner()
+    prefix, mine, yours = *pages.acquire(1), pages.acquire(1), pages.acquire(1)
+    again = pages.share(prefix)
+    rows = [[prefix, *mine], [again, *yours]]
+    assert pages.bind(rows, 2, 2, writes=[(1, 2), (1, 2)]).tolist() == [[1, 2], [1, 3]]
+    with pytest.raises(SlotError, match="page 1 is shared"):
+        pages.bind(rows, 2, 2, writes=[(0, 1), (1, 2)])
+    with pytest.raises(SlotError, match="page 1 is shared"):
+        pages.bind([[prefix, *mine]], 1, 2, writes=[(0, 1)])
+    pages.release(again)
+    assert pages.bind([[prefix, *mine]], 1, 2, writes=[(0, 1)]).tolist() == [[1, 2]]
+
+
+def test_one_page_of_two_lanes_is_not_written() -> None:
+    pages = owner()
+    held = pages.acquire(2)
+    with pytest.raises(SlotError, match="lane 0 writes row 1, which lanes .1. name too"):
+        pages.bind([held, held[:1]], 2, 2, writes=[(0, 1), (1, 1)])
+
+
+def test_null_page_is_not_written() -> None:
+    pages = owner()
+    with pytest.raises(SlotError, match="null page"):
+        pages.bind([pages.acquire(1)], 1, 2, writes=[(1, 2)])
+
+
+def test_foreign_and_copied_pages() -> None:
+    pages, others = owner(), owner()
+    (page,) = others.acquire()
+    with pytest.raises(SlotError, match="another owner"):
+        pages.bind([[page]], 1, 1)
+    with pytest.raises(SlotError, match="expected a page"):
+        pages.bind([[1]], 1, 1)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(page)
+
+
+def test_tables_of_another_allocator() -> None:
+    writes = written_places(np.array([5, 8]), np.array([1, 2]), tokens=4, pages=3)
+    assert writes.tolist() == [[False, True, False], [False, False, True]]
+    check_page_tables([(ENTRY, TABLE, writes)])
+    first = written_places(np.array([3, 8]), np.array([2, 0]), tokens=4, pages=3)
+    with pytest.raises(SlotError, match="lane 0 writes row 1, which lanes .1. name too"):
+        check_page_tables([(ENTRY, TABLE, first)])
+    with pytest.raises(SlotError, match="null page"):
+        check_page_tables([(ENTRY, TABLE, written_places(np.array([8, 0]), np.array([1, 0]), tokens=4, pages=3))])
+    with pytest.raises(SlotError, match="got 9"):
+        check_page_tables([(ENTRY, np.array([[9]]), None)])
+    with pytest.raises(SlotError, match=r"lane 0 writes \[11, 13\)"):
+        written_places(np.array([11]), np.array([2]), tokens=4, pages=3)
+
+
+def test_rows_beside_pages() -> None:
+    """A slot mapping: the rows that tokens go to, in flat pools, beside the table that is read."""
+    read, write = PageTable("kv", 8, page_size=4, role="read"), PageTable("kv", 32, role="write")
+    check_page_tables([(read, TABLE, None), (write, np.array([9, 32], np.int32), None)])
+    with pytest.raises(SlotError, match="lane 1 writes row 9, which lanes .0. name too"):
+        check_page_tables([(read, TABLE, None), (write, np.array([32, 9], np.int32), None)])
+    with pytest.raises(SlotError, match="null page"):
+        check_page_tables([(read, TABLE, None), (write, np.array([2, 32], np.int32), None)])

@@ -1,0 +1,198 @@
+"""Messages of the proof: each fault once, at the user's lines; the remedy, followed to the letter, is proved."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import Array, lax
+
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, name_dims, prove_isolation
+from ir_passes.proof.violations import ViolationKind
+
+N, ROWS, D, TAPS = 4, 9, 6, 3
+STEP = LaneContract((Lane(), Pool("s"), SlotMap("s", size=ROWS)), (Lane(), Pool("s")))
+LENGTHS = LaneContract((Lane(), Pool("s"), Lane(role="length")), (Lane(), Pool("s")))
+CONV = Pool("s", dims=("slot", "chan", "tap"))
+NAMED = LaneContract((Lane(), CONV, SlotMap("s", size=ROWS)), (Lane(), CONV))
+ARGS = jnp.ones((N, D)), jnp.ones((ROWS, D)), jnp.array([3, 1, 7, 5], jnp.int32)
+
+
+def refused(step: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Any:
+    """The one violation of a step."""
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, contract)
+    (violation,) = error.value.violations
+    return violation
+
+
+def line(of: Callable[..., Any], after: int) -> str:
+    return f"{__file__}:{of.__code__.co_firstlineno + after}"
+
+
+def helper(pool: Array, rows: Array, x: Array) -> Array:
+    return pool.at[rows].set(jnp.tanh(pool[rows] + x))
+
+
+def layers(update: Callable[..., Array], x: Array, pools: tuple[Array, ...], slots: Array) -> Any:
+    new = []
+    for pool in pools:
+        new.append(update(pool, slots[::-1], x))
+    return x, tuple(new)
+
+
+@pytest.mark.parametrize("update", [helper, jax.jit(helper)])
+def test_a_fault_of_all_layers_is_reported_once_with_helper_and_caller(update: Callable[..., Array]) -> None:
+    x, pool, slots = ARGS
+    violation = refused(partial(layers, update), (x, (pool, pool, pool), slots), STEP)
+    assert violation.source == line(helper, 1)
+    assert violation.callers[0] == line(layers, 3)
+    assert [f"args[1][{k}]" in violation.concerned for k in range(3)] == [True] * 3
+    assert f"called at {violation.callers[0]}" in str(violation)
+
+
+def test_lines_of_a_loop_are_the_body_and_the_loop() -> None:
+    def step(x: Array, pool: Array, slots: Array) -> Any:
+        def body(pool: Array, _: None) -> Any:
+            return helper(pool, slots[::-1], x), None
+
+        return x, lax.scan(body, pool, None, length=2)[0]
+
+    violation = refused(step, ARGS, STEP)
+    assert (violation.source, violation.callers[:1]) == (line(helper, 1), (line(step, 2),))
+
+
+def test_lines_of_flax_and_of_this_package_are_left_out() -> None:
+    class Norm(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            return nn.LayerNorm(reduction_axes=(0, 1), feature_axes=-1)(x)
+
+    module = Norm()
+    params = module.init(jax.random.PRNGKey(0), ARGS[0])
+
+    def step(x: Array) -> Any:
+        return (module.apply(params, x),)
+
+    violation = refused(step, ARGS[:1], LaneContract((Lane(),), (Lane(),)))
+    assert violation.source.startswith(__file__)
+    assert not any("flax" in place or "/ir_passes/proof/" in place.replace(__file__, "") for place in violation.callers)
+
+
+def test_two_faults_are_two() -> None:
+    def step(x: Array, pool: Array, slots: Array) -> Any:
+        return x - x.mean(0, keepdims=True), helper(pool, slots[::-1], x)
+
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, ARGS, STEP)
+    assert {one.kind for one in error.value.violations} == {ViolationKind.CROSS_LANE, ViolationKind.WRONG_ROW}
+
+
+def flat(by: int, x: Array, pool: Array, slots: Array) -> Any:
+    places = slots[:, None] * by + jnp.arange(D, dtype=jnp.int32)[None]
+    whole = pool.reshape(ROWS * D)
+    return x, whole.at[places].set(jnp.tanh(whole[places] + x)).reshape(ROWS, D)
+
+
+def test_the_remedy_of_a_flat_pool() -> None:
+    violation = refused(partial(flat, D - 1), ARGS, STEP)
+    assert f"slots * {D} + offset" in violation.remedy
+    prove_isolation(partial(flat, D), ARGS, STEP)
+
+
+def test_a_flat_pool_with_named_dimensions_shows_none_of_them() -> None:
+    """An index along merged dimensions may put any of them in the place of any other."""
+    pool = Pool("s", dims=("slot", "key", "value"))
+    contract = LaneContract((pool, SlotMap("s", size=ROWS)), (pool,))
+
+    def step(named: bool, turned: bool, pool: Array, slots: Array) -> Any:
+        rows = pool[slots].swapaxes(1, 2) if turned else pool[slots]
+        places = jnp.arange(D * D, dtype=jnp.int32)[None]
+        new = pool.reshape(ROWS, D * D).at[slots[:, None], places].set(rows.reshape(N, D * D)).reshape(pool.shape)
+        return (name_dims(new, "slot", "key", "value") if named else new,)
+
+    args = jnp.ones((ROWS, D, D)), ARGS[2]
+    for turned in (True, False):
+        violation = refused(partial(step, False, turned), args, contract)
+        assert violation.kind is ViolationKind.DIMENSIONS and "name_dims(x, None, 'key', 'value')" in violation.remedy
+    prove_isolation(partial(step, True, False), args, contract)
+
+
+def window(update: bool, x: Array, state: Array, lengths: Array) -> Any:
+    both = jnp.concatenate([state, x], 1)
+    new = jax.vmap(lambda rows, at: lax.dynamic_slice_in_dim(rows, at, TAPS, 0))(both, lengths)
+    return x, jnp.where((lengths > 0)[:, None, None], new, state) if update else new
+
+
+def test_the_remedy_of_an_idle_row_that_is_cut_at_its_length() -> None:
+    args = jnp.ones((N, 5, 2)), jnp.ones((N, TAPS, 2)), jnp.array([5, 0, 2, 1], jnp.int32)
+    violation = refused(partial(window, False), args, LENGTHS)
+    assert violation.kind is ViolationKind.IDLE and "where(length > 0, new, old)" in violation.remedy
+    prove_isolation(partial(window, True), args, LENGTHS)
+
+
+def shifted(token: Callable[[Array], Array], written: Callable[[Array], Array], *args: Array) -> Any:
+    x, pool, slots = args
+    both = jnp.concatenate([pool[slots], token(x[..., None])], -1)
+    return x, pool.at[slots].set(written(both[..., 1:]))
+
+
+def as_it_is(x: Array) -> Array:
+    return x
+
+
+def test_the_remedy_of_a_window_that_is_shifted_by_a_token() -> None:
+    args = ARGS[0], jnp.ones((ROWS, D, TAPS)), ARGS[2]
+    violation = refused(partial(shifted, as_it_is, as_it_is), args, NAMED)
+    assert violation.source == line(shifted, 3)
+    assert "name_dims(x, None, 'chan', 'tap')" in violation.remedy
+
+    def named(x: Array) -> Array:
+        return name_dims(x, None, "chan", "tap")
+
+    prove_isolation(partial(shifted, named, as_it_is), args, NAMED)
+    prove_isolation(partial(shifted, as_it_is, named), args, NAMED)
+
+
+def test_a_window_of_another_dimension_is_refused() -> None:
+    """Names of parts: what lies along the channels is no window of taps, however long it is."""
+
+    def step(x: Array, pool: Array, slots: Array) -> Any:
+        rows = pool[slots]
+        turned = jnp.concatenate([rows[:, :, 1:], rows[:, :1].swapaxes(1, 2)[:, :, :1]], -1)
+        return x, pool.at[slots].set(turned.swapaxes(1, 2))
+
+    args = jnp.ones((N, TAPS)), jnp.ones((ROWS, TAPS, TAPS)), ARGS[2]
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, NAMED)
+    assert {one.kind for one in error.value.violations} == {ViolationKind.DIMENSIONS}
+
+    def parts(x: Array, pool: Array, slots: Array) -> Any:
+        rows = pool[slots].swapaxes(1, 2)
+        return x, pool.at[slots].set(jnp.concatenate([rows[:, :, :1], rows[:, :, 1:]], -1))
+
+    assert refused(parts, args, NAMED).kind is ViolationKind.DIMENSIONS
+
+
+def test_the_remedy_of_a_row_that_may_be_a_lanes() -> None:
+    contract = LaneContract((*STEP.inputs, Lane(role="active")), STEP.outputs)
+
+    def step(instead: int, x: Array, pool: Array, slots: Array, active: Array) -> Any:
+        return x, pool.at[jnp.where(active, slots, instead)].set(x, mode="drop")
+
+    args = *ARGS, jnp.array([True, False, True, True])
+    violation = refused(partial(step, 1), args, contract)
+    assert "where(active, slots, size) and mode='drop'" in violation.remedy
+    prove_isolation(partial(step, ROWS), args, contract)
+
+
+def test_rows_that_are_split_off_and_cut_out_are_not_taken_for_all_rows() -> None:
+    def step(x: Array, pool: Array, slots: Array) -> Any:
+        rows = pool.reshape(2, 4, D)[:, :2].reshape(4, D).reshape(8, D // 2)
+        return x[:, : D // 2] + rows[slots], pool
+
+    contract = LaneContract((Lane(), Pool("s"), SlotMap("s", size=8)), STEP.outputs)
+    assert refused(step, (ARGS[0], jnp.ones((8, D)), ARGS[2]), contract).primitive == "reshape"

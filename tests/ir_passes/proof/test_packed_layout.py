@@ -1,0 +1,81 @@
+"""Arrays that are computed of cu_seqlens are what the proof takes them for, for every layout of a few tokens."""
+
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import ContractError, Lane, LaneContract, Packed, PageTable, Pool, SlotMap, prove_isolation
+from ir_passes.proof import packed_layout
+
+LANES, TOKENS = 3, 4
+
+
+def layouts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """cu_seqlens with the lane of each token."""
+    for lengths in itertools.product(range(TOKENS + 1), repeat=LANES):
+        if sum(lengths) <= TOKENS:
+            ids = np.repeat(np.arange(LANES + 1), [*lengths, TOKENS - sum(lengths)])
+            yield np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), ids
+
+
+def found(ways: packed_layout.Ways) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """The lane of each token, with what each of the ways computes."""
+    cus, ids = (np.stack(each) for each in zip(*layouts(), strict=True))
+    computed = jax.jit(jax.vmap(lambda cu: tuple(ways(cu, TOKENS))))(cus)
+    for k, lanes in enumerate(ids):
+        yield lanes, [np.asarray(each)[k] for each in computed]
+
+
+@pytest.mark.parametrize(("ways", "padding"), [(packed_layout.past, LANES), (packed_layout.last, LANES - 1)])
+def test_lane_of_each_token(ways: packed_layout.Ways, padding: int) -> None:
+    for ids, computed in found(ways):
+        assert all(each.tolist() == np.minimum(ids, padding).tolist() for each in computed)
+
+
+def test_real_tokens() -> None:
+    for ids, computed in found(packed_layout.real):
+        assert all(each.tolist() == (ids < LANES).tolist() for each in computed)
+
+
+def test_token_of_each_lane() -> None:
+    for ids, computed in found(packed_layout.token_of):
+        for lane in set(ids.tolist()) - {LANES}:
+            assert all(ids[each[lane]] == lane for each in computed)
+
+
+X, CU, IDS = jnp.ones((TOKENS, 2)), jnp.zeros(LANES + 1, jnp.int32), jnp.zeros(TOKENS, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "args"),
+    [
+        ((Packed(), Lane()), (X, jnp.ones((LANES, 2)))),
+        ((Packed(), Packed(role="cu_seqlens"), Lane()), (X, CU[:-1], jnp.ones((LANES, 2)))),
+        ((Packed(), Packed(role="cu_seqlens")), (X, CU.astype(jnp.float32))),
+        ((Packed(), Packed(role="segment_ids"), Lane()), (X, IDS[:-1], jnp.ones((LANES, 2)))),
+        ((Packed(), Packed(role="ids"), Lane()), (X, IDS, jnp.ones((LANES, 2)))),  # type: ignore[arg-type]
+        ((Packed(2), Packed(role="cu_seqlens")), (X, CU)),
+        ((Pool("p"), PageTable("p", 4), Lane()), (X, jnp.ones((LANES + 1, 2), jnp.int32), jnp.ones((LANES, 2)))),
+        ((Pool("p"), PageTable("p", 4), SlotMap("p", 4)), (X, jnp.ones((LANES, 2), jnp.int32), IDS[:LANES])),
+        ((Pool("q"), PageTable("p", 4)), (X, jnp.ones((LANES, 2), jnp.int32))),
+        ((Pool("p"), PageTable("p", 4, page_size=0)), (X, jnp.ones((LANES, 2), jnp.int32))),
+        ((Pool("p"), PageTable("p", 4)), (X, jnp.ones((LANES, 2)))),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) and len(str(value)) < 200 else None,
+)
+def test_contracts_that_do_not_fit(inputs: tuple, args: tuple) -> None:
+    with pytest.raises(ContractError):
+        prove_isolation(lambda *args: (args[0],), args, LaneContract(inputs, (inputs[0],)))
+
+
+def test_what_is_assumed_of_packed_tokens_and_pages_is_said() -> None:
+    contract = LaneContract(
+        (Packed(), Packed(role="cu_seqlens"), Pool("p"), PageTable("p", TOKENS, role="read")), (Lane(), Pool("p"))
+    )
+    tables = jnp.zeros((LANES, 2), jnp.int32)
+    proof = prove_isolation(lambda x, cu, p, t: (x[cu[1:] - 1] + p[t].sum(1), p), (X, CU, X, tables), contract)
+    assert {(one.id, one.about) for one in proof.assumed} == {("packed", "args[1]"), ("page-table", "args[3]")}

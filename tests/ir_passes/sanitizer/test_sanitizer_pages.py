@@ -1,0 +1,81 @@
+"""The sanitizer on pools behind page tables: what a host must not pass is found in the step that would use it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from zoo import pages
+from zoo.catalogue import PROGRAMS
+from zoo.pages import LANES, PAGE, PAGES
+
+from ir_passes.host.row_ledger import LaneWork, RowLedger
+from ir_passes.sanitizer.sanitize import sanitize
+from ir_passes.sanitizer.verdict import SanitizerError
+
+DECODE = PROGRAMS["paged attention, decoding"]
+
+
+def run(args: tuple[Any, ...], program: Any = DECODE) -> None:
+    sanitized = sanitize(program.step, args, program.contract)
+    expected = RowLedger().expect([LaneWork(1 + lane, 0, 1) for lane in range(LANES)])
+    step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
+    *_, verdict = step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
+    sanitized.require(verdict, expected)
+
+
+def tables(change: Any) -> tuple[Any, ...]:
+    """Arguments with another page of lane 1 at the position that it writes to."""
+    w, cache, table, positions, x = DECODE.args()
+    table = table.copy()
+    table[1, positions[1] // PAGE] = change(table)
+    return w, cache, table, positions, x
+
+
+@pytest.mark.parametrize("name", [program.name for program in pages.PROGRAMS])
+def test_right_tables_are_no_fault(name: str) -> None:
+    run(PROGRAMS[name].args(), PROGRAMS[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "lanes"),
+    [(lambda table: table[2, 1], {1, 2}), (lambda table: 0, {1}), (lambda table: table[0, 0], {1})],
+    ids=["page of lane 2", "null page", "shared page"],
+)
+def test_wrong_page_is_found_at_the_write(change: Any, lanes: set[int]) -> None:
+    args = tables(change)
+    with pytest.raises(SanitizerError, match="scatter writes a page of args.1..*zoo/pages.py") as raised:
+        run(args)
+    assert 1 in raised.value.lanes
+    assert set(raised.value.lanes) <= lanes
+
+
+def test_row_of_another_lane_is_found() -> None:
+    program = PROGRAMS["flat token pool of several layers"]
+    w, cache, table, rows, positions, x = program.args()
+    assert rows[2] < PAGES * PAGE
+    rows = np.where(np.arange(LANES) == 1, rows[2], rows).astype(np.int32)
+    with pytest.raises(SanitizerError, match="writes a page of args.1."):
+        run((w, cache, table, rows, positions, x), program)
+
+
+PACKED = PROGRAMS["packed tokens, slot mapping"]
+
+
+def test_right_packed_step_is_no_fault() -> None:
+    run(PACKED.args(), PACKED)
+
+
+@pytest.mark.parametrize("change", [lambda cu: cu + 1, lambda cu: cu[::-1].copy()], ids=["begins with 1", "falls"])
+def test_wrong_layout_is_found(change: Any) -> None:
+    w, x, cu, *rest = PACKED.args()
+    with pytest.raises(SanitizerError, match="args.2. lays packed tokens out wrongly"):
+        run((w, x, change(cu), *rest), PACKED)
+
+
+def test_row_of_another_lane_s_token_is_found() -> None:
+    w, x, cu, pool, table, rows = PACKED.args()
+    rows = rows.copy()
+    rows[cu[1]] = rows[0]
+    with pytest.raises(SanitizerError, match="writes a page of args.3."):
+        run((w, x, cu, pool, table, rows), PACKED)

@@ -1,0 +1,180 @@
+"""Packed tokens taken for those of other lanes: layouts shifted by one, padding that reaches lanes, masks that leak."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from mutants.mutant import Kind, wrong
+from zoo.attention import HEADS, KV, SIZE, project
+from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of
+
+BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS)
+NO_RULE = (Kind.UNKNOWN,)
+"""Of `searchsorted` in jax 0.12, one operation without a rule: its right uses are known as a whole."""
+Change = Callable[[Any], Any]
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def _counted(ends: Change = lambda cu: cu[1:], side: str = "right") -> Change:
+    return lambda cu: jnp.searchsorted(ends(cu), jnp.arange(TOKENS), side=side)
+
+
+def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = same) -> Any:
+    """The recurrence with the lanes of other tokens, other rows, or tokens out of their places."""
+
+    def step(w, x, cu, pool, slots):
+        of = lane(cu)
+        at = jnp.where(of < LANES, slots[of], SLOTS) if rows is None else rows(of, slots, cu)
+
+        def token(pool, one):
+            x, row = one
+            state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
+            return pool.at[row].set(state, mode="drop"), state
+
+        pool, y = lax.scan(token, pool, (tokens(x), at))
+        return y, pool
+
+    return step
+
+
+def _carried(mode: str = "drop", lane: Change = lanes_of, reset: bool = True) -> Any:
+    """The states of all lanes carried: padding clamped to the last lane, or one state for all tokens."""
+
+    def step(w, x, cu, pool, slots):
+        def token(carry, one):
+            states, one_state = carry
+            x, lane = one
+            old = states[lane] if reset else one_state
+            new = jnp.tanh(0.5 * old + x @ w)
+            return (states.at[lane].set(new, mode=mode), new), new
+
+        (states, _), y = lax.scan(token, (pool[slots], jnp.zeros_like(x[0])), (x, lane(cu)))
+        return y, pool.at[slots].set(states)
+
+    return step
+
+
+def _pooled(lane: Change = lanes_of, last: Change = lambda cu: cu[1:] - 1, running: bool = False) -> Any:
+    """Sums with padding in the last lane, last tokens that are the next lane's first, sums that run over lanes."""
+
+    def step(w, x, cu, pool, slots):
+        y = jnp.tanh(x @ w)
+        y = jnp.cumsum(y, axis=0) if running else y
+        total = jax.ops.segment_sum(y * pool[slots][lanes_of(cu)], lane(cu), LANES)
+        return total + x[last(cu)], pool.at[slots].set(0.5 * pool[slots] + total)
+
+    return step
+
+
+def _attention(mask: Callable[[Any], Any], finite: bool = True, outside: float = -jnp.inf) -> Any:
+    def step(w, x, ids, positions, bias):
+        q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
+        q = q.reshape(TOKENS, KV * HEADS, SIZE)
+        v = jnp.where(jnp.isfinite(v), v, 0.0) if finite else v
+        k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, v))
+        scores = jnp.where(mask(ids)[None], jnp.einsum("thd,shd->hts", q, k), outside)
+        y = x + jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1), v).reshape(TOKENS, -1) @ w["o"].T
+        return y, jax.ops.segment_max(y, ids, LANES)
+
+    return step
+
+
+def _paged(page: Any, read: Change = same) -> Any:
+    """Keys and values to the pages of other lanes, or of padding to pages of lanes."""
+
+    def step(w, x, positions, cu, pools, tables, temperature):
+        lane = lanes_of(cu)
+        _, k, v = project(w, x)
+        at = positions % PAGE
+        row = page(tables, lane, positions // PAGE)
+        pools = {"k": pools["k"].at[row, at].set(k, mode="drop"), "v": pools["v"].at[row, at].set(v, mode="drop")}
+        seen = pools["k"][read(tables)].reshape(LANES, -1).sum(-1, keepdims=True)
+        return x[cu[1:] - 1] / temperature[:, None] + seen, x, pools
+
+    return step
+
+
+def _own(tables: Any, lane: Any, place: Any) -> Any:
+    return tables.at[lane, place].get(mode="fill", fill_value=PAGES)
+
+
+def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
+    """Rows of other tokens, of padding clamped to the last row, pages read from the row behind."""
+
+    def step(w, x, cu, pool, tables, written):
+        offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
+        read = (tables[:, :, None] * PAGE + offsets).reshape(LANES, -1)
+        for layer in range(2):
+            pool = pool.at[layer, rows(written)].set(jnp.tanh(x @ w), mode=mode)
+            seen = pool[layer, read].mean(axis=1)
+            x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+        return x[cu[1:] - 1], pool
+
+    return step
+
+
+def _equal(ids: Any) -> Any:
+    return ids[:, None] == ids[None, :]
+
+
+def _one(base: str, id: str, description: str, step: Any, *kinds: Kind) -> Any:
+    return wrong(base, f"packed-{id}", "vLLM", description, step, *BAD, *kinds)
+
+
+SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
+    f"packed tokens, {name}"
+    for name in (
+        "scanned by slot",
+        "states carried",
+        "sums and last tokens",
+        "paged prefill and decode",
+        "slot mapping",
+        "segment ids",
+    )
+)
+_repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)  # noqa: E731
+MUTANTS = (
+    _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left"))),
+    _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
+    _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
+    _one(
+        SCANNED, "padding-clamped", "padding reads and writes the slot of the last lane",
+        _scanned(rows=lambda lane, slots, cu: slots[lane]),
+    ),
+    _one(
+        SCANNED, "padding-half", "the guard lets the first token of padding through",
+        _scanned(rows=lambda lane, slots, cu: jnp.where(jnp.arange(TOKENS) <= cu[-1], slots[lane], SLOTS)),
+    ),
+    _one(SCANNED, "rolled", "tokens one place further", _scanned(tokens=lambda x: jnp.roll(x, 1, axis=0))),
+    _one(CARRIED, "clip", "padding is clamped to the state of the last lane", _carried(mode="clip")),
+    _one(CARRIED, "repeat", "padding is of the last lane", _carried(lane=_repeated)),
+    _one(CARRIED, "no-reset", "one state goes on from lane to lane", _carried(reset=False)),
+    _one(CARRIED, "left", "the last token of a lane is the next one's", _carried(lane=_counted(side="left"))),
+    _one(POOLED, "padding-summed", "padding is added to the last lane", _pooled(lane=_repeated)),
+    _one(POOLED, "first-of-next", "the last token is the next lane's first", _pooled(last=lambda cu: cu[1:])),
+    _one(POOLED, "last-but-one", "the last token is the one before", _pooled(last=lambda cu: cu[1:] - 2)),
+    _one(POOLED, "running", "sums run over all tokens", _pooled(running=True)),
+    _one(POOLED, "lanes-rolled", "sums of the next lane", _pooled(lane=lambda cu: (lanes_of(cu) + 1) % LANES)),
+    _one(PAGED, "page-clamped", "padding writes to pages of the last lane", _paged(lambda t, lane, at: t[lane, at])),
+    _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, at: _own(t, lane + 1, at))),
+    _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, at: _own(t, lane, at) + 1)),
+    _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_own, read=lambda t: jnp.roll(t, 1, 0))),
+    _one(MAPPED, "rows-clamped", "padding is clamped to the last row", _mapped(mode="clip")),
+    _one(MAPPED, "rows-rolled", "the row of the token before", _mapped(lambda rows: jnp.roll(rows, 1))),
+    _one(MAPPED, "rows-shifted", "the row behind", _mapped(lambda rows: rows + 1)),
+    _one(MAPPED, "rows-read", "pages are read from the row behind their first", _mapped(shift=1)),
+    _one(IDS, "less-or-equal", "lanes see those before", _attention(lambda ids: ids[:, None] >= ids[None, :])),
+    _one(IDS, "no-mask", "tokens see all before", _attention(lambda ids: jnp.tril(jnp.ones((TOKENS, TOKENS), bool)))),
+    _one(IDS, "or-mask", "causal or of one lane", _attention(lambda ids: _equal(ids) | (jnp.eye(TOKENS) > 0)[::-1])),
+    _one(IDS, "not-finite", "zero times nan of another lane", _attention(_equal, finite=False)),
+    _one(IDS, "small-mask", "a mask that is a small number", _attention(_equal, outside=-3.0)),
+    _one(
+        IDS, "padding-masked-in", "padding is of the last lane",
+        _attention(lambda ids: _equal(jnp.minimum(ids, LANES - 1))),
+    ),
+)  # fmt: skip

@@ -1,0 +1,195 @@
+"""Steps of random operations on packed tokens and paged pools, for trying what the proof says of each of them."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import random_steps
+from jax import Array, lax
+from zoo.program import Program
+
+from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared
+
+LANES, TOKENS, PAGE, WIDE, WIDTH = 3, 7, 2, 2, 4
+PAGES = LANES * WIDE + 3
+CONTRACT = LaneContract(
+    inputs=(Shared(), Packed(), Packed(), Packed(role="cu_seqlens"), Lane(), Lane(), Pool("p"), PageTable("p", PAGES)),
+    outputs=(Packed(), Shared()),
+)
+Choose = np.random.Generator
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Every page of a lane's row is its own, so that a step may write to any of them."""
+    lengths = 1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES]
+    return (
+        rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+        rng.normal(size=(TOKENS, WIDTH)).astype(np.float32),
+        rng.integers(0, PAGE * WIDE, TOKENS).astype(np.int32),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        rng.normal(size=(LANES, WIDTH)).astype(np.float32),
+        rng.integers(0, PAGE * WIDE, LANES).astype(np.int32),
+        rng.normal(size=(PAGES, PAGE, WIDTH)).astype(np.float32),
+        (1 + rng.permutation(PAGES - 1)[: LANES * WIDE]).reshape(LANES, WIDE).astype(np.int32),
+    )
+
+
+def _segment(rng: Choose, cu: Array) -> Array:
+    """The lane of each token in some way, often a wrong one."""
+    index = jnp.arange(TOKENS, dtype=jnp.int32)
+    ends = (cu[1:], cu[1:], cu[1:], cu[:-1], cu[1:] + 1, cu)[rng.integers(6)]
+    way = rng.integers(5)
+    if way == 0:
+        return jnp.searchsorted(ends, index, side=("right", "left")[rng.integers(2)])
+    if way == 1:
+        return (index[:, None] >= ends[None, :]).sum(1)
+    if way == 2:
+        return jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[ends].add(1))
+    if way == 3:
+        return jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)
+    return jnp.minimum(jnp.searchsorted(cu[1:], index, side="right"), rng.integers(1, LANES + 1))
+
+
+def _by_token(rng: Choose, x: Array, segment: Array) -> Array:
+    """Something of lanes, for each token."""
+    way = rng.integers(4)
+    if way == 0:
+        return x[segment]
+    if way == 1:
+        return x.at[segment].get(mode="fill", fill_value=int(rng.choice([-1, PAGES, 2**31 - 1])))
+    if way == 2:
+        return x.at[segment].get(mode="clip")
+    return jnp.take(x, segment, axis=0)
+
+
+def _by_lane(rng: Choose, x: Array, segment: Array, cu: Array) -> Array:
+    """Something of tokens, for each lane."""
+    way = rng.integers(6)
+    zeros = jnp.zeros((LANES + int(rng.integers(2)), *x.shape[1:]), x.dtype)
+    if way == 0:
+        return jax.ops.segment_sum(x, segment, len(zeros))
+    if way == 1:
+        return zeros.at[segment].add(x, mode=("drop", "clip")[rng.integers(2)])[:LANES]
+    if way == 2:
+        return zeros.at[segment].max(x, mode="drop")
+    if way == 3:
+        return zeros.at[segment].set(x)[:LANES]
+    return x[(cu[1:] - 1, cu[:-1], cu[1:], cu[1:] - 2)[rng.integers(4)]]
+
+
+def _attention(rng: Choose, x: Array, v: Array, one: Array, other: Array) -> Array:
+    """Attention with masks of several kinds, right and wrong ones."""
+    masks = one[:, None] == other[None, :], one[:, None] <= other[None, :], one[:, None] == one[None, :]
+    mask = masks[rng.integers(3)]
+    if rng.random() < 0.5:
+        mask = mask & (jnp.arange(TOKENS)[:, None] >= jnp.arange(TOKENS)[None, :])
+    if rng.random() < 0.1:
+        mask = mask | mask.T
+    scores = jnp.where(mask, x @ x.T, (-jnp.inf, -jnp.inf, 0.0, -1.0)[rng.integers(4)])
+    weights = (lambda s: jax.nn.softmax(s, axis=-1), jnp.exp, lambda s: s)[rng.integers(3)](scores)
+    v = jnp.where(jnp.isfinite(v), v, 0.0) if rng.random() < 0.7 else v
+    return (weights @ v, weights.sum(1), weights.max(0), weights.T @ v)[min(rng.integers(6), 3)]
+
+
+def _scanned(rng: Choose, x: Array, states: Array, segment: Array) -> Array:
+    """A loop over tokens that reads and writes the states of lanes."""
+    mode = ("drop", "clip")[rng.integers(2)]
+
+    def token(carry: Array, one: Any) -> Any:
+        x, lane = one
+        new = jnp.tanh(carry[lane] + x)
+        return carry.at[lane].set(new, mode=mode), new
+
+    states, y = lax.scan(token, states, (x, segment))
+    return y if rng.random() < 0.5 else states
+
+
+def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Array:
+    """Entries of page tables and what is computed of them: rows of flat pools, guards, choices."""
+    at = position // PAGE if rng.random() < 0.7 else position % (WIDE + 1)
+    if lane is not None:
+        page = table[lane, at] if rng.random() < 0.4 else table.at[lane, at].get(mode="fill", fill_value=PAGES)
+        if rng.random() < 0.4:
+            page = jnp.where(lane < LANES, page, PAGES)
+    else:
+        ways = (
+            lambda: jnp.take_along_axis(table, at[:, None], axis=1)[:, 0],
+            lambda: table[jnp.arange(LANES), at],
+            lambda: jnp.where(at == 0, table[:, 0], table[:, 1]),
+            lambda: jnp.where(at > 0, table[:, 1], (PAGES, 0, -1)[rng.integers(3)]),
+            lambda: table.reshape(-1)[: LANES * WIDE : WIDE],
+        )
+        page = ways[rng.integers(5)]()
+    if rng.random() < 0.3:
+        page = page + int(rng.integers(-1, 2))
+    return page
+
+
+def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -> tuple[Array, Array]:
+    """A pool written at a page and an offset, as it is or flat; and what is read there."""
+    place = (position % PAGE, position, position % (PAGE + 1))[min(rng.integers(6), 2)]
+    mode = ("drop", "drop", "clip")[rng.integers(3)]
+    if rng.random() < 0.5:
+        pool = pool.at[page, place].set(new, mode=mode)
+        return pool, pool[page]
+    row = page * (PAGE if rng.random() < 0.8 else PAGE + 1) + place
+    flat = pool.reshape(PAGES * PAGE, WIDTH).at[row].add(new, mode=mode)
+    return flat.reshape(pool.shape), flat.at[row].get(mode="fill", fill_value=0.0)
+
+
+def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
+    """A step of `count` operations; those that do not fit their operands are left out."""
+
+    def step(w, x, where, cu, rows, own, pool, table) -> Any:
+        rng = np.random.default_rng(seed)
+        right = jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right")
+        known, segments, pools = [w, x, rows, right, where, own, table], [right, right], [pool]
+
+        def pick(fits: Callable[[Array], bool]) -> Array:
+            fitting = [value for value in known if fits(value)]
+            return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
+
+        def of(length: int) -> Array:
+            return pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
+
+        for _ in range(count):
+            kind, segment = rng.random(), segments[rng.integers(len(segments))]
+            with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
+                if kind < 0.2:
+                    new = random_steps.ANY[rng.integers(len(random_steps.ANY))](rng, pick(lambda v: v.ndim >= 1))
+                elif kind < 0.3:
+                    value = pick(lambda v: v.ndim >= 1)
+                    other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
+                    new = random_steps.ALIKE[rng.integers(len(random_steps.ALIKE))](rng, value, other)
+                elif kind < 0.38:
+                    new = _segment(rng, cu)
+                    segments.append(new)
+                elif kind < 0.5:
+                    new = _by_token(rng, pick(lambda v: len(v) == LANES), segment)
+                elif kind < 0.62:
+                    new = _by_lane(rng, pick(lambda v: len(v) == TOKENS), segment, cu)
+                elif kind < 0.74:
+                    new = _attention(rng, of(TOKENS), of(TOKENS), segment, segments[rng.integers(len(segments))])
+                elif kind < 0.82:
+                    new = _scanned(rng, of(TOKENS), of(LANES), segment)
+                else:
+                    lane = segment if rng.random() < 0.5 else None
+                    position = own if lane is None else where
+                    page = _page(rng, table, position, lane)
+                    pool, new = _paged(rng, pools[-1], page, position, of(LANES if lane is None else TOKENS))
+                    known.append(page)
+                    pools.append(pool)
+                    known.append(pool[table])
+                if new.ndim <= 4 and 0 < new.size <= 400:
+                    known.append(new)
+        return x, known
+
+    return step
+
+
+def random_layout(seed: int, count: int = 14) -> Program:
+    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    return Program(f"random layout {seed}", random_step(seed, count), CONTRACT, draw)

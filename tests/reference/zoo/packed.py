@@ -1,0 +1,178 @@
+"""Packed tokens in the manner of vLLM-TPU, SGLang-JAX and EasyDeL: prefill and decode in one step, padding behind."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from zoo.attention import HEADS, KV, SIZE, project, weights
+from zoo.pages import PAGE, PAGES, WIDE, table
+from zoo.program import HIDDEN, LANES, SLOTS, Program, normal, weight
+
+from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap
+
+TOKENS = 10
+CU = Packed(role="cu_seqlens")
+STATE = LaneContract(inputs=(Shared(), Packed(), CU, Pool("s"), SlotMap("s", SLOTS)), outputs=(Packed(), Pool("s")))
+ROWS = LaneContract(inputs=STATE.inputs, outputs=(Lane(), Pool("s")))
+CACHE = {"k": Pool("kv"), "v": Pool("kv")}
+PAGED = LaneContract(
+    inputs=(Shared(), Packed(), Packed(), CU, CACHE, PageTable("kv", PAGES), Lane()), outputs=(Lane(), Packed(), CACHE)
+)
+MAPPED = LaneContract(
+    inputs=(
+        Shared(), Packed(), CU, Pool("kv", axis=1), PageTable("kv", PAGES, page_size=PAGE, role="read"),
+        PageTable("kv", PAGES * PAGE, role="write", packed=True),
+    ),
+    outputs=(Lane(), Pool("kv", axis=1)),
+)  # fmt: skip
+IDS = LaneContract(
+    inputs=(Shared(), Packed(), Packed(role="segment_ids"), Packed(), Lane()), outputs=(Packed(), Lane())
+)
+
+
+def layout(rng: np.random.Generator, most: int = TOKENS, empty: bool = True) -> np.ndarray:
+    """cu_seqlens of lanes that decode one token or prefill several; the last lanes may have none."""
+    lengths = np.ones(LANES, np.int32)
+    if empty and rng.random() < 0.5:
+        lengths[-1] = 0
+    for _ in range(int(rng.integers(0, most - LANES + 1))):
+        lengths[rng.integers(LANES - 1)] += 1
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    cu = layout(rng)
+    rows = (1 + rng.permutation(SLOTS - 1)[:LANES]).astype(np.int32)
+    rows = np.where(np.diff(cu) == 0, 0, rows).astype(np.int32)
+    return weight(rng, HIDDEN, HIDDEN), normal(rng, TOKENS, HIDDEN), cu, normal(rng, SLOTS, HIDDEN), rows
+
+
+def draw_paged(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Tokens of a lane lie one behind the other from a position in its own pages."""
+    cu = layout(rng, most=LANES + 3, empty=False)
+    lane = np.minimum((np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1), LANES - 1)
+    begins = rng.integers(PAGE, PAGE + 2, LANES)
+    # whatever lane's they are, they lie in pages of its own
+    positions = (begins[lane] + np.arange(TOKENS) - cu[lane]) % PAGE + PAGE
+    cache = {name: normal(rng, PAGES, PAGE, KV, SIZE) for name in ("k", "v")}
+    x = normal(rng, TOKENS, HIDDEN)
+    return (
+        weights(rng),
+        x,
+        positions.astype(np.int32),
+        cu,
+        cache,
+        table(rng),
+        rng.uniform(0.5, 2, LANES).astype(np.float32),
+    )
+
+
+def draw_mapped(rng: np.random.Generator) -> tuple[Any, ...]:
+    """The host says to which row of a flat pool each token goes; padding goes past the end."""
+    _, x, positions, cu, _, tables, _ = draw_paged(rng)
+    lane = (np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1)
+    page = np.take_along_axis(np.pad(tables, ((0, 1), (0, 0)))[lane], (positions // PAGE)[:, None], axis=1)[:, 0]
+    rows = np.where(lane < LANES, page * PAGE + positions % PAGE, PAGES * PAGE).astype(np.int32)
+    return weight(rng, HIDDEN, HIDDEN), x, cu, normal(rng, 2, PAGES * PAGE, HIDDEN), tables, rows
+
+
+def draw_ids(rng: np.random.Generator) -> tuple[Any, ...]:
+    cu = layout(rng, empty=False)
+    ids = (np.arange(TOKENS)[:, None] >= cu[None, 1:]).sum(axis=1).astype(np.int32)
+    positions = rng.integers(0, 9, TOKENS).astype(np.int32)
+    return weights(rng), normal(rng, TOKENS, HIDDEN), ids, positions, normal(rng, LANES, HIDDEN)
+
+
+def lanes_of(cu: jax.Array) -> jax.Array:
+    """The lane of each token, LANES for padding."""
+    return jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right")
+
+
+def scanned_step(w, x, cu, pool, slots):
+    """A recurrence token by token; the state of each is read and written by the slot of its lane."""
+    lane = lanes_of(cu)
+    rows = jnp.where(lane < LANES, slots[lane], SLOTS)
+
+    def token(pool, one):
+        x, row = one
+        state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
+        return pool.at[row].set(state, mode="drop"), state
+
+    pool, y = lax.scan(token, pool, (x, rows))
+    return y, pool
+
+
+def carried_step(w, x, cu, pool, slots):
+    """The same with the states of all lanes carried; lanes that begin start from zeros."""
+    lane, begins = lanes_of(cu), jnp.diff(cu) > 1
+    states = jnp.where(begins[:, None], 0.0, pool[slots])
+
+    def token(states, one):
+        x, lane = one
+        new = jnp.tanh(0.5 * states[lane] + x @ w)
+        return states.at[lane].set(new, mode="drop"), new
+
+    states, y = lax.scan(token, states, (x, lane))
+    return y, pool.at[slots].set(states)
+
+
+def pooled_step(w, x, cu, pool, slots):
+    """A sum of each lane's tokens, its last token, and its state."""
+    lane = jnp.repeat(jnp.arange(LANES + 1), jnp.append(jnp.diff(cu), TOKENS - cu[-1]), total_repeat_length=TOKENS)
+    total = jax.ops.segment_sum(jnp.tanh(x @ w) * pool[slots][lane], lane, LANES)
+    last = x[cu[1:] - 1]
+    return total + last, pool.at[slots].set(0.5 * pool[slots] + total)
+
+
+def masked(q: jax.Array, k: jax.Array, v: jax.Array, same: jax.Array) -> jax.Array:
+    """Attention among packed tokens; values are made finite, since a weight of zero makes nan of what is not."""
+    q = q.reshape(TOKENS, KV * HEADS, SIZE)
+    k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, jnp.where(jnp.isfinite(v), v, 0.0)))
+    scores = jnp.where(same[None], jnp.einsum("thd,shd->hts", q, k) * SIZE**-0.5, -jnp.inf)
+    return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1), v).reshape(TOKENS, -1)
+
+
+def paged_step(w, x, positions, cu, pools, tables, temperature):
+    """Prefill and decode in one step: keys and values go to pages, each token sees its own lane's of this step."""
+    lane = lanes_of(cu)
+    q, k, v = project(w, x)
+    page = tables.at[lane, positions // PAGE].get(mode="fill", fill_value=PAGES)
+    at = positions % PAGE
+    pools = {"k": pools["k"].at[page, at].set(k, mode="drop"), "v": pools["v"].at[page, at].set(v, mode="drop")}
+    same = (lane[:, None] == lane[None, :]) & (positions[:, None] >= positions[None, :])
+    y = x + masked(q, k, v, same) @ w["o"].T
+    old = jnp.where(jnp.isfinite(pools["k"][tables]), pools["k"][tables], 0.0)
+    seen = old.reshape(LANES, WIDE * PAGE, -1).sum(1)
+    return y[cu[1:] - 1] / temperature[:, None] + seen.sum(-1, keepdims=True), y, pools
+
+
+def mapped_step(w, x, cu, pool, tables, rows):
+    """Two layers over a flat pool, written by the slot mapping and read by the block table."""
+    read = (tables[:, :, None] * PAGE + jnp.arange(PAGE, dtype=jnp.int32)[None, None]).reshape(LANES, -1)
+    for layer in range(2):
+        pool = pool.at[layer, rows].set(jnp.tanh(x @ w), mode="drop")
+        seen = pool[layer, read].mean(axis=1)
+        x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+    return x[cu[1:] - 1], pool
+
+
+def ids_step(w, x, ids, positions, bias):
+    """The lane of each token is given."""
+    q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
+    same = (ids[:, None] == ids[None, :]) & (positions[:, None] >= positions[None, :])
+    same = same | jnp.eye(TOKENS, dtype=bool) & (ids[:, None] == ids[None, :])
+    y = x + masked(q, k, v, same) @ w["o"].T
+    greatest = jax.ops.segment_max(y, ids, LANES)
+    return y, greatest
+
+
+PROGRAMS = (
+    Program("packed tokens, scanned by slot", scanned_step, STATE, draw),
+    Program("packed tokens, states carried", carried_step, STATE, draw),
+    Program("packed tokens, sums and last tokens", pooled_step, ROWS, draw),
+    Program("packed tokens, paged prefill and decode", paged_step, PAGED, draw_paged),
+    Program("packed tokens, slot mapping", mapped_step, MAPPED, draw_mapped),
+    Program("packed tokens, segment ids", ids_step, IDS, draw_ids),
+)

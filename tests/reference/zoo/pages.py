@@ -1,0 +1,148 @@
+"""Paged caches in the manner of JetStream, SGLang-JAX and vLLM: shared prefixes, flat pools, several layers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from zoo.attention import KV, SIZE, attend, project, rotate, weights
+from zoo.program import HIDDEN, LANES, Program, normal
+
+from ir_passes import Lane, LaneContract, PageTable, Pool, Shared
+
+PAGE, WIDE, PAGES, LAYERS, CHUNK = 3, 4, 19, 2, 5
+"""Tokens of a page, pages of a lane, pages of a pool, layers, tokens of a chunk."""
+CACHE = {"k": Pool("kv"), "v": Pool("kv")}
+TABLE = PageTable("kv", PAGES)
+DECODE = LaneContract(inputs=(Shared(), CACHE, TABLE, Lane(), Lane()), outputs=(Lane(), CACHE))
+CHUNKED = LaneContract(inputs=(*DECODE.inputs, Lane(role="length")), outputs=DECODE.outputs)
+FLAT_CACHE = {"k": Pool("kv", axis=1), "v": Pool("kv", axis=1)}
+FLAT = LaneContract(
+    inputs=(
+        Shared(), FLAT_CACHE, PageTable("kv", PAGES, page_size=PAGE, role="read"),
+        PageTable("kv", PAGES * PAGE, role="write"), Lane(), Lane(),
+    ),
+    outputs=(Lane(), FLAT_CACHE),
+)  # fmt: skip
+WHOLE = LaneContract(inputs=(Pool("kv"), TABLE, Lane(), Lane()), outputs=(Pool("kv"),))
+
+
+def table(rng: np.random.Generator) -> np.ndarray:
+    """Pages: the first may be shared, the next two are the lane's own, the last is too or is the null page."""
+    found, free = np.zeros((LANES, WIDE), np.int32), 1 + rng.permutation(PAGES - 1)
+    found[:, :3] = free[: 3 * LANES].reshape(LANES, 3)
+    sharing = rng.random(LANES) < 0.6
+    found[sharing, 0] = free[3 * LANES]
+    found[0, 3] = free[3 * LANES + 1] * rng.integers(0, 2)
+    return found
+
+
+def positions_of(rng: np.random.Generator, chunk: int = 1) -> np.ndarray:
+    """Positions from which a chunk lies in pages of a lane's own, whichever lane's they are."""
+    return rng.integers(PAGE, 3 * PAGE - chunk + 1, LANES).astype(np.int32)
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    cache = {name: normal(rng, PAGES, PAGE, KV, SIZE) for name in ("k", "v")}
+    return weights(rng), cache, table(rng), positions_of(rng), normal(rng, LANES, HIDDEN)
+
+
+def draw_chunk(rng: np.random.Generator) -> tuple[Any, ...]:
+    w, cache, tables, _, _ = draw(rng)
+    lengths = rng.integers(0, CHUNK + 1, LANES).astype(np.int32)
+    return w, cache, tables, positions_of(rng, CHUNK), normal(rng, LANES, CHUNK, HIDDEN), lengths
+
+
+def draw_flat(rng: np.random.Generator) -> tuple[Any, ...]:
+    """The host computes the rows that tokens go to; of lanes that write none they lie past the end."""
+    w, _, tables, positions, x = draw(rng)
+    cache = {name: normal(rng, LAYERS, PAGES * PAGE, KV, SIZE) for name in ("k", "v")}
+    rows = tables[np.arange(LANES), positions // PAGE] * PAGE + positions % PAGE
+    rows = np.where(rng.random(LANES) < 0.2, PAGES * PAGE, rows).astype(np.int32)
+    return w, cache, tables, rows, positions, x
+
+
+def draw_whole(rng: np.random.Generator) -> tuple[Any, ...]:
+    _, _, tables, positions, _ = draw(rng)
+    return normal(rng, PAGES, PAGE, 2), tables, positions, normal(rng, LANES, 2)
+
+
+def of_lane(pool: jax.Array, tables: jax.Array) -> jax.Array:
+    """The tokens of every page of each lane, those of pages that it does not use too."""
+    return pool[tables].reshape(LANES, WIDE * PAGE, *pool.shape[2:])
+
+
+def visible(positions: jax.Array) -> jax.Array:
+    return jnp.arange(WIDE * PAGE, dtype=jnp.int32)[None] <= positions[:, None]
+
+
+def decode_step(w, pools, tables, positions, x):
+    """The page of the position by `take_along_axis`."""
+    q, k, v = project(w, x)
+    q, k = rotate(q, positions), rotate(k, positions)
+    page = jnp.take_along_axis(tables, (positions // PAGE)[:, None], axis=1)[:, 0]
+    pools = {"k": pools["k"].at[page, positions % PAGE].set(k), "v": pools["v"].at[page, positions % PAGE].set(v)}
+    mask = visible(positions)
+    return attend(q, of_lane(pools["k"], tables), of_lane(pools["v"], tables), mask) @ w["o"].T, pools
+
+
+def chosen_step(w, pools, tables, positions, x):
+    """The page chosen by `where`, read before it is written, the new token beside what is read."""
+    q, k, v = project(w, x)
+    at, page = positions // PAGE, tables[:, WIDE - 1]
+    for place in reversed(range(WIDE - 1)):
+        page = jnp.where(at == place, tables[:, place], page)
+    old = visible(positions - 1)
+    mask = jnp.concatenate([old, jnp.ones((LANES, 1), bool)], axis=1)
+    keys = jnp.concatenate([of_lane(pools["k"], tables), k[:, None]], axis=1)
+    values = jnp.concatenate([of_lane(pools["v"], tables), v[:, None]], axis=1)
+    y = attend(q, keys, values, mask) @ w["o"].T
+    return y, {name: pools[name].at[page, positions % PAGE].set(new) for name, new in (("k", k), ("v", v))}
+
+
+def chunk_step(w, pools, tables, positions, x, lengths):
+    """Several tokens of each lane; those behind its length are sent past the last page, where they are dropped."""
+    q, k, v = project(w, x.reshape(-1, HIDDEN))
+    at = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
+    real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
+    page = tables.at[jnp.arange(LANES)[:, None], at // PAGE].get(mode="clip")
+    page = jnp.where(real, page, PAGES)
+    k, v = (new.reshape(LANES, CHUNK, KV, SIZE) for new in (k, v))
+    pools = {
+        "k": pools["k"].at[page, at % PAGE].set(k, mode="drop"),
+        "v": pools["v"].at[page, at % PAGE].set(v, mode="drop"),
+    }
+    last = q.reshape(LANES, CHUNK, *q.shape[1:])[:, 0]
+    mask = visible(positions) & (lengths > 0)[:, None]
+    return attend(last, of_lane(pools["k"], tables), of_lane(pools["v"], tables), mask) @ w["o"].T, pools
+
+
+def flat_step(w, pools, tables, rows, positions, x):
+    """Pools of [layer, token]; the rows that are read are made of pages and offsets."""
+    offsets = jnp.arange(PAGE, dtype=jnp.int32)
+    read = (tables[:, :, None] * PAGE + offsets[None, None]).reshape(LANES, WIDE * PAGE)
+    for layer in range(LAYERS):
+        q, k, v = project(w, x)
+        pools = {
+            "k": pools["k"].at[layer, rows].set(k, mode="drop"),
+            "v": pools["v"].at[layer, rows].set(v, mode="drop"),
+        }
+        y = attend(rotate(q, positions), pools["k"][layer, read], pools["v"][layer, read], visible(positions))
+        x = x + y @ w["o"].T
+    return x, pools
+
+
+def whole_step(pool, tables, positions, x):
+    """Pages reshaped to a flat pool, written there, and reshaped back; then added to by page and offset."""
+    page = tables[jnp.arange(LANES), positions // PAGE]
+    flat = pool.reshape(PAGES * PAGE, 2).at[page * PAGE + positions % PAGE].multiply(0.5)
+    return (flat.reshape(PAGES, PAGE, 2).at[page, positions % PAGE].add(x),)
+
+
+PROGRAMS = (
+    Program("paged attention, decoding", decode_step, DECODE, draw),
+    Program("paged attention, page chosen by where", chosen_step, DECODE, draw),
+    Program("paged attention, chunks", chunk_step, CHUNKED, draw_chunk),
+    Program("flat token pool of several layers", flat_step, FLAT, draw_flat),
+    Program("pages seen as a flat token pool", whole_step, WHOLE, draw_whole),
+)

@@ -654,6 +654,7 @@ class LM:
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
+            "chat templates": "none" if self.tokenizer is None else self.tokenizer.chat_fingerprint,
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             "lanes": engine.lanes,
             "context": self.context,

@@ -1,6 +1,7 @@
 """Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
 
 import hashlib
+import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,6 +102,11 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of everything that the token ids of a text depend on."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    @property
+    def chat_fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the chat templates and of the special tokens that they may write."""
+        return hashlib.sha256(json.dumps([self.chat_templates, self.special_tokens]).encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:

@@ -59,7 +59,8 @@ def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pyte
         lm.generate(PROMPTS, max_tokens=2)
     assert LEAK in str(raised.value)
     assert any("generate 2x4" in note and "certify='warn'" in note for note in raised.value.__notes__)
-    assert lm.certificates == {} and lm.stats["steps"] == 0
+    # The copy to the decode pool is compiled beside it.
+    assert set(lm.certificates) <= {"copy 2 to 2"} and lm.stats["steps"] == 0
 
 
 def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def decode() -> tuple[Executable, BoundContract]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutants_of_a_buffer_assignment(mutant: Mutant, decode: tuple[Executable, BoundContract]) -> None:
     executable, bound = decode
-    options: dict[str, Any] = {"may_copy": ("argument 1.layers*.conv",)}
+    options: dict[str, Any] = {"may_copy": ("args[1].layers*.conv",)}
     assert audit_executable(executable, bound, **options).findings == ()
     broken = mutant(executable, live_values(executable), bound)
     assert MUTANTS[mutant] in {one.kind for one in audit_executable(broken, bound, **options).findings}

@@ -235,4 +235,4 @@ def test_largest_kernels_of_a_step(tmp_path: Path) -> None:
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert "<h2>Kernels</h2>" in page.read_text() and "argument 1.layers[1][0].key" in page.read_text()
+    assert "<h2>Kernels</h2>" in page.read_text() and "args[1].layers[1][0].key" in page.read_text()

@@ -131,7 +131,7 @@ def test_pools_of_a_compiled_step() -> None:
     """On a CPU, whose executables give out the buffer assignment."""
     step = compile_step(fori_loop, (pool(), slots(), x()), ONE)
     touched = [one for one in step.kernels.kernels if one.pools]
-    assert touched and {one.pools for one in touched} == {("argument 0",)}
+    assert touched and {one.pools for one in touched} == {("args[0]",)}
     assert all(one.read + one.written < 2 * pool().nbytes for one in touched), "a row at a time"
 
 
@@ -142,7 +142,7 @@ def test_copy_of_a_pool_is_the_largest() -> None:
 
     step = compile_step(copied, (pool(), slots(), x()), ONE, certify="off")
     most = step.kernels.largest(1)[0]
-    assert most.read + most.written >= np.size(pool()) * 4 and most.pools == ("argument 0",)
+    assert most.read + most.written >= np.size(pool()) * 4 and most.pools == ("args[0]",)
 
 
 def test_executable_without_pools() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
-from hybridlm.engine import decoding, scheduler
+from hybridlm.engine import decoding
 from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.requests import sampling_operands
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -21,7 +22,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
         first = [one for one in lanes if one is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
-    for module in (scheduler, decoding):
+    for module in (sampling_operands, decoding):
         patch.setattr(module, "sampling_arrays", sampling)
 
 

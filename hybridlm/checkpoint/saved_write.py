@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hybridlm.checkpoint.adapter import CONFIG as ADAPTER
+from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
@@ -63,7 +64,7 @@ def save_checkpoint(
 
     Args:
         target: a directory that does not exist yet.
-        source: the directory of the original checkpoint, for its small files.
+        source: the directory or the GGUF file of the original checkpoint, for its small files.
         model: describes it.
         parameters: name -> shape, and pieces that cover the parameter.
 
@@ -102,14 +103,14 @@ def _piece_names(name: str, count: int) -> list[str]:
 
 
 def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """Copy the small files that exist; return name -> SHA-256."""
-    files = {}
-    for name in SMALL_FILES:
-        if (source / name).is_file():
-            content = (source / name).read_bytes()
-            (directory / name).write_bytes(content)
-            files[name] = digest(content)
-    return files
+    """Copy the small files that exist, or make those of a GGUF file; return name -> SHA-256."""
+    if is_gguf(source):
+        contents = gguf_companions(source)
+    else:
+        contents = {name: (source / name).read_bytes() for name in SMALL_FILES if (source / name).is_file()}
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return {name: digest(content) for name, content in contents.items()}
 
 
 @contextmanager

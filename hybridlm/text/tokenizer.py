@@ -4,6 +4,7 @@ Both libraries are imported when a checkpoint first needs them.
 """
 
 import hashlib
+import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+from hybridlm.gguf_files import companions, read_header
 from hybridlm.text.stream_decoder import StreamDecoder
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
-        """Return the tokenizer of a checkpoint directory; None if there is none (token ids always work).
+        """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none (token ids always work).
 
         Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template) and chat_template.jinja.
         Warns if there is a tokenizer in another format only.
@@ -65,6 +67,11 @@ class Tokenizer:
             CheckpointError: a file that is too long or cannot be read.
         """
         directory = Path(path)
+        if directory.suffix.lower() == ".gguf" and directory.is_file():
+            texts = companions(read_header(directory))
+            if "tokenizer.json" not in texts:
+                return None
+            return _tokenizer(directory, texts["tokenizer.json"], json.loads(texts["tokenizer_config.json"]))
         if not (directory / "tokenizer.json").exists():
             others = [name for name in _OTHER_FORMATS if (directory / name).exists()]
             if others:
@@ -78,21 +85,7 @@ class Tokenizer:
         if (directory / "tokenizer_config.json").exists():
             config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
         text = read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
-        import tokenizers
-
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:
-            # The library raises bare Exception for everything that it cannot read.
-            raise CheckpointError(directory / "tokenizer.json", f"cannot be read: {error}") from error
-        try:
-            special = _special_tokens(config)
-            _add_tokens(backend, config, special)
-            return Tokenizer(backend, special, _chat_templates(directory, config))
-        except CheckpointError:
-            raise
-        except ValueError as error:
-            raise CheckpointError(directory / "tokenizer_config.json", str(error)) from error
+        return _tokenizer(directory, text, config)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -203,6 +196,25 @@ class Tokenizer:
     def _id_of(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _tokenizer(directory: Path, text: str, config: Mapping[str, Any]) -> Tokenizer:
+    """Make a tokenizer of the contents of tokenizer.json and tokenizer_config.json."""
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:
+        # The library raises bare Exception for everything that it cannot read.
+        raise CheckpointError(directory / "tokenizer.json", f"cannot be read: {error}") from error
+    try:
+        special = _special_tokens(config)
+        _add_tokens(backend, config, special)
+        return Tokenizer(backend, special, _chat_templates(directory, config))
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(directory / "tokenizer_config.json", str(error)) from error
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

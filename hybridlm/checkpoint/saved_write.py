@@ -78,11 +78,11 @@ def save_checkpoint(
         for name, (_, pieces) in parameters.items()
         for each, piece in zip(names[name], pieces, strict=True)
     }
-    with _new_directory(target) as directory:
+    with new_directory(target) as directory:
         _write_arrays(directory / WEIGHTS, arrays)
         if jax.process_index() == 0:
             fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
-            fields["files"] = _copy_small_files(source, directory)
+            fields["files"] = copy_small_files(source, directory)
             fields["parameters"] = {
                 name: {
                     "dtype": str(np.dtype(pieces[0].array.dtype)),
@@ -102,7 +102,7 @@ def _piece_names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
 
 
-def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
+def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
     """Copy the small files that exist, or make those of a GGUF file; return name -> SHA-256."""
     if is_gguf(source):
         contents = gguf_companions(source)
@@ -114,7 +114,7 @@ def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _new_directory(target: Path) -> Iterator[Path]:
+def new_directory(target: Path) -> Iterator[Path]:
     """Create a directory that takes the name `target` when all of it is on the disk, and is deleted if anything fails.
 
     With several processes the first one creates, renames and deletes it; all of them return when it has its name.

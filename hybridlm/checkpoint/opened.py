@@ -16,7 +16,7 @@ from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.packed_weights import packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
+from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights, saved_packed_types
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
 from hybridlm.gguf_files import BLOCK_TYPES
@@ -100,7 +100,7 @@ def load_parameters(
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only)
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
     return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
 
 
@@ -116,7 +116,9 @@ def packed_types(
     Raises:
         CheckpointError: all faults of the headers.
     """
-    if isinstance(checkpoint, SavedDirectory) or not checkpoint.grouped.quantised:
+    if isinstance(checkpoint, SavedDirectory):
+        return saved_packed_types(checkpoint, family.weights(config), dtype, adapters)
+    if not checkpoint.grouped.quantised:
         return {}
     plan = check(checkpoint, family, config)
     forms = packed_forms(checkpoint, plan, adapters)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +60,7 @@ def save_checkpoint(
     source: Path,
     model: ModelDescription,
     parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
+    packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write a checkpoint; it gets its name when everything is on the disk.
 
@@ -67,6 +69,7 @@ def save_checkpoint(
         source: the directory or the GGUF file of the original checkpoint, for its small files.
         model: describes it.
         parameters: name -> shape, and pieces that cover the parameter.
+        packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters` that roles name.
 
     Raises:
         FileExistsError: something exists at `target`.
@@ -95,6 +98,8 @@ def save_checkpoint(
                 }
                 for name, (shape, pieces) in parameters.items()
             }
+            if packed:
+                fields["packed"] = {name: dict(one) for name, one in packed.items()}
             (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
 
 

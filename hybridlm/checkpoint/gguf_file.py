@@ -91,11 +91,8 @@ def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """
     header = read_header(path)
     config = gguf_config(header)
-    named, left_out = named_tensors(header, config)
+    named = named_tensors(header, config)
     file = GgufFile(header, named)
-    notes = (f"the {left_out} tensors of the multi-token-prediction block are not read",) if left_out else ()
     none = MappingProxyType({})
     files = MappingProxyType(dict.fromkeys(named, file))
-    return CheckpointDirectory(
-        header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None), notes
-    )
+    return CheckpointDirectory(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))

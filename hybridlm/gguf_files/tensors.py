@@ -172,8 +172,17 @@ _OUTER_OF = {
 _OUTER_OF["qwen35moe"] = _OUTER_OF["qwen35"]
 
 
-def named_tensors(header: GgufHeader, config: dict[str, Any]) -> tuple[dict[str, NamedTensor], int]:
-    """Return Hugging Face name -> tensor, and how many tensors of the multi-token-prediction block are left out.
+_HEAD = {
+    "nextn.eh_proj.weight": _Rule("mtp.fc.weight"),
+    "nextn.enorm.weight": _Rule("mtp.pre_fc_norm_embedding.weight", "minus one"),
+    "nextn.hnorm.weight": _Rule("mtp.pre_fc_norm_hidden.weight", "minus one"),
+    "nextn.shared_head_norm.weight": _Rule("mtp.norm.weight", "minus one"),
+}
+"""Tensors of the multi-token-prediction block, which is the last one, beside those of a layer."""
+
+
+def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
+    """Return Hugging Face name -> tensor.
 
     A tensor that has no such name keeps llama.cpp's.
 
@@ -185,25 +194,26 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> tuple[dict[str,
     blocks = header.metadata[f"{architecture}.block_count"]
     inner = _LFM2 if architecture == "lfm2" else _QWEN
     found: dict[str, NamedTensor] = {}
-    left_out = 0
     for tensor in header.tensors.values():
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
-        if layer is not None and layers <= int(layer[1]) < blocks:
-            left_out += 1
-            continue
+        prefix = ""
         if layer is None:
             rule = _OUTER_OF[architecture].get(tensor.name)
+        elif int(layer[1]) < layers:
+            rule, prefix = inner.get(layer[2]), f"model.layers.{int(layer[1])}."
+        elif int(layer[1]) == blocks - 1 and layer[2] in _HEAD:
+            rule = _HEAD[layer[2]]
         else:
-            rule = inner.get(layer[2]) if int(layer[1]) < layers else None
+            rule, prefix = inner.get(layer[2]), f"mtp.layers.{int(layer[1]) - layers}."
+            rule = rule if int(layer[1]) < blocks else None
         if rule is None:
             found[tensor.name] = NamedTensor(tensor, tensor.shape, tensor.begin, tensor.end)
             continue
-        name = rule.name if layer is None else f"model.layers.{int(layer[1])}.{rule.name}"
-        for full, part in _parts(name, tensor, rule, config):
+        for full, part in _parts(prefix + rule.name, tensor, rule, config):
             if full in found:
                 raise CheckpointError(header.path, f"{tensor.name}: is there twice")
             found[full] = part
-    return found, left_out
+    return found
 
 
 def _parts(name: str, tensor: GgufTensor, rule: _Rule, config: dict[str, Any]) -> Iterator[tuple[str, NamedTensor]]:

@@ -35,15 +35,23 @@ _LEAVES = {
 }  # fmt: skip
 _OUTER = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
 _OUTER |= {"model.embedding_norm": "token_embd_norm"}
+_HEAD = {
+    "mtp.fc.weight": "eh_proj",
+    "mtp.pre_fc_norm_embedding.weight": "enorm",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm",
+    "mtp.norm.weight": "shared_head_norm",
+}
 
 
-def golden(architecture: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return config.json and the tensors of the checkpoint that a file is made of."""
-    folder = GOLDEN / OF[architecture]
+def golden(architecture: str, prediction: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return config.json and the tensors of the checkpoint that a file is made of; one with a prediction head."""
+    folder = GOLDEN / ("dense_multimodal" if prediction else OF[architecture])
     # In the order of their names: experts are joined in the order of their numbers.
     tensors = {name: one for file in sorted(folder.glob("*.safetensors")) for name, one in load_file(file).items()}
     tensors = dict(sorted(tensors.items()))
-    return json.loads((folder / "config.json").read_text()), {n: t.astype(np.float32) for n, t in tensors.items()}
+    tensors = {n.replace("language_model.", ""): t.astype(np.float32) for n, t in tensors.items() if "visual" not in n}
+    config = json.loads((folder / "config.json").read_text())
+    return config.get("text_config", config), tensors
 
 
 def _tiled(array: np.ndarray, config: Mapping[str, Any], before: int = 0) -> np.ndarray:
@@ -62,7 +70,10 @@ def _joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def converted(name: str, array: np.ndarray, config: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
     """Return what llama.cpp stores of a tensor of the Hugging Face checkpoint."""
-    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+    last = config["num_hidden_layers"]
+    if name in _HEAD:
+        return [(f"blk.{last}.nextn.{_HEAD[name]}.weight", array + ("norm" in name))]
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name.replace("mtp.layers.0", f"model.layers.{last}"))
     if found is None:
         return [(_OUTER[name.removesuffix(".weight")] + ".weight", array + ("lm_head" not in name and array.ndim == 1
                  and config["model_type"] != "lfm2"))]  # fmt: skip
@@ -162,9 +173,9 @@ def write_gguf(
         kind: of matrices whose rows fill blocks; others are float32.
         extra: more tensors, in float32.
         changes: other arrays for tensors of llama.cpp's names.
-        prediction: the block behind the layers is one for multi-token prediction.
+        prediction: write the checkpoint that has a multi-token-prediction head, for "qwen35".
     """
-    config, tensors = golden(architecture)
+    config, tensors = golden(architecture, prediction)
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, architecture, config, prediction)
     # Bytes of one character each merge to nothing, so that texts of the tests have as many tokens as characters.

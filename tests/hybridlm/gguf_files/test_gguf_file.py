@@ -124,18 +124,23 @@ def test_loads_and_is_saved(tmp_path: Path) -> None:
     assert saved.tokenizer is not None and saved.tokenizer.fingerprint == lm.tokenizer.fingerprint
 
 
-def test_prediction_block_is_left_out(tmp_path: Path) -> None:
-    extra = {"blk.3.nextn.eh_proj.weight": np.zeros((32, 64))}
-    checkpoint = opened(write_gguf(tmp_path / "m.gguf", "qwen35", extra=extra, prediction=True))
+def test_prediction_block(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "qwen35", prediction=True)
+    checkpoint, (_, tensors) = opened(path), golden("qwen35", prediction=True)
+    assert set(checkpoint.names) == set(tensors) and checkpoint.config["num_hidden_layers"] == 3
+    for name in (name for name in tensors if name.startswith("mtp.")):
+        change = SMALL_CHANGE["norm"] * 2 if "norm" in name else 0
+        np.testing.assert_allclose(checkpoint.read(name), tensors[name], rtol=0, atol=change, err_msg=name)
     family = family_of(checkpoint.config)
-    check(checkpoint, family, family.read_config(checkpoint.config))
-    assert len(checkpoint.notes) == 1 and checkpoint.config["num_hidden_layers"] == 3
-    assert not has_head(checkpoint, family)
+    assert check(checkpoint, family, family.read_config(checkpoint.config)).skipped and has_head(checkpoint, family)
+    assert family.with_head is not None
+    check(checkpoint, family.with_head, family.with_head.read_config(checkpoint.config))
     # Behind the layers that the header counts, it is no such block.
+    extra = {"blk.3.nextn.eh_proj.weight": np.zeros((32, 64)), "blk.3.attn_q.weight": np.zeros((32, 64))}
     checkpoint = opened(write_gguf(tmp_path / "n.gguf", "qwen35", extra=extra))
     with pytest.raises(CheckpointError) as caught:
         check(checkpoint, family, family.read_config(checkpoint.config))
-    assert "unexpected blk.3.nextn.eh_proj.weight" in str(caught.value)
+    assert len(caught.value.faults) == 2 and all(name in str(caught.value) for name in extra)
 
 
 def _end_of_header(path: Path) -> int:

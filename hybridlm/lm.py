@@ -25,7 +25,7 @@ from hybridlm.checkpoint import (
     resolve,
 )
 from hybridlm.checkpoint.model import with_head
-from hybridlm.checkpoint.pieces import saved_pieces
+from hybridlm.checkpoint.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
@@ -544,14 +544,12 @@ class LM:
 
         Raises:
             FileExistsError: something is there.
-            ValueError: there are several processes, and no mesh; or weights are packed (`load(..., dequantise=)`).
+            ValueError: there are several processes, and no mesh.
             CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
             raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
-        if any(isinstance(one, LinearWeight) for one in self.params.values()):
-            raise ValueError("save: expected plain weights, these are packed: load with dequantise='bfloat16' to save")
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
@@ -559,9 +557,10 @@ class LM:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
-        parameters = {name: saved_pieces(array, sharded_dims.get(name, ())) for name, array in self.params.items()}
+        arrays, packed = unpacked(self.params)
+        parameters = {name: saved_pieces(array, sharded_dims.get(name, ())) for name, array in arrays.items()}
         model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
-        save_checkpoint(target, self.path, model, parameters)
+        save_checkpoint(target, self.path, model, parameters, packed)
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
         """Compile the steps of generation and scoring now, in threads, instead of on first use.

@@ -87,7 +87,8 @@ def load(
 
     Args:
         path_or_hub_id: a directory with config.json and safetensors weights as written by Hugging Face or by `LM.save`,
-            or the id of a model on the hub (kept in huggingface_hub's cache; HF_HUB_OFFLINE is respected).
+            a GGUF file (docs/quantised.md), or the id of a model on the hub (kept in huggingface_hub's cache;
+            HF_HUB_OFFLINE is respected).
         lanes: maximum number of sequences that are computed at the same time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which they are stored,

@@ -126,7 +126,7 @@ LAYERS = {
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows
         checkpoint devices files steps text
-        drafting quantised sampling
+        drafting gguf_files quantised sampling
         _siblings compiler errors eval_settings progress version
     """,
     "models": """

@@ -7,6 +7,7 @@ from hybridlm.checkpoint.adapter import Adapter, BoundAdapter, open_adapter
 from hybridlm.checkpoint.adapter_match import bind
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import resolve
 from hybridlm.checkpoint.opened import (
     Checkpoint,
@@ -42,8 +43,10 @@ __all__ = [
     "checkpoint_fingerprint",
     "dotted",
     "fingerprint_of",
+    "gguf_companions",
     "has_head",
     "head_tensors",
+    "is_gguf",
     "load_parameters",
     "load_weights",
     "open_adapter",

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,12 +35,29 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
+class WeightsFile(Protocol):
+    """A file of tensors; `SafetensorsFile` describes each of these."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+    def read_stored(self, name: str) -> np.ndarray: ...
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes: ...
+
+    def release(self, name: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class CheckpointDirectory:
     """An opened checkpoint: its configuration and the place of each tensor. No tensor has been read.
 
     Attributes:
-        path: the directory.
+        path: the directory, or the GGUF file.
         config: config.json.
         files: tensor name -> the file that holds it; codes and scales are tensors of their own.
         grouped: the tensors of each quantised weight, taken together.
@@ -51,11 +68,11 @@ class CheckpointDirectory:
 
     path: Path
     config: dict[str, Any]
-    files: Mapping[str, SafetensorsFile]
+    files: Mapping[str, WeightsFile]
     grouped: GroupedTensors
     settings: QuantisationSettings
     notes: tuple[str, ...] = ()
-    unindexed: Mapping[str, SafetensorsFile] = field(default_factory=dict)
+    unindexed: Mapping[str, WeightsFile] = field(default_factory=dict)
 
     @property
     def names(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files import BLOCK_TYPES
 from hybridlm.quantised import SCHEMES, contradictions
 from models import Family, Weight, WeightSource
 
@@ -104,6 +105,8 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
 
 
 HEAD = "lm_head.weight"
+READ = READABLE.keys() | set(SCHEMES) | BLOCK_TYPES
+"""Dtypes and schemes of weights that are read."""
 _ROWS = 4096
 """Rows of a redundant head that are compared at once."""
 
@@ -116,7 +119,7 @@ def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) 
         "config.json says that the head is the embedding (tie_word_embeddings); "
         '"tie_word_embeddings": false in config.json uses the head of the file'
     )
-    if shapes[0] != shapes[1] or any(kind not in READABLE and kind not in SCHEMES for kind in kinds):
+    if shapes[0] != shapes[1] or any(kind not in READ for kind in kinds):
         return f"unexpected {head}: found {kinds[0]} {shapes[0]} beside {embedding}, {kinds[1]} {shapes[1]}; {advice}"
     one, two = checkpoint.read(head), checkpoint.read(embedding)
     for start in range(0, shapes[0][0], _ROWS):
@@ -197,6 +200,6 @@ def _misfit(checkpoint: CheckpointDirectory, name: str, raw: str, shape: tuple[i
     faults: list[str] = []
     if found != tuple(shape):
         faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {found}")
-    if dtype not in READABLE and dtype not in SCHEMES:
+    if dtype not in READ:
         faults.append(f"unreadable {raw}: {unreadable(dtype)}")
     return faults

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.errors import CheckpointError
 
 # Files that are downloaded: never pickles, never the weights of other frameworks.
@@ -27,10 +28,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.
 
 
 def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, cache_dir: str | None = None) -> Path:
-    """Return the directory of a checkpoint; download it if necessary.
+    """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory, or a Hub id ("organisation/name"). A directory takes precedence.
+        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). What exists takes
+            precedence.
         revision: branch, tag or commit on the Hub.
         cache_dir: replaces huggingface_hub's own cache.
 
@@ -43,9 +45,11 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     path = os.path.expanduser(given)
     if os.path.isdir(path):
         return Path(path)
+    if is_gguf(path):
+        return Path(path)
     if os.path.exists(path):
         raise CheckpointError(
-            given, "is a file", "Give the directory that holds config.json and the safetensors files."
+            given, "is a file", "Give a GGUF file, or the directory that holds config.json and the safetensors files."
         )
     if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(given):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Checkpoints of both kinds, in Hugging Face's layout or written by `LM.save`, behind one set of functions."""
+"""Checkpoints in Hugging Face's layout, in a GGUF file or written by `LM.save`, behind one set of functions."""
 
 import hashlib
 import os
@@ -11,13 +11,15 @@ from typing import Any
 from hybridlm.checkpoint.adapter import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.packed_weights import Packed, packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
+from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights, saved_packed_types
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
+from hybridlm.gguf_files import BLOCK_TYPES
 from models import Family
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -25,18 +27,20 @@ Checkpoint = CheckpointDirectory | SavedDirectory
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a directory and check everything that can be checked without reading a parameter.
+    """Open a directory or a GGUF file and check everything that can be checked without reading a parameter.
 
     Raises:
         CheckpointError: with every fault.
     """
+    if is_gguf(path):
+        return open_gguf(path)
     return open_saved(Path(path)) if is_saved(Path(path)) else open_directory(path)
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in.
 
-    A quantised checkpoint's is the one that its configuration says, bfloat16 where it says none.
+    A quantised checkpoint's is the one that its configuration says, bfloat16 where it says none, as in GGUF files.
     """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
@@ -48,6 +52,8 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     for name in checkpoint.files.keys() - checkpoint.grouped.parts.keys():
         info = checkpoint.info(name)
         sizes[info.dtype] += info.end - info.begin
+    if BLOCK_TYPES & sizes.keys():
+        return "bfloat16"
     names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
@@ -94,7 +100,7 @@ def load_parameters(
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only)
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
     return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
 
 
@@ -116,7 +122,9 @@ def packed_types(
     Raises:
         CheckpointError: all faults of the headers.
     """
-    if isinstance(checkpoint, SavedDirectory) or not checkpoint.grouped.quantised:
+    if isinstance(checkpoint, SavedDirectory):
+        return saved_packed_types(checkpoint, family.weights(config), dtype, packed, adapters)
+    if not checkpoint.grouped.quantised:
         return {}
     plan = check(checkpoint, family, config)
     forms = packed_forms(checkpoint, plan, adapters)

@@ -1,14 +1,37 @@
 """Pieces of a loaded model's parameters that `LM.save` writes as arrays."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hybridlm.checkpoint.saved_index import ROLES
 from hybridlm.checkpoint.saved_write import SavedPiece
 from models import Segment, ShardedDim
+from models.ops.linear import LinearWeight
+from models.ops.quantised_weight import QuantisedWeight
+
+
+def unpacked(params: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str, dict[str, Any]]]:
+    """Return every array of the parameters by name, and what the index says of quantised ones.
+
+    Raises:
+        ValueError: a parameter of another form.
+    """
+    arrays: dict[str, jax.Array] = {}
+    packed: dict[str, dict[str, Any]] = {}
+    for name, one in params.items():
+        if isinstance(one, QuantisedWeight):
+            packed[name] = {"kind": one.kind, "inputs": one.inputs}
+            arrays |= {f"{name}.{role}": part for role in ROLES if (part := getattr(one, role)) is not None}
+        elif isinstance(one, LinearWeight):
+            raise ValueError(f"save: {name} is a {type(one).__name__}, expected an array or a quantised weight")
+        else:
+            arrays[name] = one
+    return arrays, packed
 
 
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:

@@ -256,7 +256,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
+NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3",
+                            "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8"}  # fmt: skip
 """dtype -> its name in safetensors files."""
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
+from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes
 
 INDEX, WEIGHTS = "hybridlm.json", "weights"
 FORMAT = 1
@@ -35,6 +36,9 @@ DTYPES: Mapping[str, np.dtype] = {
     "float16": np.dtype("<f2"),
     "float32": np.dtype("<f4"),
 }
+
+
+_ARRAYS = {**DTYPES, "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 
 
 class Tile(NamedTuple):
@@ -68,6 +72,26 @@ class SavedParameter:
     tiles: tuple[Tile, ...]
 
 
+ROLES = ("codes", "scale", "whole", "zero")
+"""Arrays of a quantised parameter, as `QuantisedWeight` has them; each is saved as a parameter of its own."""
+KINDS: tuple[Codes, ...] = ("e4m3", "e2m1", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class PackedParameter:
+    """A quantised parameter of a saved model.
+
+    Attributes:
+        kind: of its codes.
+        inputs: entries of a row.
+        parts: role -> name of the saved array.
+    """
+
+    kind: Codes
+    inputs: int
+    parts: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class SavedDirectory:
     """An opened checkpoint that `LM.save` wrote. No parameter has been read.
@@ -78,7 +102,8 @@ class SavedDirectory:
         family: name of the model family.
         dtype: of the matrices.
         fingerprint: of the original checkpoint.
-        parameters: by dotted name.
+        parameters: by dotted name; the arrays of quantised ones have names of their own.
+        packed: quantised parameters by dotted name.
     """
 
     path: Path
@@ -87,6 +112,16 @@ class SavedDirectory:
     dtype: str
     fingerprint: str
     parameters: Mapping[str, SavedParameter]
+    packed: Mapping[str, PackedParameter] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name of each parameter of the model -> its shape."""
+        parts = {part for one in self.packed.values() for part in one.parts.values()}
+        shapes = {name: one.shape for name, one in self.parameters.items() if name not in parts}
+        for name, one in self.packed.items():
+            shapes[name] = (*self.parameters[one.parts["codes"]].shape[:-1], one.inputs)
+        return shapes
 
 
 def checksum(content: np.ndarray) -> int:
@@ -124,6 +159,7 @@ def open_saved(directory: Path) -> SavedDirectory:
         raise CheckpointError(directory / INDEX, "is not what was saved, by its checksum", AGAIN)
     try:
         parameters = {name: _parameter(fields) for name, fields in index["parameters"].items()}
+        packed = {name: _packed(name, fields, parameters) for name, fields in index.get("packed", {}).items()}
         files, family, dtype, fingerprint = (index[name] for name in ("files", "family", "dtype", "fingerprint"))
         if dtype not in DTYPES or "config.json" not in dict(files):
             raise ValueError(f"dtype {dtype!r}, files {', '.join(files)}")
@@ -135,7 +171,7 @@ def open_saved(directory: Path) -> SavedDirectory:
     if faults:
         raise CheckpointError(directory, faults, AGAIN)
     config = read_config(directory / "config.json")
-    return SavedDirectory(directory, config, family, dtype, fingerprint, parameters)
+    return SavedDirectory(directory, config, family, dtype, fingerprint, parameters, packed)
 
 
 def dump_index(index: Mapping[str, Any]) -> bytes:
@@ -159,7 +195,26 @@ def _parameter(fields: Mapping[str, Any]) -> SavedParameter:
             raise ValueError(f"{tile.file}: {tile.shape} at {tile.at} is not within {shape}")
     if sum(math.prod(tile.shape) for tile in tiles) != math.prod(shape):
         raise ValueError(f"tiles do not cover {shape}")
-    return SavedParameter(DTYPES[fields["dtype"]], shape, tiles)
+    return SavedParameter(_ARRAYS[fields["dtype"]], shape, tiles)
+
+
+def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, SavedParameter]) -> PackedParameter:
+    parts = {role: f"{name}.{role}" for role in ROLES if f"{name}.{role}" in parameters}
+    kind, inputs = fields["kind"], fields["inputs"]
+    if kind not in KINDS or type(inputs) is not int or name in parameters:
+        raise ValueError(f"{name}: {kind!r} of {inputs!r} entries")
+    arrays = {role: parameters[part] for role, part in parts.items()}
+    *lead, groups = arrays["scale"].shape
+    stored = inputs // 2 if kind in TWO_IN_A_BYTE else inputs
+    codes = np.dtype(np.int8 if kind == "int8" else np.uint8)
+    shapes = {"codes": (*lead, stored), "scale": (*lead, groups), "whole": (*lead, 1), "zero": (*lead, groups)}
+    for role, array in arrays.items():
+        floating = array.dtype in DTYPES.values()
+        if array.shape != shapes[role] or (array.dtype != codes if role in ("codes", "zero") else not floating):
+            raise ValueError(f"{name}.{role}: {array.dtype} {array.shape}, expected {shapes[role]} of {kind}")
+    if "codes" not in arrays or groups < 1 or inputs % groups:
+        raise ValueError(f"{name}: {groups} groups of {inputs} entries")
+    return PackedParameter(kind, inputs, parts)
 
 
 def _small_fault(directory: Path, name: str, expected: str) -> str | None:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, converted
+from hybridlm.checkpoint.packed_weights import Packed
 from hybridlm.checkpoint.report import (
     LoadedWeights,
     ParameterPath,
@@ -20,10 +22,11 @@ from hybridlm.checkpoint.report import (
     gather,
     kept_dtypes,
 )
-from hybridlm.checkpoint.saved_index import AGAIN, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.saved_index import AGAIN, ROLES, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.errors import CheckpointError
 from models import Family, Weight
+from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
 READERS = 4
@@ -39,6 +42,7 @@ def load_saved_weights(
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
     adapters: Sequence[BoundAdapter] = (),
     only: Collection[ParameterPath] | None = None,
+    packed: Packed | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model.
 
@@ -54,6 +58,7 @@ def load_saved_weights(
         shards: layout of parameters over devices; others are whole on JAX's default device.
         adapters: are merged in float32, in order; the result is rounded once.
         only: paths of the parameters that are read; None for all.
+        packed: keep quantised parameters so, on one device; None: none.
 
     Raises:
         CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that has changed
@@ -67,8 +72,24 @@ def load_saved_weights(
 
     def read(weight: Weight, kind: np.dtype) -> ReadParameter:
         name, own = dotted(weight.path), shards_of(weight, shards)
-        reading, stored = _Reading(saved, name), saved.parameters[name].dtype
         merged = [adapter for adapter in adapters if adapter.touches(weight)]
+        if name in saved.packed:
+            found = _quantised(saved, name, dtype, packed)
+            if packed is not None and not merged:
+                return ReadParameter(jax.block_until_ready(jax.device_put(found)), [])
+            # Plain numbers of another form than the one that is saved.
+            numbers = np.asarray(replace(jax.device_put(found), dtype="float32").numbers())
+
+            def dequantised(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
+                pieces, result = list(windows), np.empty(shape, np.float32)
+                for source, target in pieces:
+                    result[(*target, ...)] = numbers[(*source, ...)]
+                for adapter in merged:
+                    adapter.merge(weight, pieces, result)
+                return converted(result, kind, saved.path, [name])
+
+            return ReadParameter(jax.block_until_ready(own.build(dequantised)), [found.kind])
+        reading, stored = _Reading(saved, name), saved.parameters[name].dtype
 
         def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
             if not merged:
@@ -87,18 +108,48 @@ def load_saved_weights(
         return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
 
 
+def saved_packed_types(
+    saved: SavedDirectory, weights: Iterable[Weight], dtype: str, packed: Packed, adapters: Sequence[BoundAdapter]
+) -> dict[ParameterPath, QuantisedWeight]:
+    """Return each parameter that stays quantised, with types in the place of arrays; see `packed_types`."""
+    found = {}
+    for weight in weights:
+        one = saved.packed.get(dotted(weight.path))
+        if one is not None and not any(adapter.touches(weight) for adapter in adapters):
+            arrays = {role: saved.parameters[part] for role, part in one.parts.items()}
+            types = (jax.ShapeDtypeStruct(a.shape, a.dtype) if (a := arrays.get(role)) else None for role in ROLES)
+            codes, scale, whole, zero = types
+            found[weight.path] = QuantisedWeight(
+                codes, scale, whole, zero, one.kind, one.inputs, dtype, packed == "in blocks"
+            )
+    return found
+
+
+def _quantised(saved: SavedDirectory, name: str, dtype: str, packed: Packed | None) -> QuantisedWeight:
+    """Return a quantised parameter with arrays of the host; products round its numbers to `dtype`."""
+    one, arrays = saved.packed[name], dict[str, np.ndarray]()
+    for role, part in one.parts.items():
+        reading, parameter = _Reading(saved, part), saved.parameters[part]
+        every = tuple(slice(0, size) for size in parameter.shape)
+        arrays[role] = reading.part([(every, every)], parameter.shape, parameter.dtype)
+        reading.verify()
+    codes, scale, whole, zero = (arrays.get(role) for role in ROLES)
+    return QuantisedWeight(codes, scale, whole, zero, one.kind, one.inputs, dtype, packed == "in blocks")
+
+
 def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
     faults = []
     if saved.family != family.name:
         faults.append(f"expected the family {family.name}, as config.json says, found one saved of {saved.family}")
     expected = {dotted(weight.path): tuple(weight.shape) for weight in weights}
+    found = saved.shapes
     for name, shape in expected.items():
-        if name not in saved.parameters:
+        if name not in found:
             faults.append(f"missing {name}: expected shape {shape}, found no parameter of that name")
-        elif saved.parameters[name].shape != shape:
-            faults.append(f"mis-shaped {name}: expected {shape}, found {saved.parameters[name].shape}")
+        elif found[name] != shape:
+            faults.append(f"mis-shaped {name}: expected {shape}, found {found[name]}")
     allowed = expected.keys() | head_parameters(saved, family)
-    faults += [f"unexpected {name}" for name in saved.parameters if name not in allowed]
+    faults += [f"unexpected {name}" for name in found if name not in allowed]
     if faults:
         raise CheckpointError(saved.path, faults, AGAIN)
 
@@ -111,7 +162,7 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
         {dotted(weight.path) for weight in one.weights(one.read_config(saved.config))}
         for one in (family, family.with_head)
     )
-    return (whole - bare) & saved.parameters.keys()
+    return (whole - bare) & saved.shapes.keys()
 
 
 class _Reading:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hybridlm.checkpoint.adapter import CONFIG as ADAPTER
+from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
@@ -58,14 +60,16 @@ def save_checkpoint(
     source: Path,
     model: ModelDescription,
     parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
+    packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write a checkpoint; it gets its name when everything is on the disk.
 
     Args:
         target: a directory that does not exist yet.
-        source: the directory of the original checkpoint, for its small files.
+        source: the directory or the GGUF file of the original checkpoint, for its small files.
         model: describes it.
         parameters: name -> shape, and pieces that cover the parameter.
+        packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters` that roles name.
 
     Raises:
         FileExistsError: something exists at `target`.
@@ -77,11 +81,11 @@ def save_checkpoint(
         for name, (_, pieces) in parameters.items()
         for each, piece in zip(names[name], pieces, strict=True)
     }
-    with _new_directory(target) as directory:
+    with new_directory(target) as directory:
         _write_arrays(directory / WEIGHTS, arrays)
         if jax.process_index() == 0:
             fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
-            fields["files"] = _copy_small_files(source, directory)
+            fields["files"] = copy_small_files(source, directory)
             fields["parameters"] = {
                 name: {
                     "dtype": str(np.dtype(pieces[0].array.dtype)),
@@ -94,6 +98,8 @@ def save_checkpoint(
                 }
                 for name, (shape, pieces) in parameters.items()
             }
+            if packed:
+                fields["packed"] = {name: dict(one) for name, one in packed.items()}
             (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
 
 
@@ -101,19 +107,21 @@ def _piece_names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
 
 
-def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """Copy the small files that exist; return name -> SHA-256."""
-    files = {}
-    for path in sorted(path for name in SMALL_FILES for path in source.glob(name) if path.is_file()):
-        name, content = path.relative_to(source).as_posix(), path.read_bytes()
+def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
+    """Copy the small files that exist, or make those of a GGUF file; return name -> SHA-256."""
+    if is_gguf(source):
+        contents = gguf_companions(source)
+    else:
+        found = (path for name in SMALL_FILES for path in source.glob(name) if path.is_file())
+        contents = {path.relative_to(source).as_posix(): path.read_bytes() for path in sorted(found)}
+    for name, content in contents.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
-        files[name] = digest(content)
-    return files
+    return {name: digest(content) for name, content in contents.items()}
 
 
 @contextmanager
-def _new_directory(target: Path) -> Iterator[Path]:
+def new_directory(target: Path) -> Iterator[Path]:
     """Create a directory that takes the name `target` when all of it is on the disk, and is deleted if anything fails.
 
     With several processes the first one creates, renames and deletes it; all of them return when it has its name.

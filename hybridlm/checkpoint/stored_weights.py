@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import READABLE
+from hybridlm.checkpoint.header_check import READ
 from hybridlm.errors import CheckpointError
 from hybridlm.quantised.health import WeightHealth, lost_rows, weight_health
 
@@ -43,7 +43,7 @@ def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
         quantised, shape = checkpoint.grouped.quantised.get(name), checkpoint.shape(name)
         stored = checkpoint.stored_as(name)
         size = quantised.bytes if quantised else checkpoint.info(name).end - checkpoint.info(name).begin
-        if len(shape) < 2 or not all(shape) or (quantised is None and stored not in READABLE):
+        if len(shape) < 2 or not all(shape) or (quantised is None and stored not in READ):
             yield StoredWeight(name, stored, shape, size, None, 0)
             continue
         weight = checkpoint.read(name)

@@ -1,6 +1,6 @@
 """The command line.
 
-`hybridlm demo | generate | score | batch | eval | verify | inspect | bench | warmup | launch | cache`
+`hybridlm demo | generate | score | batch | eval | verify | inspect | bench | quantise | warmup | launch | cache`
 """
 
 from typing import Annotated
@@ -15,6 +15,7 @@ from hybridlm.cli.eval import evaluate
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
+from hybridlm.cli.quantise import quantise
 from hybridlm.cli.score import score
 from hybridlm.cli.verify import verify
 from hybridlm.cli.warmup import warmup
@@ -30,6 +31,7 @@ app.command("eval")(evaluate)
 app.command()(verify)
 app.command()(inspect)
 app.command()(bench)
+app.command()(quantise)
 app.command()(warmup)
 app.command()(launch)
 app.add_typer(cache, name="cache")

@@ -34,7 +34,9 @@ EXPECTED = (
 """Errors of wrong input, a full disk or device, or a program that fails its audit. Any other is a bug and keeps its
 traceback."""
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
+]
 Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files import companions, read_header
 from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
 from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
 
@@ -59,7 +60,7 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
-        """Return the tokenizer of a checkpoint directory; None if there is none (token ids always work).
+        """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none (token ids always work).
 
         Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template), chat_template.jinja,
         additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json. Warns if
@@ -72,6 +73,15 @@ class Tokenizer:
         from hybridlm.text import tokenizer_files as files
 
         directory = Path(path)
+        if directory.suffix.lower() == ".gguf" and directory.is_file():
+            texts = companions(read_header(directory))
+            if "tokenizer.json" not in texts:
+                return None
+            return _tokenizer(
+                directory,
+                files.backend_of(texts["tokenizer.json"], directory),
+                json.loads(texts["tokenizer_config.json"]),
+            )
         if not (directory / "tokenizer.json").exists():
             others = [name for name in files.OTHER_FORMATS if (directory / name).exists()]
             if others:
@@ -81,17 +91,8 @@ class Tokenizer:
                     stacklevel=2,
                 )
             return None
-        backend = files.read_backend(directory / "tokenizer.json")
-        try:
-            settings = files.read_settings(directory)
-            named = files.special_tokens(settings)
-            files.add_tokens(backend, settings, named)
-            roles = {role: files.str_of(token) for role, token in named.items()}
-            return Tokenizer(backend, roles, files.chat_templates(directory, settings))
-        except CheckpointError:
-            raise
-        except ValueError as error:
-            raise CheckpointError(directory / "tokenizer_config.json", str(error)) from error
+        settings = files.read_settings(directory)
+        return _tokenizer(directory, files.read_backend(directory / "tokenizer.json"), settings)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -298,3 +299,18 @@ class Tokenizer:
     def _id_of(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _tokenizer(path: Path, backend: "tokenizers.Tokenizer", settings: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a folder or file, from its tokenizer.json and the settings beside it."""
+    from hybridlm.text import tokenizer_files as files
+
+    try:
+        named = files.special_tokens(settings)
+        files.add_tokens(backend, settings, named)
+        roles = {role: files.str_of(token) for role, token in named.items()}
+        return Tokenizer(backend, roles, files.chat_templates(path, settings))
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(path / "tokenizer_config.json", str(error)) from error

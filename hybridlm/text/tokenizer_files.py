@@ -35,7 +35,15 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     Raises:
         CheckpointError: the file is too long or cannot be read.
     """
-    text = read_text(path, MAX_TOKENIZER_BYTES)
+    return backend_of(read_text(path, MAX_TOKENIZER_BYTES), path)
+
+
+def backend_of(text: str, path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of the text of a tokenizer.json; `path` is named if it cannot be read.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, LoadedWeights, cast, load_weights, open_directory
+from hybridlm.checkpoint.safetensors import SafetensorsFile
 from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
 
@@ -158,6 +159,7 @@ def test_arrays_share_nothing_with_the_file(tmp_path: Path, wanted: str) -> None
     arrays = load(checkpoint, wanted).arrays
     before = {path: np.array(array) for path, array in arrays.items()}
     file = checkpoint.files["model.qkv"]
+    assert isinstance(file, SafetensorsFile)
     assert not any(file.holds(np.asarray(array)) for array in arrays.values())
     path = tmp_path / "model.safetensors"
     with path.open("r+b") as handle:

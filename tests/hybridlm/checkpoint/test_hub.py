@@ -12,7 +12,7 @@ from huggingface_hub import errors
 from hybridlm.checkpoint import CheckpointError, resolve
 from hybridlm.checkpoint.hub import FILES, IGNORED
 from hybridlm.checkpoint.saved_index import _small_fault
-from hybridlm.checkpoint.saved_write import _copy_small_files
+from hybridlm.checkpoint.saved_write import copy_small_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -166,7 +166,7 @@ def test_templates_of_a_folder_are_saved_and_checked(tmp_path: Path) -> None:
     saved.mkdir()
     for name in ("config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja", "run.py"):
         (source / name).write_text(name)
-    files = _copy_small_files(source, saved)
+    files = copy_small_files(source, saved)
     assert set(files) == {"config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja"}
     assert [_small_fault(saved, name, expected) for name, expected in files.items()] == [None] * 3
     (saved / "additional_chat_templates/tool_use.jinja").write_text("x")

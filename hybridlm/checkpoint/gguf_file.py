@@ -1,0 +1,98 @@
+"""A GGUF file as a checkpoint: its tensors under their Hugging Face names, dequantised when they are read."""
+
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.safetensors import TensorInfo
+from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, gguf_config, named_tensors, read_header
+from hybridlm.quantised import GroupedTensors, read_settings
+
+
+class GgufFile:
+    """A GGUF file with the interface of `SafetensorsFile`.
+
+    Attributes:
+        path: the file.
+        tensors: Hugging Face name -> TensorInfo, whose dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
+    """
+
+    def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
+        """Map the file of a header."""
+        self.path = header.path
+        self._named = named
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: TensorInfo(one.stored.type, one.shape, one.begin, one.end) for name, one in named.items()}
+        )
+        with self.path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one tensor, dequantised in float32 where it is stored in blocks.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: a scale that is not finite, or a file that has shrunk since it was opened.
+        """
+        one = self._named[name]
+        self._require_whole(name)
+        raw = np.frombuffer(self._map, np.uint8, one.end - one.begin, one.begin)
+        return one.numbers(raw, self.path)
+
+    read_stored = read
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
+        self._require_whole(name)
+        one = self._named[name]
+        begin = one.begin + start
+        return self._map[begin : min(begin + length, one.end)]
+
+    def _require_whole(self, name: str) -> None:
+        found = self._map.size()
+        if found < self._named[name].end:
+            raise CheckpointError(
+                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            )
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        one = self._named[name]
+        start = math.ceil(one.begin / mmap.PAGESIZE) * mmap.PAGESIZE
+        if one.end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, one.end - start)
+
+
+def is_gguf(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file that is named as a GGUF file."""
+    return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
+
+
+def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Return file name -> content of config.json and the tokenizer's files, made from the metadata of a GGUF file."""
+    return {name: text.encode() for name, text in companions(read_header(path)).items()}
+
+
+def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
+    """Open a GGUF file of an architecture of `hybridlm.gguf_files.config.ARCHITECTURES`.
+
+    Raises:
+        CheckpointError: a damaged file, or what is not read, by name.
+        MissingExtra: the `gguf` package is not installed.
+    """
+    header = read_header(path)
+    config = gguf_config(header)
+    named = named_tensors(header, config)
+    file = GgufFile(header, named)
+    none = MappingProxyType({})
+    files = MappingProxyType(dict.fromkeys(named, file))
+    return CheckpointDirectory(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))

@@ -1,0 +1,228 @@
+"""Quantisation of a checkpoint: shard by shard, into files of compressed-tensors.
+
+The matrices that stay plain are those of the published recipes: embedding, head, norms, convolutions, routers, gates,
+and small or low-rank projections; with 4 bits also the projections of mixers, whose rounding costs hybrid models most.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, CheckpointDirectory, WeightsFile
+from hybridlm.checkpoint.gguf_file import is_gguf
+from hybridlm.checkpoint.header_check import ChosenSource, check
+from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.report import Progress
+from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorEntry, write_safetensors
+from hybridlm.checkpoint.saved_write import copy_small_files, new_directory
+from hybridlm.errors import CheckpointError
+from hybridlm.files.atomic import new_path
+from hybridlm.files.strict_json import read_text
+from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
+from models.weights.sources import ArraySlice
+
+FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
+MIXERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "in_proj_qkv", "in_proj_z", "out_proj"})
+# Engines multiply these two at once, with one scale of the matrix.
+_TOGETHER = frozenset({"gate_proj", "up_proj", "w1", "w3"})
+
+
+class Quantised(NamedTuple):
+    """A matrix that is quantised.
+
+    Attributes:
+        name: of the weight in the new files.
+        window: its place in the tensor that it is read from; None for all of it.
+        shape: of the matrix.
+    """
+
+    name: str
+    window: ArraySlice | None
+    shape: tuple[int, ...]
+
+    @property
+    def shares(self) -> str:
+        """The same for matrices whose scale of the whole matrix must be the same."""
+        module = self.name.removesuffix(".weight")
+        parent, _, last = module.rpartition(".")
+        return parent if last in _TOGETHER else module
+
+
+@dataclass(frozen=True)
+class QuantiseReport:
+    """Result of `quantise_checkpoint`.
+
+    Attributes:
+        quantised: number of matrices that were quantised.
+        ragged: tensors that stay plain because groups do not divide their rows.
+        bytes_before, bytes_after: of all tensors.
+    """
+
+    quantised: int
+    ragged: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+
+def quantise_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    scheme: str,
+    group_size: int | None = None,
+    progress: Progress | None = None,
+) -> QuantiseReport:
+    """Write a quantised copy of a checkpoint; it gets its name when all of it is on the disk.
+
+    About one tensor at a time is in memory.
+
+    Args:
+        source: directory of a plain checkpoint in Hugging Face's layout.
+        target: a directory that does not exist yet.
+        scheme: "fp8-block", "int8", "int4" or "nvfp4".
+        group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
+        progress: called as `progress(bytes_done, bytes_total, tensor)`.
+
+    Raises:
+        ValueError: the scheme or the checkpoint cannot be used.
+        CheckpointError: faults of the checkpoint, or numbers that are not finite.
+        OSError: it cannot be written; nothing is left behind.
+    """
+    rounding, target = rounding_scheme(scheme, group_size), new_path(Path(target))
+    checkpoint, family, config = open_model(Path(source))
+    if not isinstance(checkpoint, CheckpointDirectory) or is_gguf(checkpoint.path):
+        raise ValueError(f"{source}: expected a checkpoint in Hugging Face's layout")
+    if checkpoint.grouped.quantised or checkpoint.settings.method:
+        raise ValueError(f"{source}: is quantised already; take the plain release of the model")
+    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, rounding)
+    if not plan:
+        why = (
+            f"groups do not divide the rows of {len(ragged)} ragged tensors"
+            if ragged
+            else (f"it has no matrices but those of mixers, which stay plain with {rounding.bits} bits")
+        )
+        raise ValueError(f"{source}: nothing to quantise as {scheme}: {why}")
+    writer = _Writer(checkpoint, rounding, plan, progress)
+    with new_directory(target) as directory:
+        copy_small_files(checkpoint.path, directory)
+        fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
+        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan))
+        (directory / "config.json").write_text(json.dumps(fields, indent=2))
+        writer.write(directory)
+    return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
+
+
+def _plan(
+    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], rounding: RoundingScheme
+) -> tuple[dict[str, list[Quantised]], list[str]]:
+    """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
+    allowed = FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS
+    plan: dict[str, list[Quantised]] = {}
+    refused: set[str] = set()
+    for choice in choices:
+        weight, leaf = choice.weight, choice.weight.path[-1]
+        for canonical, raw in choice.names.items():
+            shape = choice.source.shapes[canonical]
+            if leaf not in allowed or weight.float32 or not choice.source.keeps_rows or len(shape) not in (2, 3):
+                refused.add(raw)
+            elif raw.endswith(".weight"):
+                plan[raw] = [Quantised(raw, None, shape)]
+            else:
+                plan[raw] = list(_experts(choice, canonical, raw))
+    ragged = [
+        raw for raw, parts in plan.items() if raw not in refused and not all(rounding.fits(p.shape) for p in parts)
+    ]
+    return {raw: parts for raw, parts in plan.items() if raw not in refused and raw not in ragged}, ragged
+
+
+def _experts(choice: ChosenSource, canonical: str, raw: str) -> Iterator[Quantised]:
+    """Yield the matrices of the experts that one tensor holds, as they are named where each is a tensor."""
+    apart = next(one for one in choice.weight.options if one is not choice.source)
+    prefix, stem = (
+        raw.removesuffix(canonical.rpartition("experts.")[2]),
+        canonical.rpartition("experts.")[0] + "experts.",
+    )
+    for name, shape in apart.shapes.items():
+        yield Quantised(prefix + name.removeprefix(stem), None if apart.places is None else apart.places[name], shape)
+
+
+def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
+    """Return the modules with a matrix that stays plain."""
+    matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
+    return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
+
+
+class _Writer:
+    def __init__(
+        self,
+        checkpoint: CheckpointDirectory,
+        rounding: RoundingScheme,
+        plan: Mapping[str, list[Quantised]],
+        progress: Progress | None,
+    ) -> None:
+        self.checkpoint, self.rounding, self.plan, self.progress = checkpoint, rounding, plan, progress
+        self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
+        self.done = self.written = 0
+        # Several matrices may share a scale, which is known when all of them have been read.
+        self.largest: dict[str, float] = {}
+        if rounding.name == "nvfp4":
+            for raw, parts in plan.items():
+                tensor = checkpoint.read(raw)
+                for part in parts:
+                    found = float(np.abs(self.matrix(tensor, part)).max())
+                    self.largest[part.shares] = max(found, self.largest.get(part.shares, 0.0))
+                checkpoint.release(raw)
+
+    def matrix(self, tensor: np.ndarray, part: Quantised) -> np.ndarray:
+        found = (tensor if part.window is None else tensor[part.window]).reshape(part.shape).astype(np.float32)
+        if not np.isfinite(found).all():
+            raise CheckpointError(self.checkpoint.path, f"{part.name}: holds numbers that are not finite")
+        return found
+
+    def write(self, directory: Path) -> None:
+        files: dict[Path, tuple[WeightsFile, list[str]]] = {}
+        for name, file in self.checkpoint.files.items():
+            files.setdefault(file.path, (file, []))[1].append(name)
+        index: dict[str, str] = {}
+        for path, (_, names) in sorted(files.items()):
+            entries = [entry for name in names for entry in self.entries(name)]
+            self.written += sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in entries)
+            index |= {one.name: path.name for one in entries}
+            with (directory / path.name).open("wb") as out:
+                write_safetensors(out, entries, self.arrays(names), {"format": "pt"})
+        if set(index.values()) != {SINGLE}:
+            content: dict[str, Any] = {"metadata": {"total_size": self.written}, "weight_map": index}
+            (directory / INDEX).write_text(json.dumps(content, indent=2))
+
+    def entries(self, name: str) -> Iterator[TensorEntry]:
+        if name not in self.plan:
+            info = self.checkpoint.info(name)
+            if info.dtype not in READABLE and info.dtype not in ("I32", "I64", "I8", "U8"):
+                raise CheckpointError(self.checkpoint.path, f"{name}: {info.dtype} cannot be copied")
+            yield TensorEntry(name, info.shape, STORED[info.dtype].name)
+            return
+        for part in self.plan[name]:
+            stem = part.name.removesuffix("weight")
+            for last, (shape, dtype) in self.rounding.stored(part.shape).items():
+                yield TensorEntry(stem + last, shape, dtype)
+
+    def arrays(self, names: list[str]) -> Iterator[np.ndarray]:
+        for name in names:
+            if self.progress is not None:
+                self.progress(self.done, self.total, name)
+            tensor = self.checkpoint.read_part(name)
+            if name not in self.plan:
+                yield tensor
+            for part in self.plan.get(name, ()):
+                yield from self.rounding.quantise(self.matrix(tensor, part), self.largest.get(part.shares)).values()
+            del tensor
+            self.checkpoint.release(name)
+            self.done += self.checkpoint.info(name).end - self.checkpoint.info(name).begin
+            if self.progress is not None:
+                self.progress(self.done, self.total, name)

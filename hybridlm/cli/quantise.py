@@ -1,0 +1,47 @@
+"""`hybridlm quantise`: a quantised copy of a checkpoint, for this library and for others."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm.checkpoint import resolve
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+from hybridlm.cli.options import Debug, reported
+from hybridlm.progress import load_progress
+
+
+class Scheme(StrEnum):
+    """Codes and scales of the weights."""
+
+    FP8_BLOCK = "fp8-block"
+    INT8 = "int8"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+
+
+def quantise(
+    source: Annotated[str, typer.Argument(metavar="IN", help="Checkpoint directory, or the id of a model on the Hub.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")],
+    scheme: Annotated[Scheme, typer.Option(help="How weights are stored (docs/quantised.md).")],
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint with quantised weights, rounded to nearest, as compressed-tensors.
+
+    The matrices that suffer most stay as they are. Weights are read and written tensor by tensor.
+    """
+    with reported(debug), load_progress(None) as progress:
+        report = quantise_checkpoint(
+            resolve(source), target, scheme=scheme.value, group_size=group_size, progress=progress
+        )
+        if report.ragged:
+            typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")
+        typer.echo(
+            f"{target}: {report.quantised} matrices quantised, {report.bytes_before / 1e6:,.1f} MB became "
+            f"{report.bytes_after / 1e6:,.1f} MB"
+        )

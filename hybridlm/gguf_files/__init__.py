@@ -1,0 +1,20 @@
+"""GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under their Hugging Face names.
+
+Imports nothing of ours but `errors`. Begin with `header`; `tensors` undoes what llama.cpp's converter changes.
+"""
+
+from hybridlm.gguf_files.companions import companions
+from hybridlm.gguf_files.config import gguf_config
+from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor, read_header
+from hybridlm.gguf_files.tensors import NamedTensor, named_tensors
+
+__all__ = [
+    "BLOCK_TYPES",
+    "GgufHeader",
+    "GgufTensor",
+    "NamedTensor",
+    "companions",
+    "gguf_config",
+    "named_tensors",
+    "read_header",
+]

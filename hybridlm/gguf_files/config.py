@@ -1,0 +1,174 @@
+"""config.json of a GGUF file: the fields of the Hugging Face configuration, from llama.cpp's metadata."""
+
+import re
+from typing import Any
+
+from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files.header import GgufHeader
+
+ARCHITECTURES = ("qwen35", "qwen35moe", "lfm2")
+MAX_EXPERTS = 65_536
+_END = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class Fields:
+    """Metadata of an architecture; faults are collected.
+
+    Attributes:
+        faults: one sentence each.
+        architecture: prefix of its keys.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.header, self.architecture = header, header.metadata.get("general.architecture")
+        self.faults: list[str] = []
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or not least <= value < 2**31:
+            self.fault(key, f"an integer of at least {least}", value)
+            return max(least, 1)
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fault(key, "a number", value)
+            return 1.0
+        return float(value)
+
+    def integers(self, key: str) -> list[int]:
+        value = self.get(key)
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            self.fault(key, "a list of integers", value)
+            return []
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.header.metadata.get(f"{self.architecture}.{key}", default)
+
+    def fault(self, key: str, expected: str, found: Any) -> None:
+        found = "none" if found is None else repr(found)[:80]
+        self.faults.append(f"{self.architecture}.{key}: expected {expected}, found {found}")
+
+
+def gguf_config(header: GgufHeader) -> dict[str, Any]:
+    """Return the fields that config.json of the original model has.
+
+    Raises:
+        CheckpointError: another architecture, or metadata that are missing, contradict each other or the tensors.
+    """
+    fields = Fields(header)
+    if fields.architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            header.path,
+            f"is of architecture {fields.architecture!r}, which is not read from GGUF files, expected one of "
+            + ", ".join(ARCHITECTURES),
+            "Load the safetensors release of the model.",
+        )
+    config = _common(fields) | (_lfm2(fields) if fields.architecture == "lfm2" else _qwen35(fields))
+    if fields.faults:
+        raise CheckpointError(header.path, fields.faults)
+    return config
+
+
+def decoder_layers(header: GgufHeader) -> int:
+    """Return the number of layers of the decoder, without the multi-token-prediction block, which is the last one."""
+    fields = Fields(header)
+    return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, least=0)
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    header = fields.header
+    embedding = header.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None else 1
+    tokens = header.metadata.get("tokenizer.ggml.tokens", [])
+    if embedding is None:
+        fields.faults.append("token_embd.weight: missing")
+    elif isinstance(tokens, list) and len(tokens) > rows:
+        fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
+    scaling = fields.get("rope.scaling.type", "none")
+    if scaling != "none":
+        fields.fault("rope.scaling.type", "none", scaling)
+    blocks = {found[1] for name in header.tensors if (found := re.match(r"blk\.(\d+)\.", name))}
+    if fields.integer("block_count") > len(blocks):
+        fields.faults.append(
+            f"{fields.architecture}.block_count: {fields.integer('block_count')} layers, the file has {len(blocks)}"
+        )
+    end = [header.metadata.get(f"tokenizer.ggml.{role}") for role in _END]
+    return {
+        "hidden_size": fields.integer("embedding_length"),
+        "max_position_embeddings": fields.integer("context_length"),
+        "num_attention_heads": fields.integer("attention.head_count"),
+        "num_hidden_layers": decoder_layers(header),
+        "vocab_size": rows,
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(one for one in end if one is not None)) or None,
+    }
+
+
+def _layer_types(fields: Fields, mark: str, kind: str) -> list[str]:
+    """Return the kind of each layer: `kind` where a tensor named `mark` is, attention elsewhere."""
+    tensors, layers = fields.header.tensors, decoder_layers(fields.header)
+    if layers > len(tensors):
+        return []
+    return [kind if f"blk.{i}.{mark}" in tensors else "full_attention" for i in range(layers)]
+
+
+def _qwen35(fields: Fields) -> dict[str, Any]:
+    head_dim, value_heads = fields.integer("attention.key_length"), fields.integer("ssm.time_step_rank")
+    inner = fields.integer("ssm.inner_size")
+    if inner % value_heads:
+        fields.fault("ssm.inner_size", f"a multiple of ssm.time_step_rank ({value_heads})", inner)
+    if value_heads % fields.integer("ssm.group_count"):
+        fields.fault("ssm.time_step_rank", "a multiple of ssm.group_count", value_heads)
+    config: dict[str, Any] = {
+        "model_type": "qwen3_5_text",
+        "num_key_value_heads": fields.integer("attention.head_count_kv"),
+        "head_dim": head_dim,
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": _layer_types(fields, "ssm_a", "linear_attention"),
+        "linear_conv_kernel_dim": fields.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": fields.integer("ssm.state_size"),
+        "linear_num_key_heads": fields.integer("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": inner // value_heads,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": fields.number("rope.freq_base"),
+            "mrope_section": [one for one in fields.integers("rope.dimension_sections") if one],
+            "mrope_interleaved": True,
+            "partial_rotary_factor": fields.integer("rope.dimension_count") / head_dim,
+        },
+    }
+    if fields.architecture == "qwen35":
+        return config | {"intermediate_size": fields.integer("feed_forward_length")}
+    experts = fields.integer("expert_count")
+    if experts > MAX_EXPERTS:
+        fields.fault("expert_count", f"at most {MAX_EXPERTS}", experts)
+    return config | {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": experts,
+        "num_experts_per_tok": fields.integer("expert_used_count"),
+        "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
+    }
+
+
+def _lfm2(fields: Fields) -> dict[str, Any]:
+    heads = fields.integers("attention.head_count_kv")
+    types = _layer_types(fields, "shortconv.conv.weight", "conv")
+    if ["full_attention" if one else "conv" for one in heads] != types or len(set(heads) - {0}) > 1:
+        fields.fault("attention.head_count_kv", f"one number for the layers of attention of {types}", heads)
+    return {
+        "model_type": "lfm2",
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "num_key_value_heads": max(heads, default=1),
+        "layer_types": types,
+        "norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": fields.integer("shortconv.l_cache"),
+        "conv_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": fields.number("rope.freq_base")},
+    }

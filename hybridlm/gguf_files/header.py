@@ -1,0 +1,203 @@
+"""Header of a GGUF file: metadata, and the place of each tensor.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package's reader makes an array for each
+string and trusts the lengths in the file; this one is bounded. Block sizes are the package's.
+"""
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from hybridlm.errors import CheckpointError, require_extra
+
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_KEYS, MAX_TENSORS = 65_536, 1 << 20
+MAX_ITEMS = 1 << 22
+"""Items of all arrays of the metadata together; a vocabulary of 250,000 tokens and its merges are 1,000,000."""
+MAX_TEXT_BYTES = 64 << 20
+"""Bytes of all strings of the metadata together."""
+MAX_DIMS = 4
+BLOCK_TYPES = frozenset(
+    """Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 NVFP4 IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
+    IQ1_S IQ1_M IQ4_NL IQ4_XS""".split()
+)
+"""Types of quantised tensors that are read: those that `gguf.quants` dequantises."""
+PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY, _FLOAT32 = 8, 9, 6
+
+
+class GgufTensor(NamedTuple):
+    """A tensor of the file.
+
+    Attributes:
+        name: llama.cpp's.
+        type: of its blocks ("Q4_K") or numbers ("F32").
+        shape: outermost dimension first.
+        begin, end: its bytes in the file.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says about its tensors.
+
+    Attributes:
+        path: the file.
+        metadata: key -> number, string, or list of them.
+        tensors: name -> tensor.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+
+def read_header(path: str | os.PathLike[str]) -> GgufHeader:
+    """Read the header of a GGUF file; no tensor is read.
+
+    Raises:
+        CheckpointError: no GGUF file of a known version, a damaged header, tensors outside of the file or of a type
+            that is not read, or one part of several.
+        MissingExtra: the `gguf` package is not installed.
+    """
+    path = Path(path)
+    require_extra("GGUF files", "gguf", "gguf")
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < 24:
+            raise CheckpointError(path, "truncated: a GGUF file has at least 24 bytes")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _Reader(path, mapped).header()
+
+
+class _Reader:
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path, self.mapped, self.size = path, mapped, len(mapped)
+        self.at = self.items = self.text_bytes = 0
+
+    def header(self) -> GgufHeader:
+        if self.take(4) != b"GGUF":
+            raise CheckpointError(self.path, f"not a GGUF file: it begins with {self.mapped[:4]!r}")
+        version = self.scalar("<I")
+        if version not in VERSIONS:
+            swapped = version & 0xFFFF == 0
+            raise CheckpointError(
+                self.path,
+                "is in big-endian order, expected little-endian"
+                if swapped
+                else f"is of GGUF version {version}, expected one of {VERSIONS}",
+                "Convert the model again with a current llama.cpp.",
+            )
+        tensors, keys = self.scalar("<Q"), self.scalar("<Q")
+        self.limit("metadata keys", keys, MAX_KEYS)
+        self.limit("tensors", tensors, MAX_TENSORS)
+        metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self.string()
+            if key in metadata:
+                raise CheckpointError(self.path, f"damaged header: {key} is there twice")
+            metadata[key] = self.value(key)
+        if metadata.get("split.count", 0) not in (0, 1):
+            raise CheckpointError(
+                self.path,
+                f"is part {metadata.get('split.no', '?')} of {metadata['split.count']}, expected a whole file",
+                "Join the parts: llama-gguf-split --merge FIRST_PART.gguf OUT.gguf",
+            )
+        return GgufHeader(self.path, MappingProxyType(metadata), self.tensors(tensors, metadata))
+
+    def limit(self, what: str, found: int, most: int) -> None:
+        if found > most:
+            raise CheckpointError(self.path, f"damaged header: {found} {what}, at most {most} are read")
+
+    def take(self, count: int) -> bytes:
+        if count > self.size - self.at:
+            raise CheckpointError(self.path, f"truncated: the header goes on behind byte {self.size}, the last one")
+        self.at += count
+        return self.mapped[self.at - count : self.at]
+
+    def scalar(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def string(self) -> str:
+        length = self.scalar("<Q")
+        self.text_bytes += length
+        self.limit("bytes of text", self.text_bytes, MAX_TEXT_BYTES)
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(self.path, f"damaged header: text at byte {self.at} is not UTF-8: {error}") from error
+
+    def value(self, key: str) -> Any:
+        kind = self.scalar("<I")
+        if kind != _ARRAY:
+            return self.item(key, kind)
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        self.items += count
+        self.limit("items of arrays", self.items, MAX_ITEMS)
+        return [self.item(key, kind) for _ in range(count)]
+
+    def item(self, key: str, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind not in _SCALARS:
+            raise CheckpointError(self.path, f"damaged header: {key} is of type {kind}, which is not read")
+        value = self.scalar(_SCALARS[kind])
+        if kind == _FLOAT32 and math.isfinite(value):
+            # The shortest decimal, as the config.json that it comes from has it: 1e-06 instead of 9.999999975e-07.
+            import numpy as np
+
+            return float(str(np.float32(value)))
+        return value
+
+    def tensors(self, count: int, metadata: Mapping[str, Any]) -> Mapping[str, GgufTensor]:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        entries = [self.entry() for _ in range(count)]
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise CheckpointError(self.path, f"general.alignment: expected a power of two, found {alignment!r}")
+        data = -(-self.at // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        faults: list[str] = []
+        for name, shape, code, offset in entries:
+            kind = next((one for one in GGMLQuantizationType if one == code), None)
+            if kind is None or kind.name not in BLOCK_TYPES | PLAIN_TYPES:
+                found = f"type {code}" if kind is None else kind.name
+                faults.append(f"{name}: {found} is not read")
+                continue
+            block, size = GGML_QUANT_SIZES[kind]
+            if not shape or len(shape) > MAX_DIMS or not all(shape) or shape[-1] % block:
+                faults.append(f"{name}: {kind.name} of shape {list(shape)}, expected rows of a multiple of {block}")
+                continue
+            begin, end = data + offset, data + offset + math.prod(shape) // block * size
+            if name in tensors:
+                faults.append(f"{name}: is there twice")
+            elif end > self.size:
+                faults.append(f"{name}: truncated: its data ends at byte {end}, the file's at {self.size}")
+            tensors[name] = GgufTensor(name, kind.name, shape, begin, end)
+        ordered = sorted(tensors.values(), key=lambda one: (one.begin, one.end))
+        for one, two in zip(ordered, ordered[1:], strict=False):
+            if two.begin < one.end:
+                faults.append(f"{two.name}: overlaps {one.name}: begins at byte {two.begin}, which ends at {one.end}")
+        if faults:
+            raise CheckpointError(self.path, faults)
+        return MappingProxyType(tensors)
+
+    def entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, dims = self.string(), self.scalar("<I")
+        self.limit(f"dimensions of {name}", dims, MAX_DIMS)
+        shape = tuple(self.scalar("<Q") for _ in range(dims))
+        return name, shape[::-1], self.scalar("<I"), self.scalar("<Q")

@@ -1,0 +1,247 @@
+"""Tensors of a GGUF file under their Hugging Face names, with what llama.cpp's converter changed undone.
+
+The converter stores zero-centred norms as w + 1, `A_log` as -exp(A_log), convolutions without their dimension of one,
+and the value heads of linear attention in the order of their number within a key head instead of by key head.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files.config import MAX_EXPERTS, decoder_layers
+from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor
+
+Change = Literal["", "minus one", "log of minus"]
+_NUMBERS = 1 << 20
+"""Numbers that are dequantised at once."""
+
+
+class Heads(NamedTuple):
+    """Value heads along a dimension of a tensor.
+
+    Attributes:
+        key_heads, per_key: number of key heads, and of value heads for each.
+        size: entries of a head along the dimension.
+        before: entries before the first head.
+        columns: they are in the last dimension instead of the first one.
+    """
+
+    key_heads: int
+    per_key: int
+    size: int
+    before: int = 0
+    columns: bool = False
+
+
+class NamedTensor(NamedTuple):
+    """A tensor, or the part of one that belongs to an expert.
+
+    Attributes:
+        stored: in the file.
+        shape: under the Hugging Face name.
+        begin, end: its bytes in the file.
+        change: what its numbers are before they have their meaning.
+        heads: value heads that have another order.
+    """
+
+    stored: GgufTensor
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    change: Change = ""
+    heads: Heads | None = None
+
+    def numbers(self, raw: np.ndarray, where: Any) -> np.ndarray:
+        """Return the tensor: bfloat16 or float16 as it is stored if nothing else has to be done, or float32.
+
+        Args:
+            raw: its bytes.
+            where: the file, for errors.
+
+        Raises:
+            CheckpointError: a scale that is not finite, or a number without a logarithm.
+        """
+        columns = self.stored.shape[-1]
+        if self.stored.type in BLOCK_TYPES:
+            values = self._dequantised(raw.reshape(-1, len(raw) // (math.prod(self.shape) // columns)), columns, where)
+        else:
+            import ml_dtypes
+
+            kinds = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+            values = raw.view(kinds[self.stored.type]).reshape(-1, columns)
+        if self.change:
+            values = values.astype(np.float32)
+        if self.change == "minus one":
+            values -= np.float32(1)
+        elif self.change == "log of minus":
+            if not (values < 0).all():
+                raise CheckpointError(where, f"{self.stored.name}: expected negative numbers, -exp(A_log)")
+            values = np.log(-values.astype(np.float64)).astype(np.float32)
+        if self.heads is not None:
+            values = _by_key_head(values if self.heads.columns else values.reshape(self.stored.shape), self.heads)
+        return values.reshape(self.shape)
+
+    def _dequantised(self, raw: np.ndarray, columns: int, where: Any) -> np.ndarray:
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        kind = GGMLQuantizationType[self.stored.type]
+        result = np.empty((len(raw), columns), np.float32)
+        step = max(1, _NUMBERS // columns)
+        for start in range(0, len(raw), step):
+            with np.errstate(all="ignore"):
+                part = dequantize(raw[start : start + step], kind)
+            if not np.isfinite(part).all():
+                raise CheckpointError(
+                    where, f"{self.stored.name}: a scale is not finite", "The file is damaged: get it again."
+                )
+            result[start : start + step] = part
+        return result
+
+
+def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
+    """Return a copy with value heads in the order of their key heads."""
+    along = values.T if heads.columns else values
+    result = along.copy()
+    tiled = along[heads.before :].reshape(heads.per_key, heads.key_heads, heads.size, *along.shape[1:])
+    result[heads.before :] = tiled.swapaxes(0, 1).reshape(along[heads.before :].shape)
+    return np.ascontiguousarray(result.T) if heads.columns else result
+
+
+class _Rule(NamedTuple):
+    """Name of a tensor within its layer, and how to undo what was changed."""
+
+    name: str
+    change: Change = ""
+    heads: str = ""
+    ones: tuple[int, ...] = ()
+
+
+_ATTENTION = {"attn_q.weight": _Rule("self_attn.q_proj.weight"), "attn_k.weight": _Rule("self_attn.k_proj.weight")}
+_ATTENTION |= {"attn_v.weight": _Rule("self_attn.v_proj.weight")}
+_QWEN = _ATTENTION | {
+    "attn_norm.weight": _Rule("input_layernorm.weight", "minus one"),
+    "post_attention_norm.weight": _Rule("post_attention_layernorm.weight", "minus one"),
+    "attn_q_norm.weight": _Rule("self_attn.q_norm.weight", "minus one"),
+    "attn_k_norm.weight": _Rule("self_attn.k_norm.weight", "minus one"),
+    "attn_output.weight": _Rule("self_attn.o_proj.weight"),
+    "attn_qkv.weight": _Rule("linear_attn.in_proj_qkv.weight", heads="channels"),
+    "attn_gate.weight": _Rule("linear_attn.in_proj_z.weight", heads="values"),
+    "ssm_alpha.weight": _Rule("linear_attn.in_proj_a.weight", heads="heads"),
+    "ssm_beta.weight": _Rule("linear_attn.in_proj_b.weight", heads="heads"),
+    "ssm_conv1d.weight": _Rule("linear_attn.conv1d.weight", heads="channels", ones=(1,)),
+    "ssm_norm.weight": _Rule("linear_attn.norm.weight"),
+    "ssm_out.weight": _Rule("linear_attn.out_proj.weight", heads="columns"),
+    "ssm_a": _Rule("linear_attn.A_log", "log of minus", "heads"),
+    "ssm_dt.bias": _Rule("linear_attn.dt_bias", heads="heads"),
+    "ffn_gate.weight": _Rule("mlp.gate_proj.weight"),
+    "ffn_up.weight": _Rule("mlp.up_proj.weight"),
+    "ffn_down.weight": _Rule("mlp.down_proj.weight"),
+    "ffn_gate_inp.weight": _Rule("mlp.gate.weight"),
+    "ffn_gate_inp_shexp.weight": _Rule("mlp.shared_expert_gate.weight", ones=(0,)),
+    "ffn_gate_shexp.weight": _Rule("mlp.shared_expert.gate_proj.weight"),
+    "ffn_up_shexp.weight": _Rule("mlp.shared_expert.up_proj.weight"),
+    "ffn_down_shexp.weight": _Rule("mlp.shared_expert.down_proj.weight"),
+    # One tensor for all experts, each of which is a run of bytes.
+    "ffn_gate_exps.weight": _Rule("mlp.experts.{}.gate_proj.weight"),
+    "ffn_up_exps.weight": _Rule("mlp.experts.{}.up_proj.weight"),
+    "ffn_down_exps.weight": _Rule("mlp.experts.{}.down_proj.weight"),
+}
+_LFM2 = _ATTENTION | {
+    "attn_norm.weight": _Rule("operator_norm.weight"),
+    "ffn_norm.weight": _Rule("ffn_norm.weight"),
+    "attn_q_norm.weight": _Rule("self_attn.q_layernorm.weight"),
+    "attn_k_norm.weight": _Rule("self_attn.k_layernorm.weight"),
+    "attn_output.weight": _Rule("self_attn.out_proj.weight"),
+    "ffn_gate.weight": _Rule("feed_forward.w1.weight"),
+    "ffn_up.weight": _Rule("feed_forward.w3.weight"),
+    "ffn_down.weight": _Rule("feed_forward.w2.weight"),
+    "shortconv.in_proj.weight": _Rule("conv.in_proj.weight"),
+    "shortconv.out_proj.weight": _Rule("conv.out_proj.weight"),
+    "shortconv.conv.weight": _Rule("conv.conv.weight", ones=(1,)),
+}
+_OUTER = {"token_embd.weight": _Rule("model.embed_tokens.weight"), "output.weight": _Rule("lm_head.weight")}
+_OUTER_OF = {
+    "qwen35": _OUTER | {"output_norm.weight": _Rule("model.norm.weight", "minus one")},
+    "lfm2": _OUTER | {"token_embd_norm.weight": _Rule("model.embedding_norm.weight")},
+}
+_OUTER_OF["qwen35moe"] = _OUTER_OF["qwen35"]
+
+
+_HEAD = {
+    "nextn.eh_proj.weight": _Rule("mtp.fc.weight"),
+    "nextn.enorm.weight": _Rule("mtp.pre_fc_norm_embedding.weight", "minus one"),
+    "nextn.hnorm.weight": _Rule("mtp.pre_fc_norm_hidden.weight", "minus one"),
+    "nextn.shared_head_norm.weight": _Rule("mtp.norm.weight", "minus one"),
+}
+"""Tensors of the multi-token-prediction block, which is the last one, beside those of a layer."""
+
+
+def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
+    """Return Hugging Face name -> tensor.
+
+    A tensor that has no such name keeps llama.cpp's.
+
+    Args:
+        header: of a file.
+        config: from `gguf_config`.
+    """
+    architecture, layers = header.metadata["general.architecture"], decoder_layers(header)
+    blocks = header.metadata[f"{architecture}.block_count"]
+    inner = _LFM2 if architecture == "lfm2" else _QWEN
+    found: dict[str, NamedTensor] = {}
+    for tensor in header.tensors.values():
+        layer = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
+        prefix = ""
+        if layer is None:
+            rule = _OUTER_OF[architecture].get(tensor.name)
+        elif int(layer[1]) < layers:
+            rule, prefix = inner.get(layer[2]), f"model.layers.{int(layer[1])}."
+        elif int(layer[1]) == blocks - 1 and layer[2] in _HEAD:
+            rule = _HEAD[layer[2]]
+        else:
+            rule, prefix = inner.get(layer[2]), f"mtp.layers.{int(layer[1]) - layers}."
+            rule = rule if int(layer[1]) < blocks else None
+        if rule is None:
+            found[tensor.name] = NamedTensor(tensor, tensor.shape, tensor.begin, tensor.end)
+            continue
+        for full, part in _parts(prefix + rule.name, tensor, rule, config):
+            if full in found:
+                raise CheckpointError(header.path, f"{tensor.name}: is there twice")
+            found[full] = part
+    return found
+
+
+def _parts(name: str, tensor: GgufTensor, rule: _Rule, config: dict[str, Any]) -> Iterator[tuple[str, NamedTensor]]:
+    if "{}" in name and len(tensor.shape) == 3 and tensor.shape[0] <= MAX_EXPERTS:
+        size = (tensor.end - tensor.begin) // tensor.shape[0]
+        for expert in range(tensor.shape[0]):
+            begin = tensor.begin + expert * size
+            yield name.format(expert), NamedTensor(tensor, tensor.shape[1:], begin, begin + size)
+        return
+    shape = list(tensor.shape)
+    for at in rule.ones:
+        if len(shape) == (1 if at == 0 else 2):
+            shape.insert(at, 1)
+    heads = _heads(rule.heads, config) if rule.heads else None
+    if heads is not None:
+        along = tensor.shape[-1] if heads.columns else tensor.shape[0]
+        # Of another size, the tensor is mis-shaped, which the check of headers names.
+        if along != heads.before + heads.key_heads * heads.per_key * heads.size:
+            heads = None
+    yield name, NamedTensor(tensor, tuple(shape), tensor.begin, tensor.end, rule.change, heads)
+
+
+def _heads(which: str, config: dict[str, Any]) -> Heads:
+    keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    per_key, before = config["linear_num_value_heads"] // keys, 2 * config["linear_key_head_dim"] * keys
+    return {
+        "channels": Heads(keys, per_key, size, before),
+        "values": Heads(keys, per_key, size),
+        "heads": Heads(keys, per_key, 1),
+        "columns": Heads(keys, per_key, size, columns=True),
+    }[which]

@@ -1,0 +1,180 @@
+"""Quantisation by rounding to nearest, stored as compressed-tensors does, so that other engines read it.
+
+Scales are the largest magnitude of a group over the largest code, as in compressed-tensors.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32
+
+DEFAULT_INT4_GROUP = 128
+_BLOCK = 128
+_NVFP4_GROUP = 16
+_E4M3, _E2M1, _BF16 = (np.dtype(one) for one in (ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16))
+MAX_E4M3, MAX_E2M1 = 448.0, 6.0
+
+
+@dataclass(frozen=True)
+class RoundingScheme:
+    """A way to quantise matrices.
+
+    Attributes:
+        name: "fp8-block", "int8", "int4" or "nvfp4".
+        group: columns that share a scale, for integers; None for one scale for each row.
+    """
+
+    name: str
+    group: int | None = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether groups divide the rows of a matrix."""
+        group = _NVFP4_GROUP if self.name == "nvfp4" else self.group or 1
+        return shape[-1] % group == 0 and all(shape)
+
+    def stored(self, shape: tuple[int, ...]) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Return last part of a tensor name -> shape and dtype, for a weight `[..., out, in]`."""
+        *lead, rows, columns = shape
+        if self.name == "fp8-block":
+            grid = (*lead, -(-rows // _BLOCK), -(-columns // _BLOCK))
+            return {"weight": (shape, _E4M3.name), "weight_scale": (grid, "bfloat16")}
+        if self.name == "nvfp4":
+            return {
+                "weight_packed": ((*lead, rows, columns // 2), "uint8"),
+                "weight_scale": ((*lead, rows, columns // _NVFP4_GROUP), _E4M3.name),
+                "weight_global_scale": ((1,), "float32"),
+            }
+        words = -(-columns * self.bits // 32)
+        return {
+            "weight_packed": ((*lead, rows, words), "int32"),
+            "weight_scale": ((*lead, rows, columns // (self.group or columns)), "bfloat16"),
+            "weight_shape": ((len(shape),), "int64"),
+        }
+
+    @property
+    def bits(self) -> int:
+        """Bits of a number, without scales."""
+        return 4 if self.name in ("int4", "nvfp4") else 8
+
+    def settings(self, ignored: list[str]) -> dict[str, Any]:
+        """Return `quantization_config` of config.json.
+
+        Args:
+            ignored: modules that stay plain.
+        """
+        weights: dict[str, Any] = {"num_bits": self.bits, "type": "float", "symmetric": True, "dynamic": False}
+        activations = None
+        if self.name == "fp8-block":
+            form = "float-quantized"
+            weights |= {"strategy": "block", "block_structure": [_BLOCK, _BLOCK]}
+            # What engines need that multiply float8 by float8; activations are not quantised here.
+            activations = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True}
+            activations |= {"strategy": "group", "group_size": _BLOCK}
+        elif self.name == "nvfp4":
+            form = "nvfp4-pack-quantized"
+            weights |= {"strategy": "tensor_group", "group_size": _NVFP4_GROUP, "scale_dtype": "torch.float8_e4m3fn"}
+        else:
+            form = "pack-quantized"
+            weights |= {"type": "int", "strategy": "group" if self.group else "channel", "group_size": self.group}
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": activations,
+            "output_activations": None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group | {"format": form}},
+            "ignore": ignored,
+            "kv_cache_scheme": None,
+        }
+
+    def quantise(
+        self, weight: Float32[np.ndarray, "*expert out in"], largest: float | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return last part of a tensor name -> array, as `stored` describes them.
+
+        Args:
+            weight: finite numbers.
+            largest: for "nvfp4", the largest magnitude of all weights that share the scale of the matrix.
+        """
+        if self.name == "fp8-block":
+            return _fp8_block(weight)
+        if self.name == "nvfp4":
+            return _nvfp4(weight, np.float32(np.abs(weight).max() if largest is None else largest))
+        return _integers(weight, self.bits, self.group or weight.shape[-1])
+
+
+def rounding_scheme(name: str, group_size: int | None = None) -> RoundingScheme:
+    """Return a scheme by name.
+
+    Raises:
+        ValueError: an unknown name, or a group size that the scheme cannot have.
+    """
+    names = ("fp8-block", "int8", "int4", "nvfp4")
+    if name not in names:
+        raise ValueError(f"scheme: expected one of {', '.join(names)}, got {name!r}")
+    if group_size is not None and name in ("fp8-block", "nvfp4"):
+        fixed = f"{_BLOCK} x {_BLOCK}" if name == "fp8-block" else f"{_NVFP4_GROUP}"
+        raise ValueError(f"group_size: {name} has groups of {fixed}, got {group_size}")
+    if group_size is not None and (group_size < 8 or group_size % 8):
+        raise ValueError(f"group_size: expected a multiple of 8, got {group_size}")
+    return RoundingScheme(name, DEFAULT_INT4_GROUP if name == "int4" and group_size is None else group_size)
+
+
+def _scale(largest: np.ndarray, code: float) -> np.ndarray:
+    """Return scales in bfloat16; one for a group of zeros."""
+    scale = (largest / np.float32(code)).astype(_BF16)
+    return np.where(scale == 0, np.ones((), _BF16), scale)
+
+
+def _fp8_block(weight: np.ndarray) -> dict[str, np.ndarray]:
+    *lead, rows, columns = weight.shape
+    down, across = -(-rows // _BLOCK), -(-columns // _BLOCK)
+    margins = [(0, 0)] * len(lead) + [(0, down * _BLOCK - rows), (0, across * _BLOCK - columns)]
+    blocks = np.pad(weight, margins).reshape(*lead, down, _BLOCK, across, _BLOCK)
+    scale = _scale(np.abs(blocks).max(axis=(-3, -1)), MAX_E4M3)
+    blocks = blocks / scale.astype(np.float32)[..., :, None, :, None]
+    codes = np.clip(blocks, -MAX_E4M3, MAX_E4M3).astype(_E4M3).reshape(*lead, down * _BLOCK, across * _BLOCK)
+    return {"weight": np.ascontiguousarray(codes[..., :rows, :columns]), "weight_scale": scale}
+
+
+def _integers(weight: np.ndarray, bits: int, group: int) -> dict[str, np.ndarray]:
+    *lead, rows, columns = weight.shape
+    half = 1 << (bits - 1)
+    groups = weight.reshape(*lead, rows, columns // group, group)
+    scale = _scale(np.abs(groups).max(axis=-1), half - 0.5)
+    codes = np.clip(np.rint(groups / scale.astype(np.float32)[..., None]), -half, half - 1) + half
+    codes = codes.astype(np.uint8).reshape(*lead, rows, columns)
+    fill = -columns % (32 // bits)
+    codes = np.pad(codes, [(0, 0)] * (len(lead) + 1) + [(0, fill)])
+    packed = codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
+    return {
+        "weight_packed": np.ascontiguousarray(packed).view("<i4"),
+        "weight_scale": scale,
+        "weight_shape": np.array(weight.shape, np.int64),
+    }
+
+
+def _nvfp4(weight: np.ndarray, largest: np.float32) -> dict[str, np.ndarray]:
+    *lead, rows, columns = weight.shape
+    with np.errstate(over="ignore"):
+        whole = np.float32(MAX_E4M3 * MAX_E2M1) / largest if largest > 0 else np.float32(1)
+    whole = whole if math.isfinite(whole) else np.finfo(np.float32).max
+    groups = weight.reshape(*lead, rows, columns // _NVFP4_GROUP, _NVFP4_GROUP)
+    scale = np.minimum(np.abs(groups).max(axis=-1) * (whole / np.float32(MAX_E2M1)), MAX_E4M3).astype(_E4M3)
+    factor = scale.astype(np.float32) / whole
+    factor = np.where(factor == 0, np.float32(np.inf), factor)
+    codes = np.clip(groups / factor[..., None], -MAX_E2M1, MAX_E2M1).astype(_E2M1).view(np.uint8)
+    codes = codes.reshape(*lead, rows, columns)
+    return {
+        "weight_packed": codes[..., ::2] | codes[..., 1::2] << 4,
+        "weight_scale": scale,
+        "weight_global_scale": np.array([whole], np.float32),
+    }

@@ -1,0 +1,182 @@
+"""Quantised copies of checkpoints: the nearest numbers, what stays plain, and files that load again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+import hybridlm.checkpoint.quantise as module
+from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, SafetensorsFile, open_checkpoint
+from hybridlm.checkpoint.header_check import check
+from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+from hybridlm.cli.main import app
+from hybridlm.quantised import group_tensors, read_settings
+from hybridlm.quantised.codes import E2M1
+from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+SCHEMES = [("fp8-block", None), ("int8", None), ("int8", 16), ("int4", 8), ("nvfp4", None)]
+E4M3 = np.unique(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64))
+CODES = {
+    "fp8-block": E4M3[np.isfinite(E4M3)],
+    "int8": np.arange(-128.0, 128),
+    "int4": np.arange(-8.0, 8),
+    "nvfp4": np.unique(E2M1.astype(np.float64)),
+}
+
+
+def opened(path: Path) -> CheckpointDirectory:
+    checkpoint = open_checkpoint(path)
+    assert isinstance(checkpoint, CheckpointDirectory)
+    return checkpoint
+
+
+def scale_of_numbers(stored: dict[str, np.ndarray], scheme: RoundingScheme, shape: tuple[int, ...]) -> np.ndarray:
+    """The step of each number, in float64."""
+    scale = stored["weight_scale"].astype(np.float64)
+    if scheme.name == "fp8-block":
+        return np.repeat(np.repeat(scale, 128, -2), 128, -1)[..., : shape[-2], : shape[-1]]
+    if scheme.name == "nvfp4":
+        scale = scale / float(stored["weight_global_scale"][0])
+    return np.repeat(scale, shape[-1] // scale.shape[-1], -1)
+
+
+@pytest.mark.parametrize("shape", [(5, 48), (130, 272), (3, 40, 32)], ids=str)
+@pytest.mark.parametrize(("name", "group"), SCHEMES)
+def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int | None, shape: tuple[int, ...]) -> None:
+    scheme = rounding_scheme(name, group)
+    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    weight[..., 1, :] = 0
+    weight[..., 2, :16] *= 1e-6
+    stored = scheme.quantise(weight)
+    assert {last: (one.shape, one.dtype.name) for last, one in stored.items()} == dict(scheme.stored(shape))
+    save = {f"a.{last}": one for last, one in stored.items()}
+    save_file(save, tmp_path / "m.safetensors")
+    file = SafetensorsFile(tmp_path / "m.safetensors")
+    hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
+    grouped = group_tensors(file.tensors, file.read_stored, hints)
+    assert not grouped.faults
+    found = grouped.quantised["a.weight"].dequantise(file.read_stored).astype(np.float64)
+    step = scale_of_numbers(stored, scheme, shape)
+    codes = CODES[name]
+    with np.errstate(all="ignore"):
+        units = np.where(step > 0, weight / step, 0)
+    # Beyond the largest code it is the largest one; between two, the nearer.
+    at = np.clip(np.searchsorted(codes, units), 1, len(codes) - 1)
+    nearest = np.where(units - codes[at - 1] < codes[at] - units, codes[at - 1], codes[at])
+    tie = np.abs(np.abs(units - codes[at - 1]) - np.abs(codes[at] - units)) < 1e-5 * np.abs(codes[at] - codes[at - 1])
+    expected = np.where(tie, found, nearest * step)
+    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-30)
+    assert tie.mean() < 0.3 and not np.isnan(found).any() and (found[..., 1, :] == 0).all()
+    # The largest number of a group has the largest code, to the rounding of the scale.
+    largest = {"fp8-block": 448, "int8": 127.5, "int4": 7.5, "nvfp4": 6}[name]
+    rounding = 2**-4 if name == "nvfp4" else 2**-8
+    assert abs(np.abs(units[..., 0, :]).max() / largest - 1) <= rounding or name == "fp8-block"
+    assert abs(np.abs(units[..., 3:, :]).max() / largest - 1) <= rounding
+
+
+def test_ties_go_to_even() -> None:
+    weight = np.zeros((1, 16), np.float32)
+    weight[0, :8] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
+    stored = RoundingScheme("nvfp4").quantise(weight)
+    codes = stored["weight_packed"][0, :4]
+    assert [float(E2M1[one]) for byte in codes for one in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("golden", ["dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts"])
+@pytest.mark.parametrize(("name", "group"), SCHEMES)
+def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
+    seen: list[tuple[int, int, str]] = []
+    report = quantise_checkpoint(
+        GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *one: seen.append(one)
+    )
+    original = opened(GOLDEN / golden)
+    copy, family, config = open_model(tmp_path / "out")
+    assert isinstance(copy, CheckpointDirectory)
+    plan = check(copy, family, config)
+    assert report.quantised == len(copy.grouped.quantised) > 0 and report.bytes_after < report.bytes_before
+    assert seen[-1][0] == seen[-1][1] == report.bytes_before
+    assert report.bytes_after == sum(copy.info(one).end - copy.info(one).begin for one in copy.files)
+    for one in copy.names:
+        if one in copy.grouped.quantised:
+            continue
+        np.testing.assert_array_equal(copy.read_part(one), original.read_part(one))
+    leaves = {choice.weight.path[-1] for choice in plan.choices for raw in choice.names.values()
+              if raw in copy.grouped.quantised}  # fmt: skip
+    assert leaves <= (module.FEED_FORWARD if name in ("int4", "nvfp4") else module.FEED_FORWARD | module.MIXERS)
+    assert not any(
+        part in one for one in copy.grouped.quantised for part in ("lm_head", "embed", "norm", "conv", "mtp")
+    )
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    matrices = {one.removesuffix(".weight") for one in copy.files if one.endswith(".weight") and "conv" not in one
+                and "embed" not in one and one not in copy.grouped.quantised and len(copy.shape(one)) == 2}  # fmt: skip
+    assert matrices <= set(settings["ignore"])
+    worst = {"fp8-block": 0.04, "int8": 0.005, "int4": 0.08, "nvfp4": 0.2}[name]
+    for one in copy.grouped.quantised:
+        if one in original.files:
+            expected = original.read(one).astype(np.float32)
+            assert np.abs(copy.read(one) - expected).max() <= worst * np.abs(expected).max()
+
+
+def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> None:
+    original = opened(GOLDEN / "sparse_multimodal")
+    fused = next(name for name in original.files if name.endswith("experts.gate_up_proj"))
+    quantise_checkpoint(GOLDEN / "sparse_multimodal", tmp_path / "out", scheme="nvfp4")
+    copy, expected = opened(tmp_path / "out"), original.read(fused).astype(np.float32)
+    stem = fused.removesuffix("gate_up_proj")
+    for expert, matrix in enumerate(expected):
+        for part, rows in zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True):
+            found = copy.read(f"{stem}{expert}.{part}.weight")
+            assert np.abs(found - rows).max() <= 0.2 * np.abs(rows).max()
+        # Engines multiply both at once, with one scale.
+        scales = [copy.read_part(f"{stem}{expert}.{part}.weight_global_scale") for part in ("gate_proj", "up_proj")]
+        assert float(scales[0][0]) == float(scales[1][0])
+    assert len({float(copy.read_part(one)[0]) for one in copy.files if one.endswith("global_scale")}) > 2
+
+
+def refused(**settings: Any) -> str:
+    with pytest.raises((ValueError, OSError)) as caught:
+        quantise_checkpoint(**settings)
+    return str(caught.value)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    dense, out = GOLDEN / "dense_interval", tmp_path / "out"
+    assert "fp8-block" in refused(source=dense, target=out, scheme="fp4")
+    assert "group_size" in refused(source=dense, target=out, scheme="nvfp4", group_size=16)
+    assert "group_size" in refused(source=dense, target=out, scheme="int4", group_size=12)
+    assert "ragged" in refused(source=dense, target=out, scheme="int4")
+    assert "mixers" in refused(source=GOLDEN / "mamba2_base", target=out, scheme="nvfp4")
+    assert not out.exists() and not list(tmp_path.iterdir())
+    quantise_checkpoint(dense, out, scheme="int8")
+    assert "exists" in refused(source=dense, target=out, scheme="int8")
+    assert "already" in refused(source=out, target=tmp_path / "twice", scheme="int8")
+
+
+@pytest.mark.parametrize("scheme", ["int8", "nvfp4"])
+def test_damaged_numbers_leave_nothing_behind(tmp_path: Path, scheme: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "config.json").write_bytes((GOLDEN / "lfm2_base" / "config.json").read_bytes())
+    tensors = load_file(GOLDEN / "lfm2_base" / "model.safetensors")
+    name = next(name for name in sorted(tensors, reverse=True) if name.endswith("w2.weight"))
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, 5] = np.inf
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        quantise_checkpoint(source, tmp_path / "out", scheme=scheme)
+    assert name in str(caught.value) and [one.name for one in tmp_path.iterdir()] == ["in"]
+
+
+def test_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["quantise", str(GOLDEN / "dense_interval"), str(out), "--scheme", "int4", "--group-size", "16"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0 and "9 matrices" in result.output, result.output
+    assert len(opened(out).grouped.quantised) == 9

@@ -1,0 +1,96 @@
+"""Saved models whose weights are quantised: the same bits, packed again or as plain numbers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint import saved_index as format
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+from models.ops.quantised_weight import QuantisedWeight
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 5}
+MODELS = [
+    ("lfm2_base", "nvfp4", None),
+    ("nemotron_latent", "int4", 8),
+    pytest.param("dense_interval", "fp8-block", None, marks=pytest.mark.long),
+    pytest.param("granite_experts", "int8", 16, marks=pytest.mark.long),
+]
+
+
+def saved(tmp_path: Path, golden: str, scheme: str, group: int | None) -> hybridlm.LM:
+    quantise_checkpoint(GOLDEN / golden, tmp_path / "quantised", scheme=scheme, group_size=group)
+    lm = hybridlm.load(tmp_path / "quantised", **SETTINGS)
+    lm.save(tmp_path / "saved")
+    return lm
+
+
+@pytest.mark.parametrize(("golden", "scheme", "group"), MODELS)
+def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | None) -> None:
+    lm = saved(tmp_path, golden, scheme, group)
+    again = hybridlm.load(tmp_path / "saved", **SETTINGS)
+    packed = [name for name, one in lm.params.items() if isinstance(one, QuantisedWeight)]
+    assert packed and again.fingerprint == lm.fingerprint and list(again.params) == list(lm.params)
+    assert jax.tree.structure(dict(again.params)) == jax.tree.structure(dict(lm.params))
+    for one, other in zip(jax.tree.leaves(dict(lm.params)), jax.tree.leaves(dict(again.params)), strict=True):
+        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    again.save(tmp_path / "twice")
+    indices = [json.loads((tmp_path / folder / format.INDEX).read_text()) for folder in ("saved", "twice")]
+    assert indices[0]["packed"] == indices[1]["packed"] and set(indices[0]["packed"]) == set(packed)
+    # As plain numbers they are those of the packed form.
+    plain = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **SETTINGS)
+    for name, one in lm.params.items():
+        expected = one.numbers() if isinstance(one, QuantisedWeight) else one
+        np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
+
+
+def test_on_a_mesh_they_are_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lm = saved(tmp_path, "sparse_base", "int8", None)
+    devices = hybridlm.mesh(expert=2)
+    one = hybridlm.load(tmp_path / "saved", mesh=devices, **SETTINGS)
+    other = hybridlm.load(tmp_path / "quantised", mesh=devices, **SETTINGS)
+    assert "plain arrays" in caplog.text
+    for name, array in one.params.items():
+        assert not isinstance(array, QuantisedWeight)
+        np.testing.assert_array_equal(np.asarray(array), np.asarray(other.params[name]), err_msg=name)
+    assert lm.fingerprint == one.fingerprint
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    index = json.loads((folder / format.INDEX).read_text())
+    del index["sha256"]
+    change(index)
+    (folder / format.INDEX).write_bytes(format.dump_index({**index, "sha256": format.digest(format.dump_index(index))}))
+
+
+def first(index: dict[str, Any]) -> str:
+    return next(iter(index["packed"]))
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "other kind": (lambda i: i["packed"][first(i)].update(kind="e2m1"), "expected"),
+    "unknown kind": (lambda i: i["packed"][first(i)].update(kind="e5m2"), "e5m2"),
+    "wider": (lambda i: i["packed"][first(i)].update(inputs=64), "expected"),
+    "no scale": (lambda i: i["parameters"].pop(first(i) + ".scale"), "KeyError"),
+    "no codes": (lambda i: i["parameters"].pop(first(i) + ".codes"), "groups of"),
+    "not described": (lambda i: i["packed"].pop(first(i)), "missing"),
+    "plain, too": (lambda i: i["parameters"].update({first(i): i["parameters"][first(i) + ".codes"]}), "entries"),
+}
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, "dense_interval", "int8", None)
+    intact = (tmp_path / "saved" / format.INDEX).read_bytes()
+    for case, (damage, said) in DAMAGES.items():
+        (tmp_path / "saved" / format.INDEX).write_bytes(intact)
+        edited(tmp_path / "saved", damage)
+        with pytest.raises(CheckpointError) as caught:
+            hybridlm.load(tmp_path / "saved", **SETTINGS)
+        assert said in str(caught.value), case

@@ -1,0 +1,65 @@
+"""Copies that `hybridlm quantise` writes, read by compressed-tensors: its configuration, numbers and codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+
+pytestmark = pytest.mark.oracle
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+@pytest.mark.parametrize("golden", ["dense_interval", "sparse_base", "nemotron_latent"])
+@pytest.mark.parametrize(
+    ("name", "group"), [("fp8-block", None), ("int8", None), ("int8", 8), ("int4", 8), ("nvfp4", None)]
+)
+def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    out = tmp_path / "out"
+    quantise_checkpoint(GOLDEN / golden, out, scheme=name, group_size=group)
+    original, ours = open_checkpoint(GOLDEN / golden), open_checkpoint(out)
+    assert isinstance(ours, CheckpointDirectory) and isinstance(original, CheckpointDirectory)
+    settings = json.loads((out / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(settings)
+    (scheme,) = config.config_groups.values()
+    assert not isinstance(scheme, list) and scheme.targets == ["Linear"]
+    form = infer_module_format(torch.nn.Linear, scheme).value
+    assert form == settings["format"] == scheme.format
+    compressor = BaseCompressor.get_value_from_registry(form)
+    tensors = {key: value for file in out.glob("*.safetensors") for key, value in load_file(file).items()}
+    for weight, quantised in ours.grouped.quantised.items():
+        module = weight.removesuffix("weight")
+        stored: dict[str, Any] = {key.removeprefix(module): value for key, value in tensors.items()
+                                  if key.startswith(module + "weight")}  # fmt: skip
+        found = ours.read(weight)
+        # The library computes in the dtype of the scales.
+        wide = {key: value.float() if value.dtype == torch.bfloat16 else value for key, value in stored.items()}
+        if name == "nvfp4":
+            # Its own product is rounded to bfloat16.
+            codes = unpack_fp4_from_uint8(stored["weight_packed"], *quantised.shape, dtype=torch.float32)
+            factor = stored["weight_scale"].float() / stored["weight_global_scale"]
+            expected = (codes.reshape(quantised.shape[0], -1, 16) * factor[..., None]).reshape(quantised.shape)
+        else:
+            expected = dict[str, Any](compressor.decompress(dict(wide), scheme))["weight"].float()
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2**-22, atol=0)
+        if weight not in original.files:
+            continue
+        # The same codes as the library's, for the same scales.
+        state = {key: value.float() for key, value in wide.items() if "scale" in key}
+        state["weight"] = torch.from_numpy(original.read(weight).astype(np.float32))
+        if name != "fp8-block":
+            theirs = dict[str, Any](compressor.compress(state, scheme))["weight_packed"]
+            different = (theirs.view(torch.uint8) != stored["weight_packed"].view(torch.uint8)).float().mean()
+            # A number in the middle between two codes, by the last bit of a quotient.
+            assert different < 0.01

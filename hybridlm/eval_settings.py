@@ -5,8 +5,8 @@ from typing import Any
 
 MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """In lm_eval's order of precedence."""
-SAMPLING = ("top_p", "top_k", "min_p")
-NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "repetition_penalty": 1, "use_cache": True}
+SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "use_cache": True}
 """Settings of tasks, with the value that has no effect."""
 
 

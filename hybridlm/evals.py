@@ -40,6 +40,11 @@ class HybridLM(TemplateLM):
         batch_size: lanes of a model to be loaded; None or "auto" for 8.
         context, dtype, chunk: arguments of `hybridlm.load`.
         seed: of tasks that sample.
+        enable_thinking: for chat templates that ask it; None leaves it to the template.
+        chat_template_args: other variables of the chat template.
+        think_end_token: end marker of thoughts, if it is not a known one.
+        thinking_budget: most tokens of thoughts. With any of these four but `chat_template_args`, tasks get the answer
+            without the thoughts.
 
     Attributes:
         max_length: most tokens that predict another one, the model's context.
@@ -53,6 +58,10 @@ class HybridLM(TemplateLM):
         dtype: str | None = None,
         chunk: int | None = None,
         seed: int = 0,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        think_end_token: str | None = None,
+        thinking_budget: int | None = None,
     ):
         super().__init__()
         if not isinstance(pretrained, LM):
@@ -64,6 +73,10 @@ class HybridLM(TemplateLM):
         self.max_length = pretrained.context
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
+        self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}
+        thinking = (enable_thinking, think_end_token, thinking_budget)
+        self._answers = any(one is not None for one in thinking)
+        self._thinking = {"think_end": think_end_token, "thinking_budget": thinking_budget}
 
     @property
     def eot_token_id(self) -> int:
@@ -95,7 +108,7 @@ class HybridLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation; without a generation prompt it ends with the last message."""
-        text = self._texts.apply_chat_template(chat_history, add_generation_prompt)
+        text = self._texts.apply_chat_template(chat_history, add_generation_prompt, **self._variables)
         if add_generation_prompt:
             return text
         last = chat_history[-1]["content"]
@@ -151,11 +164,12 @@ class HybridLM(TemplateLM):
             for request in requests:
                 arguments: Any = request.args
                 settings = generation_settings(arguments[1], MAX_GEN_TOKS, self.eot_token_id)
-                session.submit(self._prompt(arguments[0], settings), seed=self._seed, **settings)
+                session.submit(self._prompt(arguments[0], settings), seed=self._seed, **settings, **self._thinking)
             while session.busy:
                 for event in session.step():
                     if event.completion is not None:
-                        found[event.index] = event.completion.text or ""
+                        done = event.completion
+                        found[event.index] = (done.answer if self._answers else done.text) or ""
         return [found[index] for index in range(len(requests))]
 
     def _prompt(self, context: str, settings: Mapping[str, Any]) -> list[int]:

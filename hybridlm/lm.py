@@ -3,8 +3,8 @@
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
 
-import atexit
 import os
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,36 +13,61 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from hybridlm.checkpoint import CheckpointError, dotted, fingerprint_of, open_checkpoint
+from hybridlm.checkpoint import (
+    Adapter,
+    CheckpointError,
+    bind,
+    dotted,
+    fingerprint_of,
+    load_parameters,
+    open_adapter,
+    open_checkpoint,
+    resolve,
+)
+from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
+from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
-from hybridlm.engine.worker import run_worker
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
-from hybridlm.openai_batch.batch_file import BatchFileReport, BatchModel, batch_file
-from hybridlm.progress import request_progress
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
+from hybridlm.programs.many_processes import ManyProcesses
+from hybridlm.programs.start import Start
+from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
+from hybridlm.requests.validation import to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
+from hybridlm.scoring.items import ItemReader, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
+from hybridlm.text.chat_template import REASONING
+from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
+from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
+from models.ops.linear import LinearWeight
+from models.ops.quantised_weight import stored_form
+from models.sharding.devices import SINGLE_DEVICE
+
+BATCH_LINES_PER_LANE = 16
+"""Lines of a batch file that are answered together, by lane: more lose more work in a kill, fewer leave lanes idle."""
 
 
 class LM:
@@ -59,6 +84,7 @@ class LM:
             config.json, of the names, dtypes and shapes of the tensors, and of samples of their content).
         eos_token_ids: tokens that end a completion.
         engine: the engine that runs the steps: lanes, chunk, programs, pools.
+        start: seconds of each part of the start.
     """
 
     def __init__(
@@ -73,8 +99,11 @@ class LM:
         cache_dtype: Any,
         path: Path,
         fingerprint: str,
+        start: Start | None = None,
+        adapters: Sequence[Adapter] = (),
     ):
-        self.path, self.fingerprint = path, fingerprint
+        self.start = start
+        self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
         self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
@@ -167,25 +196,61 @@ class LM:
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        continue_final_message: bool | str = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         logits_processor: LogitsProcessor | None = None,
         speculate: Speculate | AsLoaded = "as loaded",
         **settings: Unpack[Settings],
     ) -> Completion:
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
+        The completion's `reasoning` holds the thoughts of a model that thinks, its `answer` the text after them.
+
         Args:
             messages: `{"role": ..., "content": ...}` in order.
+            tools, documents, continue_final_message, chat_template: as for `Tokenizer.apply_chat_template`.
+            enable_thinking: True or False for templates that ask it; None leaves it to the template.
+            chat_template_kwargs: other variables of the template.
             sampling_params, logits_processor, speculate: as for `generate`.
             **settings: fields of `SamplingParams`.
 
         Raises:
-            ValueError: the checkpoint has no tokenizer or no chat template.
+            ValueError: the checkpoint has no tokenizer or no chat template, or the template cannot be used with these
+                messages, or does not ask whether to think.
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
-        prompt = self.tokenizer.encode_chat(messages)
+        variables = {
+            **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools),
+            **(chat_template_kwargs or {}),
+            "tools": tools,
+            "documents": documents,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+        }
+        prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
-        return self.generate([prompt], sampling_params, **options, **settings)[0]
+        within = continue_final_message in REASONING
+        params = with_settings(sampling_params, settings)
+        if within and params.thinking_budget is not None:
+            raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+        done = self.generate([prompt], params, **options)[0]
+        if not within:
+            return done
+        parts = split_thoughts(
+            self.tokenizer,
+            done.text or "",
+            done.token_ids,
+            markers_of(self.tokenizer, params.think_end),
+            True,
+            params.skip_special_tokens,
+            params.keep_tool_markers,
+        )
+        return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
@@ -199,24 +264,31 @@ class LM:
         Raises:
             TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter.
         """
-        speculation = self.engine.speculation(speculate)
-        return Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculation)
+        return open_session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculate)
 
     def score(
-        self, texts: str | Sequence[str | Sequence[int]], *, top_logprobs: int = 0, prefix: Prefix | None = None
+        self,
+        texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]],
+        *,
+        top_logprobs: int = 0,
+        prefix: Prefix | None = None,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
 
         Args:
-            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
+                item can also be `{"prompt": ..., "completion": ...}`, two texts or two lists of token ids, of which the
+                completion is scored, or each of a list of completions; or `{"messages": [...]}`, a chat whose last
+                answer is scored up to its end token, with `tools` and `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
 
         Returns:
-            One score per text, in order.
+            One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
+            of completions and answers have the tokens of these alone, and `prefix_tokens` before them.
 
         Raises:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
@@ -226,7 +298,8 @@ class LM:
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         if prefix is None:
-            found = self._scores(self._inputs.encode_all(texts, "texts"), top_logprobs)
+            items = to_items(texts, "texts")
+            found = score_items(self._items, lambda ids: self._scores(ids, top_logprobs), items, "texts")
         else:
             ids = self._inputs.continuations(prefix, texts, "texts")
             found = scores(self.engine, ids, top_logprobs, prefix)
@@ -249,9 +322,9 @@ class LM:
         are in the folder `OUTPUT.parts`. docs/scoring.md has the formats and the guarantees.
 
         Args:
-            input: lines `{"id": ..., "text": ...}` or `{"id": ..., "token_ids": [...]}`, or columns of these names; ids
-                are optional.
-            output: one row per input row, in order: id, token_ids, logprobs (the first is null), sum_logprob,
+            input: lines `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}`, or with `prompt` and
+                `completion` or `messages` as for `score`; or columns of these names. Ids are optional.
+            output: one row per input row, in order: id, token_ids, logprobs (the first of a text is null), sum_logprob,
                 perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
                 everything has been scored.
             strict: raise at the first row that cannot be scored.
@@ -386,8 +459,19 @@ class LM:
         """
         return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
 
-    def batch_file(self, input: str | os.PathLike[str], output: str | os.PathLike[str]) -> BatchFileReport:
-        """Answer a file of OpenAI Batch lines of any length; shows a progress bar if standard error is a terminal.
+    def batch_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        window: int | None = None,
+        restart: bool = False,
+        progress: FileProgress = None,
+    ) -> BatchFileReport:
+        """Answer a file of OpenAI Batch lines of any length.
+
+        A run that was killed continues when called again with the same arguments; until all is done the answered lines
+        are in the folder `OUTPUT.parts`. The output has the same bytes as without the kill.
 
         Args:
             input: each line is `{"custom_id", "method": "POST", "url", "body"}`; the url is /v1/completions or
@@ -395,13 +479,57 @@ class LM:
             output: one line per input line, in order: id, custom_id, response (status_code, request_id, body) and
                 error, which is null if the line was answered. An unsupported line has its error there. The file
                 appears, or replaces an older one, once everything has been written.
+            window: lines that share one queue over the lanes and are kept as a part, fewer if they are long; None for
+                16 for each lane.
+            restart: delete the parts of an earlier run and begin again.
+            progress: show a progress bar, or with "lines" print a line now and then where standard error is no
+                terminal; None shows a bar if it is one.
 
         Raises:
-            ValueError: the input has no lines, or the output is the input or not a regular file.
+            ValueError: the input has no lines, or the output is the input or not a regular file; its parts belong to
+                another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name)
-        return batch_file(model, input, output, window=64 * self.engine.lanes)
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, self._origin())
+        lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
+        return batch_file(model, input, output, lines, restart, progress)
+
+    def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
+        """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.
+
+        The parameters that it changes are read from the checkpoint again, merged in float32 and rounded once, so that
+        the model equals one that was loaded with the adapter. Cached prefixes are dropped, prefixes of the model as it
+        was are refused, and open sessions must have ended. `save` writes the merged model. See docs/adapters.md.
+
+        Args:
+            adapter: a directory, or the id of an adapter on the hub.
+
+        Raises:
+            CheckpointError: no LoRA adapter of this model; every tensor that matches nothing is named. Or the
+                checkpoint that was loaded is missing or has changed. Nothing has been changed.
+            ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
+        """
+        if self.engine.tuned is not None or self.engine.placement.several_processes:
+            raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
+        if any(isinstance(one, LinearWeight) for one in self.params.values()):
+            raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
+        source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
+            raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
+        family, placement = family_of(source.config), self.engine.placement
+        family = family if self.config.head is None else with_head(family)
+        weights, adapters = family.weights(self.config), [*self._adapters, open_adapter(resolve(adapter))]
+        bound = [bind(one, family, weights, self.config.tied) for one in adapters]
+        changed = [weight.path for weight in weights if bound[-1].touches(weight)]
+        cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(self.config).sharded_dims()
+        shards = placement.shards(weights, cuts)
+        arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
+        self.params = self.params | {dotted(path): array for path, array in arrays.items()}
+        self._adapters, self.fingerprint = adapters, fingerprint_of(source, dtype, adapters)
+        abstract = family.abstract(self.config.shard(placement.devices))
+        named = {weight.path: self.params[dotted(weight.path)] for weight in weights}
+        self.model, _ = assemble(abstract, named)
+        self.engine.replace_parameters(tuple(self.params.values()), self.fingerprint)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
@@ -416,16 +544,18 @@ class LM:
 
         Raises:
             FileExistsError: something is there.
-            ValueError: there are several processes, and no mesh.
+            ValueError: there are several processes, and no mesh; or weights are packed (`load(..., dequantise=)`).
             CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
             raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
+        if any(isinstance(one, LinearWeight) for one in self.params.values()):
+            raise ValueError("save: expected plain weights, these are packed: load with dequantise='bfloat16' to save")
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
-        if fingerprint_of(source, dtype) != self.fingerprint:
+        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
@@ -435,6 +565,9 @@ class LM:
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
         """Compile the steps of generation and scoring now, in threads, instead of on first use.
+
+        They are kept (`compilation_cache` of `load`): later processes that load the model with the same settings do not
+        compile them, as after `hybridlm warmup`.
 
         Args:
             every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
@@ -446,7 +579,7 @@ class LM:
         return warm_up(self.engine, every_bucket, progress)
 
     def follow(self) -> bool:
-        """Run the worker loop if the mesh spans several processes: repeat the steps of process 0 until it ends.
+        """Run the worker loop if the mesh spans several processes: repeat the commands of process 0 until it ends.
 
         Call it in every process once the model is loaded. In process 0, and without such a mesh, it returns False at
         once; in the others it returns True when nothing is left to do::
@@ -458,13 +591,10 @@ class LM:
         A process that cannot go on, because another one ended, does not answer or sent something else, reports why and
         exits (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        process_group = self.engine.calls.process_group
-        if process_group is None:
+        runner = self.engine.runner
+        if not isinstance(runner, ManyProcesses) or self.engine.decisions.leads:
             return False
-        if process_group.is_leader:
-            atexit.register(process_group.end)
-            return False
-        run_worker(self.engine, process_group)
+        run_worker(self.engine, self.tokenizer, runner.group)
         return True
 
     @property
@@ -487,11 +617,15 @@ class LM:
         return self.engine.programs.certificates
 
     def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
+        began = time.perf_counter()
         with session:
             for request in requests:
                 session.add(request)
             while session.busy:
-                yield from session.step()
+                events = session.step()
+                if events and self.start is not None:
+                    self.start.answered(time.perf_counter() - began)
+                yield from events
 
     @property
     def _inputs(self) -> Inputs:
@@ -500,19 +634,27 @@ class LM:
 
     @property
     def _scorer(self) -> Scorer:
-        return Scorer(self._inputs.encode, self._scores, self._origin())
+        return Scorer(self._items.read, self._scores, self._origin())
+
+    @property
+    def _items(self) -> ItemReader:
+        return ItemReader(self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids))
 
     def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
-        return scores(self.engine, ids, top)
+        began = time.perf_counter()
+        found = scores(self.engine, ids, top)
+        if self.start is not None:
+            self.start.answered(time.perf_counter() - began)
+        return found
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""
         machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
-        as_given = engine.sanitizer is not None or engine.programs.certify == "off"
+        as_given = not engine.runner.certified or engine.programs.certify == "off"
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
-            "dtypes": ", ".join(sorted({str(array.dtype) for array in self.params.values()})),
+            "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             "lanes": engine.lanes,
             "context": self.context,
             "chunk": engine.chunk,

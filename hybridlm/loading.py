@@ -1,21 +1,45 @@
-"""Load a checkpoint: from a directory or a hub id to a model that runs."""
+"""Load a checkpoint: from a directory or a hub id to a model that runs.
+
+More than 300 lines: a third is what `load` says of its arguments.
+"""
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import jax
 from jax.sharding import Mesh
 
-from hybridlm.checkpoint import Checkpoint, fingerprint_of, load_parameters, resolve, stored_dtype
+from hybridlm.checkpoint import (
+    Checkpoint,
+    bind,
+    fingerprint_of,
+    load_parameters,
+    open_adapter,
+    packed_types,
+    resolve,
+    stored_dtype,
+)
+from hybridlm.checkpoint.adapter import base_of, has_adapter
 from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.packed_weights import Packed
+from hybridlm.checkpoint.saved_index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.devices.placement import ONE_DEVICE, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
-from hybridlm.engine.arguments import assemble, check_arguments, check_drafting, dtype_of_caches
+from hybridlm.engine.arguments import (
+    assemble,
+    check_arguments,
+    check_drafting,
+    dtype_of_caches,
+    dtype_of_dequantised,
+    weight_types,
+)
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
@@ -24,16 +48,18 @@ from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.programs.compilation_cache import STEPS, cache_of
+from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
+from hybridlm.programs.runner import OneProcess, Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
+from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
-from models.sharding.devices import SINGLE_DEVICE
 
 _log = logging.getLogger("hybridlm")
 
@@ -54,6 +80,8 @@ def load(
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
     tune: bool = False,
+    dequantise: str | None = None,
+    adapter: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> LM:
     """Load a checkpoint.
 
@@ -73,7 +101,7 @@ def load(
             (unless JAX has been given one), False for JAX's own setting, which is no cache by default. Unless it is
             False, certificates are kept beside them, and what is proved once is not proved again.
         chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
-        progress: show a progress bar; None shows one if standard error is a terminal.
+        progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
             wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
             neither audited nor dispatched ahead, and are several times slower.
@@ -93,47 +121,84 @@ def load(
             model of such shapes measures them for some seconds, and says so; the times are kept beside compiled steps.
             Where it is faster for few sequences, their most likely tokens are found with an int8 copy of the vocabulary
             head, which takes half the memory of the head. See docs/performance.md.
+        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
+            they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
+            are plain. See docs/quantised.md.
+        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
+            are rounded. None for the adapter that lies beside the weights, if there is one; False for the weights
+            alone. A directory that holds an adapter alone is loaded with the base model that it names. See
+            docs/adapters.md.
 
     Raises:
-        CheckpointError, ConfigError, UnsupportedModel: the checkpoint cannot be used; every fault is named: first those
+        CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
+            named: first those
             of config.json, of the index and of all headers, and if there are none those of all tensors.
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
-    directory, family, config = open_model(resolve(path_or_hub_id), head=speculate == "mtp")
+    began = time.perf_counter()
+    path, adapter_path = _locate(path_or_hub_id, adapter)
+    directory, family, config = open_model(path, head=speculate == "mtp")
+    adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
+    bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
     placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
+    if dequantise is not None:
+        dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
+    name, axes = directory.path.resolve().name, None if mesh is None else sorted(mesh.shape.items())
+    settings = (str(directory.path.resolve()), lanes, context, chunk, dtype, certify, axes, tune, sanitize, dequantise)
+    start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
-        check_tune(folder, mesh)
+        check_tune(folder, mesh, placement.platform)
     process_group = ProcessGroup(placement) if placement.several_processes else None
-    cache_dtype = dtype_of_caches(dtype)
+    cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(config).sharded_dims()
+    cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
     shards = placement.shards(weights, cuts)
-    size = weight_bytes(weights, dtype, shards, placement)
+    products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
+    packed = packed_types(directory, family, config, dtype, products, bound) if dequantise is None else {}
+    if packed and placement.mesh is not None:
+        _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
+        packed = {}
+    size = weight_bytes(weights, dtype, shards, placement, packed)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed)
+    structure, types = flatten(typed)
+    certificates = None if cache.folder is None else cache.folder / "certificates"
+    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
+    programs.on_compile = start.compiling
+    if not (tune or sanitize):
+        # Executables are loaded while the weights are read.
+        ahead = Engine(typed, types, programs, lanes, context, chunk, cache_dtype, "", dtype, placement=placement)
+        programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
+    start.ended("open")
     with load_progress(progress) as report_progress:
-        arrays, report = load_parameters(directory, family, config, dtype, report_progress, shards)
+        arrays, report = load_parameters(
+            directory, family, config, dtype, report_progress, shards, bound, packed=products if packed else None
+        )
+    start.ended("weights")
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
-    programs = Programs(
-        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
-    )
-    fingerprint, sanitizer = fingerprint_of(directory, dtype), Sanitizer() if sanitize else None
+    for one in bound:
+        _log.warning("%s", one.sentence)
+    fingerprint = fingerprint_of(directory, dtype, adapters)
+    tokenizer = Tokenizer.from_dir(directory.path)
+    runner: Runner = Sanitizer(programs, placement) if sanitize else OneProcess(programs, placement)
     if process_group is not None:
+        runner = ManyProcesses(programs, placement, process_group)
         process_group.agree_on(
             "settings",
             {
                 "checkpoint": fingerprint,
+                "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
                 "lanes": lanes,
                 "context": context,
                 "chunk": chunk,
@@ -156,13 +221,14 @@ def load(
         cache_dtype,
         fingerprint,
         dtype,
-        sanitizer,
+        runner,
         speculate=speculate,
         draft_tokens=draft_tokens,
         prefix_cache=budget,
         placement=placement,
-        process_group=process_group,
+        decisions=None if process_group is None else process_group.decisions,
     )
+    start.ended("engine")
     if tune and folder is not None:
         shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
         # A negative multiplier reverses the order of the logits, and zero makes them equal.
@@ -172,12 +238,40 @@ def load(
         tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
         engine.set_tuned(tuned)
         demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
-    if sanitizer is None:
-        programs.load_ahead(first_shapes(engine), engine.example_arguments)
+        if runner.certified:
+            programs.load_ahead(first_shapes(engine), engine.example_arguments)
+        start.ended("tune")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
-    tokenizer, end = Tokenizer.from_dir(directory.path), _end_tokens(directory, config)
-    return LM(model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint)
+    end = _end_tokens(directory, config)
+    start.ended("memory")
+    for line in [] if tokenizer is None else _other_ends(tokenizer, end):
+        _log.warning(line)
+    return LM(
+        model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
+        adapters,
+    )  # fmt: skip
+
+
+def _locate(
+    path_or_hub_id: str | os.PathLike[str], adapter: str | os.PathLike[str] | Literal[False] | None
+) -> tuple[Path, Path | None]:
+    """Return the directories of the base model and of its adapter.
+
+    Raises:
+        CheckpointError: one of them is not there.
+        ValueError: two adapters are asked for.
+    """
+    path = resolve(path_or_hub_id)
+    given = None if adapter is None or adapter is False else resolve(adapter)
+    if adapter is False or not has_adapter(path) or is_saved(path):
+        return path, given
+    if given is not None and given.resolve() != path.resolve():
+        raise ValueError(
+            f"adapter: {path} holds an adapter of its own, beside {given}; expected one. Load it and call "
+            "merge_adapter for the other one, or move its adapter_config.json away"
+        )
+    return (path if (path / "config.json").exists() else resolve(base_of(path))), path
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:
@@ -190,12 +284,24 @@ def _room(engine: Engine, demand: Demand) -> int | None:
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of config.json and of generation_config.json."""
-    ids = list(config.eos_token_ids)
+    """Return the end tokens of generation_config.json, as in transformers; without any, those of config.json."""
+    ids = []
     path = directory.path / "generation_config.json"
     if path.exists():
         more = read_object(path, 1 << 20).get("eos_token_id")
         ids += more if isinstance(more, list) else [] if more is None else [more]
     if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
         raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(ids or config.eos_token_ids))
+
+
+def _other_ends(tokenizer: Tokenizer, end: tuple[int, ...]) -> list[str]:
+    """Return a warning for each token that looks like an end and is none."""
+    others = {"the tokenizer's eos_token": tokenizer.eos_token_id, "the chat template's end": tokenizer.turn_end_id}
+    return [
+        f"{name} {tokenizer.decode([token], skip_special_tokens=False)!r} ({token}) ends no completion, because "
+        f"generation_config.json or config.json has other end tokens, {list(end)} (transformers does the same); pass "
+        f"stop_token_ids=[{token}] to end there"
+        for name, token in others.items()
+        if token is not None and token not in end
+    ]

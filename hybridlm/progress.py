@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -91,14 +92,52 @@ def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Call
         yield lambda done, name: bar.update(task, completed=done, name=name)
 
 
-@contextmanager
-def file_progress(show: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar over the bytes of an input file; yield the function that takes bytes done and total.
+FileProgress = bool | Literal["lines"] | None
+"""Whether progress is shown: None shows a bar if standard error is a terminal, "lines" prints lines if it is none."""
+SECONDS_BETWEEN_LINES = 30.0
+"""Shortest time between two lines of progress."""
+
+
+def progress_line(what: str, done: int, total: int, seconds: float) -> str:
+    """Return a line on progress: the share that is done, and the time that is left at the same speed.
 
     Args:
-        show: None shows it if standard error is a terminal.
+        what: description of the work.
+        done, total: amounts.
+        seconds: that `done` took.
+    """
+    left = round(seconds * (total - done) / done) if done else None
+    ahead = "" if left is None else f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+    return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{ahead}"
+
+
+def _printing(what: str) -> Callable[[int, int], None]:
+    """Return a function that prints a line of progress now and then."""
+    begin = last = time.monotonic()
+
+    def update(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES or done >= total:
+            last = now
+            print(progress_line(what, done, total, now - begin), file=sys.stderr, flush=True)
+
+    return update
+
+
+@contextmanager
+def file_progress(show: FileProgress, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show progress over the bytes of an input file; yield the function that takes bytes done and total.
+
+    Args:
+        show: a bar, lines, or nothing.
         what: description of the work.
     """
+    if show == "lines":
+        if not sys.stderr.isatty():
+            yield _printing(what)
+            return
+        show = True
     with _bar(show, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
         if bar is None:
             yield lambda done, total: None

@@ -1,14 +1,19 @@
-"""A session of the engine: submit requests at any time, receive tokens step by step."""
+"""A session of the engine: submit requests at any time, receive tokens step by step.
 
+More than 300 lines: one class follows each request from its prompt to its completion.
+"""
+
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from hybridlm.engine.decoding import DispatchedStep
+from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.scheduler import Scheduler
@@ -19,6 +24,7 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import SampledTokens
+from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -74,6 +80,7 @@ class Session:
         self._scheduler = Scheduler(engine, processor, speculation)
         self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
+        self._budgets: dict[int, ThinkingBudget] = {}
         self._events: list[Event] = []
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
@@ -131,14 +138,24 @@ class Session:
 
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
-        self._submitted = request.index + 1
-        sequence = self._alive[request.index] = ActiveSequence(request)
-        if self._tokenizer is not None:
-            self._texts[request.index] = GrowingText(self._tokenizer, request.params.stop_strings)
-        if len(request.prompt) < self._engine.context:
-            self._scheduler.add(sequence)
-        else:
-            self._end(sequence, "length", None)
+        params, tokenizer = request.params, self._tokenizer
+        with self._engine.decisions.command("add", session=self, request=request):
+            if tokenizer is not None and params.thinking_budget is not None:
+                budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
+                self._budgets[request.index] = budget
+            self._submitted = request.index + 1
+            sequence = self._alive[request.index] = ActiveSequence(request)
+            if tokenizer is not None:
+                self._texts[request.index] = GrowingText(
+                    tokenizer,
+                    params.stop_strings,
+                    skip_special_tokens=params.skip_special_tokens,
+                    keep_tool_markers=params.keep_tool_markers,
+                )
+            if len(request.prompt) < self._engine.context:
+                self._scheduler.add(sequence)
+            else:
+                self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion, with the finish reason "cancelled".
@@ -148,7 +165,8 @@ class Session:
         """
         if index not in self._alive:
             raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
-        self._end(self._alive[index], "cancelled", None)
+        with self._engine.decisions.command("cancel", session=self, index=index):
+            self._end(self._alive[index], "cancelled", None)
 
     def step(self) -> list[Event]:
         """Dispatch the next step, then wait for the previous one and return its tokens.
@@ -164,6 +182,10 @@ class Session:
             RuntimeError: the session is closed.
         """
         self._require_open()
+        with self._engine.decisions.command("step", session=self):
+            return self._step()
+
+    def _step(self) -> list[Event]:
         while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
             self._read()
         try:
@@ -191,10 +213,11 @@ class Session:
     def close(self) -> None:
         """End every request without a completion and release the rows. Closing twice does nothing."""
         if not self._closed:
-            self._closed = True
-            self._alive.clear()
-            self._in_flight.clear()
-            self._scheduler.close()
+            with self._engine.decisions.command("close", session=self):
+                self._closed = True
+                self._alive.clear()
+                self._in_flight.clear()
+                self._scheduler.close()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -206,7 +229,9 @@ class Session:
         dispatched = self._in_flight[0]
         timing = dispatched.timing
         with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
-            accepted, sampled = self._engine.calls.read((dispatched.accepted, dispatched.sampled))
+            accepted, sampled = self._engine.runner.read((dispatched.accepted, dispatched.sampled))
+        if timing is not None:
+            timing.keep(self._engine.decisions.decide(lambda: timing.seconds))
         self._done = time.perf_counter()
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
@@ -229,7 +254,7 @@ class Session:
                         self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                     else:
-                        _append(sequence, sampled, place)
+                        append_token(sequence, sampled, place)
                         self._grow(sequence)
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
                     sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
@@ -248,8 +273,36 @@ class Session:
         reason = self._finish_reason(sequence, text)
         if reason is None:
             self._events.append(Event(index, token, "" if text is None else text.take(), None))
+            budget = self._budgets.get(index)
+            if budget is not None and budget.spent(token):
+                self._end_thoughts(sequence, budget.end_ids)
         else:
             self._end(sequence, reason, token)
+
+    def _end_thoughts(self, sequence: ActiveSequence, end_ids: list[int]) -> None:
+        """Put the end marker of thoughts behind a sequence; it joins the queue again, to go on after the marker."""
+        request, index, text = sequence.request, sequence.request.index, self._texts[sequence.request.index]
+        left = request.params.max_tokens - len(sequence.generated) - len(end_ids)
+        prompt = (*request.prompt, *sequence.generated, *end_ids)
+        if left < 1 or len(prompt) >= self._engine.context:
+            return  # the thoughts end with the completion
+        sequence.finish_reason = "cancelled"  # what steps in flight sample for it is dropped
+        self._scheduler.leave(sequence)
+        params = replace(request.params, max_tokens=left)
+        completed = len(sequence.output) + len(end_ids)
+        follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
+        follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
+        follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
+        self._alive[index] = follower
+        for token in end_ids:
+            text.push(token)
+            self._engine.stats["generated_tokens"] += 1
+            self._events.append(Event(index, token, text.take(), None))
+        if text.stopped:
+            self._events.pop()
+            self._end(follower, "stop", end_ids[-1])
+        else:
+            self._scheduler.add(follower)
 
     def _finish_reason(self, sequence: ActiveSequence, text: GrowingText | None) -> FinishReason | None:
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
@@ -263,15 +316,32 @@ class Session:
         text = self._texts.get(index)
         if text is not None:
             text.finish()
+            reason = "stop" if text.stopped and reason == "length" else reason
         self._forget(sequence, reason)
+        params, given, output = sequence.request.params, list(sequence.request.given), sequence.output
+        reasoning = answer = None
+        if text is not None and self._tokenizer is not None:
+            markers = markers_of(self._tokenizer, params.think_end)
+            opened = markers is not None and opens_thoughts(self._tokenizer, given, markers)
+            reasoning, answer = split_thoughts(
+                self._tokenizer,
+                text.text,
+                output,
+                markers,
+                opened,
+                params.skip_special_tokens,
+                params.keep_tool_markers,
+            )
         completion = Completion(
             text=None if text is None else text.text,
-            token_ids=sequence.generated,
+            token_ids=output,
             logprobs=None if asked is None else sequence.logprobs,
             top_logprobs=sequence.top_logprobs if asked else None,
             finish_reason=reason,
-            prompt_token_ids=list(sequence.request.prompt),
+            prompt_token_ids=given,
             tokenizer=self._tokenizer,
+            reasoning=reasoning,
+            answer=answer,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
@@ -280,16 +350,4 @@ class Session:
         self._scheduler.leave(sequence)
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
-
-
-def _append(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
-    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
-    asked = sequence.request.params.logprobs
-    sequence.generated.append(int(sampled.token[place]))
-    if asked is not None and sampled.logprob is not None:
-        sequence.logprobs.append(float(sampled.logprob[place]))
-    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
-        best = zip(
-            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
-        )
-        sequence.top_logprobs.append(dict(best))
+        self._budgets.pop(sequence.request.index, None)

@@ -119,14 +119,14 @@ LAYERS = {
         __main__
         cli
         bench demo evals ray
-        loading
+        loading target_report
         lm
-        forward openai_batch tables
+        forward openai_batch tables worker
         score_files scoring session
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows
         checkpoint devices files steps text
-        drafting sampling
+        drafting quantised sampling
         _siblings compiler errors eval_settings progress version
     """,
     "models": """
@@ -136,7 +136,7 @@ LAYERS = {
         layers
         ops
         state
-        platform sharding
+        sharding
     """,
     "ir_passes": """
         compile
@@ -144,7 +144,7 @@ LAYERS = {
         host measure proof scratch xla_audit
         contract
         jaxpr
-        files
+        files targets
     """,
 }
 """Package -> its folders and files, top first. Each may import from the lines below and, without a circle, its own."""

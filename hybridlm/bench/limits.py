@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from hybridlm.devices.machine import cores
-from models.platform import platform
+from ir_passes.targets import local_target
 
 DEFAULT_SQUARE = 2048
 DEFAULT_REPEATS = 7
@@ -55,7 +55,7 @@ def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> floa
 
 def _read(size: int) -> float:
     count = size // 4
-    if platform() != "cpu":
+    if local_target().platform != "cpu":
         array = jnp.ones((count,), jnp.float32)
         total = jax.jit(jnp.sum)
         return count * 4 / best_seconds(lambda: total(array).block_until_ready())

@@ -3,6 +3,8 @@
 Imports `files` and `errors`. Begin with `opened`, which is given a directory; `model` says which family it holds.
 """
 
+from hybridlm.checkpoint.adapter import Adapter, BoundAdapter, open_adapter
+from hybridlm.checkpoint.adapter_match import bind
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
@@ -13,6 +15,7 @@ from hybridlm.checkpoint.opened import (
     head_tensors,
     load_parameters,
     open_checkpoint,
+    packed_types,
     stored_dtype,
 )
 from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
@@ -23,6 +26,8 @@ from hybridlm.checkpoint.weights import load_weights
 from hybridlm.errors import CheckpointError
 
 __all__ = [
+    "Adapter",
+    "BoundAdapter",
     "Checkpoint",
     "CheckpointDirectory",
     "CheckpointError",
@@ -33,6 +38,7 @@ __all__ = [
     "SafetensorsFile",
     "SavedDirectory",
     "Shards",
+    "bind",
     "checkpoint_fingerprint",
     "dotted",
     "fingerprint_of",
@@ -40,8 +46,10 @@ __all__ = [
     "head_tensors",
     "load_parameters",
     "load_weights",
+    "open_adapter",
     "open_checkpoint",
     "open_directory",
+    "packed_types",
     "resolve",
     "stored_dtype",
 ]

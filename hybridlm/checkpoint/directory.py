@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint directory: config.json and one safetensors file or several shards."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
@@ -12,10 +13,21 @@ import numpy as np
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.quantised import (
+    DequantiseError,
+    GroupedTensors,
+    QuantisationSettings,
+    group_tensors,
+    read_settings,
+)
+from hybridlm.quantised.packed import PackedArrays, PackedForm, pack
 from ir_passes.files.strict_json import unique_keys
+from models import UnsupportedModel, family_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+BESIDE = "hf_quant_config.json"
+"""NVIDIA's second description of a quantised checkpoint."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 MAX_INDEX_BYTES = 100 * MEGABYTE
@@ -30,7 +42,9 @@ class CheckpointDirectory:
     Attributes:
         path: the directory.
         config: config.json.
-        files: tensor name -> the file that holds it.
+        files: tensor name -> the file that holds it; codes and scales are tensors of their own.
+        grouped: the tensors of each quantised weight, taken together.
+        settings: the quantisation that the configuration describes.
         notes: remarks that are no faults, one sentence each.
         unindexed: tensor name -> the file that holds it, for tensors that the index does not list; not in `files`.
     """
@@ -38,16 +52,68 @@ class CheckpointDirectory:
     path: Path
     config: dict[str, Any]
     files: Mapping[str, SafetensorsFile]
+    grouped: GroupedTensors
+    settings: QuantisationSettings
     notes: tuple[str, ...] = ()
     unindexed: Mapping[str, SafetensorsFile] = field(default_factory=dict)
 
+    @property
+    def names(self) -> Iterator[str]:
+        """Names of weights: plain tensors, and quantised weights as if they were stored plainly."""
+        yield from (name for name in self.files if name not in self.grouped.parts)
+        yield from self.grouped.quantised
+        yield from (name for name in self.grouped.faults if name not in self.files or name in self.grouped.parts)
+
     def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape and place of one tensor."""
+        """Return dtype, shape and place of one tensor of the files."""
         return self.files[name].tensors[name]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight; an empty one where its tensors make none."""
+        if name in self.grouped.quantised:
+            return self.grouped.quantised[name].shape
+        return () if name in self.grouped.faults else self.info(name).shape
+
+    def stored_as(self, name: str) -> str:
+        """Return the dtype of a weight in the format's words, or the scheme that it is quantised by."""
+        if name in self.grouped.quantised:
+            return self.grouped.quantised[name].scheme
+        return self.info(name).dtype
+
     def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor in its mapped file (see `SafetensorsFile.read`)."""
-        return self.files[name].read(name)
+        """Return a weight: a read-only view in its mapped file (see `SafetensorsFile.read`), or dequantised in float32.
+
+        Raises:
+            CheckpointError: a dtype that is not read, a scale or a code that is not finite, or a file that has shrunk.
+        """
+        if name not in self.grouped.quantised:
+            return self.files[name].read(name)
+        with self._named_faults():
+            return self.grouped.quantised[name].dequantise(self.read_part)
+
+    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        """Return the arrays of a quantised weight in its packed form; raises as `read`."""
+        with self._named_faults():
+            return pack(self.grouped.quantised[name], self.read_part, form)
+
+    def read_part(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor of the files as it is stored, codes as uint8."""
+        return self.files[name].read_stored(name)
+
+    @contextmanager
+    def _named_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except DequantiseError as error:
+            raise CheckpointError(
+                self.files[error.tensor].path, str(error), "The file is damaged, or was written wrongly: get it again."
+            ) from error
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a weight; reading it again still works."""
+        quantised = self.grouped.quantised.get(name)
+        for part in [name] if quantised is None else quantised.parts.values():
+            self.files[part].release(part)
 
 
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
@@ -70,12 +136,28 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
         if (directory / INDEX).exists():
             notes = (f"{INDEX} is not used: {SINGLE} is there too",)
         file = SafetensorsFile(directory / SINGLE)
-        return CheckpointDirectory(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
+        return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
     if (directory / INDEX).exists():
-        files, unindexed = _open_shards(directory)
-        notes = tuple(f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items())
-        return CheckpointDirectory(directory, config, files, notes, unindexed)
+        files, unindexed, absent = _open_shards(directory, config)
+        notes = tuple(absent) + tuple(
+            f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
+        )
+        return _grouped(directory, config, files, notes, unindexed)
     raise CheckpointError(directory, *_no_weights(directory))
+
+
+def _grouped(
+    directory: Path,
+    config: dict[str, Any],
+    files: Mapping[str, SafetensorsFile],
+    notes: tuple[str, ...],
+    unindexed: Mapping[str, SafetensorsFile] = MappingProxyType({}),
+) -> CheckpointDirectory:
+    beside = read_object(directory / BESIDE, MAX_CONFIG_BYTES) if (directory / BESIDE).exists() else None
+    settings = read_settings(config, beside)
+    tensors = {name: file.tensors[name] for name, file in files.items()}
+    grouped = group_tensors(tensors, lambda name: files[name].read_stored(name), settings.hints)
+    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -96,7 +178,10 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
     return unique_keys(pairs)
 
 
-def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile]]:
+def _open_shards(
+    directory: Path, config: Mapping[str, Any]
+) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
+    """Return the files of tensors inside and outside the index, and a note on entries without a tensor."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -108,12 +193,16 @@ def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mappin
         elif file_name not in shards:
             shards[file_name] = _open_shard(directory, file_name, faults)
     files: dict[str, SafetensorsFile] = {}
+    skips = _skips(config)
+    absent: list[str] = []
     for name, file_name in weight_map.items():
         shard = shards.get(file_name) if isinstance(file_name, str) else None
         if shard is None:
             continue
         if name in shard.tensors:
             files[name] = shard
+        elif skips(name):
+            absent.append(name)
         else:
             faults.append(f"{name}: the index says {file_name}, which has no tensor of that name")
     if faults:
@@ -121,7 +210,17 @@ def _open_shards(directory: Path) -> tuple[Mapping[str, SafetensorsFile], Mappin
     unindexed = {
         name: shard for shard in shards.values() if shard for name in shard.tensors if files.get(name) is not shard
     }
-    return MappingProxyType(files), MappingProxyType(unindexed)
+    note = f"{INDEX} lists tensors that no file has and this model does not use: {listed(absent)}"
+    return MappingProxyType(files), MappingProxyType(unindexed), [note] if absent else []
+
+
+def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return which tensors the family of a config.json does not read."""
+    try:
+        family = family_of(config)
+    except UnsupportedModel:
+        return lambda name: False
+    return lambda name: family.skips(name) or family.skips(family.canonical(name))
 
 
 def _open_shard(directory: Path, file_name: str, faults: list[str]) -> SafetensorsFile | None:

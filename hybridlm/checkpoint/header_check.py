@@ -2,13 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
+from hybridlm.quantised import SCHEMES, contradictions
 from models import Family, Weight, WeightSource
 
 
@@ -34,14 +37,16 @@ class ReadPlan:
     Attributes:
         choices: one per parameter, in the family's order.
         skipped: pattern of the family -> number of tensors that are not read.
+        notes: remarks that are no faults, one sentence each.
     """
 
     choices: tuple[ChosenSource, ...]
     skipped: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
 
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
-    """Choose a source for each parameter, from headers alone.
+    """Choose a source for each parameter, from headers alone; only a redundant head is read.
 
     If a checkpoint has all tensors of several options, the first one whose shapes fit is used, and the tensors of the
     others are unexpected.
@@ -52,11 +57,12 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
-    faults = _quantised(checkpoint)
+    faults = list(checkpoint.settings.faults)
+    canonical = _names(checkpoint, family, wanted)
     skipped: Counter[str] = Counter()
     present: dict[str, str] = {}
-    for raw in checkpoint.files:
-        name = family.canonical(raw)
+    for raw in checkpoint.names:
+        name = canonical(raw)
         pattern = next((p for p in family.skipped if re.fullmatch(p, raw) or re.fullmatch(p, name)), None)
         if pattern is not None and name not in wanted:
             skipped[pattern] += 1
@@ -72,24 +78,93 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
             faults.extend(_misfit(checkpoint, name, present[name], shape))
         else:
             faults.append(_missing(checkpoint, family, name, shape, several.get(name), present))
+    embedding = next((choice for choice in choices if choice.weight.path == ("embed_tokens",)), None)
+    notes: list[str] = []
     for name, raw in present.items():
+        if name == HEAD and name not in wanted and embedding is not None:
+            stored = next(iter(embedding.names.values()))
+            if stored in present.values():
+                fault = _redundant_head(checkpoint, raw, stored)
+                (notes if fault is None else faults).append(fault or f"{raw} is not used: it equals {stored}")
+            continue
         if name not in read:
-            info = checkpoint.info(raw)
             other = " beside another layout of the same parameter" if name in wanted else ""
             faults.append(
-                f"unexpected {raw}: found {info.dtype} {info.shape}{other}, family {family.name} reads no such tensor"
+                f"unexpected {raw}: found {checkpoint.stored_as(raw)} {checkpoint.shape(raw)}{other}, family "
+                f"{family.name} reads no such tensor"
             )
+    used = [present[name] for name in read if name in present]
+    quantised = {raw: checkpoint.grouped.quantised[raw] for raw in used if raw in checkpoint.grouped.quantised}
+    faults.extend(contradictions(checkpoint.settings, quantised, (raw for raw in used if raw not in quantised)))
     if faults:
         raise CheckpointError(
             checkpoint.path, faults, f"(The configuration in config.json was read as family {family.name}.)"
         )
-    return ReadPlan(choices, dict(skipped))
+    return ReadPlan(choices, dict(skipped), tuple(notes))
+
+
+HEAD = "lm_head.weight"
+_ROWS = 4096
+"""Rows of a redundant head that are compared at once."""
+
+
+def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) -> str | None:
+    """Compare the head that the files of a tied model hold with its embedding; None if they are equal."""
+    shapes = [checkpoint.shape(name) for name in (head, embedding)]
+    kinds = [checkpoint.stored_as(name) for name in (head, embedding)]
+    advice = (
+        "config.json says that the head is the embedding (tie_word_embeddings); "
+        '"tie_word_embeddings": false in config.json uses the head of the file'
+    )
+    if shapes[0] != shapes[1] or any(kind not in READABLE and kind not in SCHEMES for kind in kinds):
+        return f"unexpected {head}: found {kinds[0]} {shapes[0]} beside {embedding}, {kinds[1]} {shapes[1]}; {advice}"
+    one, two = checkpoint.read(head), checkpoint.read(embedding)
+    for start in range(0, shapes[0][0], _ROWS):
+        a, b = (each[start : start + _ROWS].astype(np.float32) for each in (one, two))
+        if not np.array_equal(a, b, equal_nan=True):
+            row = start + int(np.argmax((a != b).any(axis=1)))
+            return f"unexpected {head}: differs from {embedding}, first in row {row}; {advice}"
+    return None
+
+
+def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) -> Callable[[str], str]:
+    """Return the function from names in the files to canonical ones.
+
+    Raises:
+        CheckpointError: all names have a prefix that no checkpoint of the family has.
+    """
+    names = list(checkpoint.names)
+    found = {family.canonical(raw) for raw in names}
+    if found & (wanted - {HEAD}):
+        return family.canonical
+    # As transformers saves the model below the head.
+    if any(family.root + raw in wanted for raw in names):
+        return lambda raw: family.root + raw if family.root + raw in wanted else family.canonical(raw)
+    prefixes: Counter[str] = Counter()
+    for raw in names:
+        parts = raw.split(".")
+        for i in range(1, len(parts)):
+            if family.canonical(".".join(parts[i:])) in wanted:
+                prefixes[".".join(parts[:i]) + "."] += 1
+    if not prefixes:
+        return family.canonical
+    prefix, count = prefixes.most_common(1)[0]
+    peft = "base_model" in prefix or any(".lora_" in raw or ".base_layer." in raw for raw in checkpoint.files)
+    raise CheckpointError(
+        checkpoint.path,
+        f"{count} tensors of {len(names)} have the names of family {family.name} behind the prefix "
+        f"{prefix!r}, which no checkpoint of it has",
+        "These are the weights inside a PEFT wrapper: save the model that merge_and_unload returns, or give the "
+        "adapter's directory as adapter."
+        if peft
+        else "They were saved from inside a wrapper: save the wrapped model itself, or remove the prefix.",
+    )
 
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: WeightSource) -> tuple[float, int]:
         """Return the fraction of its tensors that is missing, and the number of tensors of another shape."""
-        found = {name: checkpoint.info(present[name]).shape for name in source.shapes if name in present}
+        found = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
         other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
         return 1 - len(found) / len(source.shapes), other
 
@@ -116,24 +191,12 @@ def _missing(
 
 
 def _misfit(checkpoint: CheckpointDirectory, name: str, raw: str, shape: tuple[int, ...]) -> list[str]:
-    info = checkpoint.info(raw)
+    if raw in checkpoint.grouped.faults:
+        return [f"unreadable {raw}: {checkpoint.grouped.faults[raw]}"]
+    found, dtype = checkpoint.shape(raw), checkpoint.stored_as(raw)
     faults: list[str] = []
-    if info.shape != tuple(shape):
-        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {info.shape}")
-    if info.dtype not in READABLE:
-        faults.append(f"unreadable {raw}: {unreadable(info.dtype)}")
+    if found != tuple(shape):
+        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {found}")
+    if dtype not in READABLE and dtype not in SCHEMES:
+        faults.append(f"unreadable {raw}: {unreadable(dtype)}")
     return faults
-
-
-def _quantised(checkpoint: CheckpointDirectory) -> list[str]:
-    config = checkpoint.config
-    nested = config.get("text_config")
-    settings = config.get("quantization_config") or (isinstance(nested, dict) and nested.get("quantization_config"))
-    if settings:
-        method = settings.get("quant_method", settings.get("quant_algo")) if isinstance(settings, dict) else settings
-        found = f"quantization_config with method {method!r} in config.json"
-    elif (checkpoint.path / "hf_quant_config.json").exists():
-        found = "hf_quant_config.json"
-    else:
-        return []
-    return [f"quantised checkpoint: found {found}; quantised weights are not supported, use the release in bfloat16"]

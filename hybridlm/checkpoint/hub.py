@@ -16,10 +16,13 @@ FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
+    "adapter_config.json",
+    "additional_chat_templates/*.jinja",
 ]
 # "*" crosses folders in these patterns; checkpoints of other formats lie in folders ("original/", "onnx/").
-IGNORED = ["*/*"]
+IGNORED = [f"*/{name}" for name in FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
 

@@ -4,18 +4,22 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridlm.checkpoint.adapter import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.header_check import check
+from hybridlm.checkpoint.packed_weights import Packed, packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
 from models import Family
+from models.ops.quantised_weight import QuantisedWeight
 
 Checkpoint = CheckpointDirectory | SavedDirectory
 
@@ -30,23 +34,34 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in."""
+    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in.
+
+    A quantised checkpoint's is the one that its configuration says, bfloat16 where it says none.
+    """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
+    if checkpoint.grouped.quantised:
+        nested = checkpoint.config.get("text_config")
+        said = [one.get(key) for one in (checkpoint.config, nested or {}) for key in ("dtype", "torch_dtype")]
+        return next((one for one in said if one in ("bfloat16", "float16", "float32")), "bfloat16")
     sizes = Counter[str]()
-    for name in checkpoint.files:
+    for name in checkpoint.files.keys() - checkpoint.grouped.parts.keys():
         info = checkpoint.info(name)
         sizes[info.dtype] += info.end - info.begin
     names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
     return names.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def fingerprint_of(checkpoint: Checkpoint, dtype: str) -> str:
+def fingerprint_of(checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = ()) -> str:
     """Return the fingerprint of a model that is loaded from a checkpoint with matrices of a dtype.
 
     A saved model has the fingerprint of the original. Loaded in another dtype than it was saved in, it has a
-    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be.
+    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be. With
+    adapters it has another one, in which every byte of them counts.
     """
+    if adapters:
+        merged = [fingerprint_of(checkpoint, dtype), *(adapter.digest for adapter in adapters)]
+        return hashlib.sha256(" with ".join(merged).encode()).hexdigest()
     if not isinstance(checkpoint, SavedDirectory):
         return checkpoint_fingerprint(checkpoint)
     if dtype == checkpoint.dtype:
@@ -58,7 +73,7 @@ def has_head(checkpoint: Checkpoint, family: Family) -> bool:
     """Whether a checkpoint has a multi-token-prediction head that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
-    return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.files)
+    return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.names)
 
 
 def head_tensors(family: Family) -> set[str]:
@@ -73,8 +88,37 @@ def load_parameters(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
+    packed: Packed | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards)
-    return load_weights(checkpoint, family, config, dtype, progress, shards)
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only)
+    return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
+
+
+def packed_types(
+    checkpoint: Checkpoint,
+    family: Family,
+    config: Any,
+    dtype: str,
+    packed: Packed,
+    adapters: Sequence[BoundAdapter] = (),
+) -> dict[ParameterPath, QuantisedWeight]:
+    """Return each parameter that can stay packed, with types in the place of arrays, from headers alone.
+
+    Args:
+        checkpoint, family, config, adapters: as for `load_parameters`.
+        dtype: that numbers are rounded to in products.
+        packed: how products are computed.
+
+    Raises:
+        CheckpointError: all faults of the headers.
+    """
+    if isinstance(checkpoint, SavedDirectory) or not checkpoint.grouped.quantised:
+        return {}
+    plan = check(checkpoint, family, config)
+    forms = packed_forms(checkpoint, plan, adapters)
+    shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
+    return {path: packed_type(shapes[path], form, dtype, packed) for path, form in forms.items()}

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridlm.checkpoint.saved_index import DTYPES
 from models import Weight
+from models.ops.linear import LinearWeight
 
 Progress = Callable[[int, int, str], None]
 ParameterPath = tuple[str | int, ...]
@@ -32,8 +33,8 @@ class LoadReport:
         parameters: number of weights.
         bytes: their size in memory.
         skipped: pattern of the family -> number of tensors that were not read.
-        converted: dtype in the file -> number of parameters that were converted from it, without those that are always
-            float32.
+        converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
+            without those that are always float32.
         notes: on the directory (tensors outside the index, ...).
     """
 
@@ -62,9 +63,9 @@ class LoadReport:
 
 
 class LoadedWeights(NamedTuple):
-    """Parameters by their path in the nnx module, and the report."""
+    """Parameters by their path in the nnx module, each a `jax.Array` or a `LinearWeight`, and the report."""
 
-    arrays: dict[ParameterPath, jax.Array]
+    arrays: dict[ParameterPath, Any]
     report: LoadReport
 
 
@@ -72,12 +73,14 @@ class ReadParameter(NamedTuple):
     """One parameter that has been read.
 
     Attributes:
-        array: in the dtype of the model.
-        converted_from: safetensors names of the dtypes that it was converted from.
+        array: in the dtype of the model, or packed.
+        converted_from: safetensors names of the dtypes, or schemes of quantisation, that it was converted from.
+        lost: tensors whose rows were lost when they were quantised, one sentence each.
     """
 
-    array: jax.Array
+    array: jax.Array | LinearWeight
     converted_from: Iterable[str]
+    lost: tuple[str, ...] = ()
 
 
 def kept_dtypes(weights: Iterable[Weight], dtype: str) -> list[np.dtype]:
@@ -112,8 +115,8 @@ def gather(
     """
     sizes = [math.prod(weight.shape) for weight in weights]
     total = sum(size * kind.itemsize for size, kind in zip(sizes, kept, strict=True))
-    arrays: dict[ParameterPath, jax.Array] = {}
-    converted, done = Counter[str](), 0
+    arrays: dict[ParameterPath, Any] = {}
+    converted, done, lost = Counter[str](), 0, dict[str, None]()
     if progress is not None:
         progress(0, total, "")
     for weight, size, kind, one in zip(weights, sizes, kept, read, strict=True):
@@ -121,7 +124,9 @@ def gather(
         arrays[weight.path] = one.array
         if not weight.float32:
             converted.update(one.converted_from)
+        lost.update(dict.fromkeys(one.lost))
         done += size * kind.itemsize
         if progress is not None:
             progress(done, total, dotted(weight.path))
-    return LoadedWeights(arrays, LoadReport(path, sum(sizes), total, skipped, converted, notes))
+    held = sum(one.nbytes for one in arrays.values())
+    return LoadedWeights(arrays, LoadReport(path, sum(sizes), held, skipped, converted, (*notes, *lost)))

@@ -34,6 +34,18 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     | dict.fromkeys(("U32", "I32", "F32"), 32)
     | dict.fromkeys(("U64", "I64", "F64", "C64"), 64)
 )
+STORED: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "F16": np.dtype("<f2"),
+        "F32": np.dtype("<f4"),
+        "I8": np.dtype("i1"),
+        "I32": np.dtype("<i4"),
+        "I64": np.dtype("<i8"),
+    }
+    | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
+)
+"""Dtype of the format -> NumPy's for what is stored; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType(
     {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 )
@@ -86,16 +98,28 @@ class SafetensorsFile:
             KeyError: no tensor of that name.
             CheckpointError: a dtype that is not read, or a file that has shrunk since it was opened.
         """
+        if self.tensors[name].dtype not in READABLE:
+            raise CheckpointError(self.path, f"{name}: {unreadable(self.tensors[name].dtype)}")
+        return self.read_stored(name)
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8.
+
+        Raises:
+            KeyError: no tensor of that name.
+            CheckpointError: another dtype, or a file that has shrunk since it was opened.
+        """
         info = self.tensors[name]
-        if info.dtype not in READABLE:
+        if info.dtype not in STORED:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
+        kind = STORED[info.dtype]
         self._require_whole(name)
         count = math.prod(info.shape)
         # frombuffer refuses an empty view at the end of its buffer.
         if count == 0:
-            return np.empty(info.shape, READABLE[info.dtype])
+            return np.empty(info.shape, kind)
         offset = self._data_start + info.begin
-        return np.frombuffer(self._map, READABLE[info.dtype], count, offset).reshape(info.shape)
+        return np.frombuffer(self._map, kind, count, offset).reshape(info.shape)
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:
         """Return a copy of at most `length` bytes of one tensor of any dtype, from its byte `start` on.
@@ -135,7 +159,7 @@ def unreadable(dtype: str) -> str:
     """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
-        message += " (quantised checkpoints are not supported: use the release in bfloat16)"
+        message += " (codes of a quantised weight have scales beside them, and these have none that is known)"
     return message
 
 

@@ -163,7 +163,10 @@ def _parameter(fields: Mapping[str, Any]) -> SavedParameter:
 
 
 def _small_fault(directory: Path, name: str, expected: str) -> str | None:
-    path = directory / PurePosixPath(name).name
+    parts = PurePosixPath(name).parts
+    if not 1 <= len(parts) <= 2 or {"..", "/"} & {*parts}:
+        return f"{name}: expected a file of this folder or of one in it"
+    path = directory.joinpath(*parts)
     if not path.is_file():
         return f"missing {name}"
     return None if digest(path.read_bytes()) == expected else f"{name}: is not what was saved"

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
+from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, converted
 from hybridlm.checkpoint.report import (
     LoadedWeights,
@@ -36,6 +37,8 @@ def load_saved_weights(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model.
 
@@ -49,6 +52,8 @@ def load_saved_weights(
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
+        adapters: are merged in float32, in order; the result is rounded once.
+        only: paths of the parameters that are read; None for all.
 
     Raises:
         CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that has changed
@@ -56,13 +61,25 @@ def load_saved_weights(
         ValueError: an unknown `dtype`.
     """
     weights = family.weights(config)
-    kept = kept_dtypes(weights, dtype)
     _require_parameters(saved, family, weights)
+    weights = [weight for weight in weights if only is None or weight.path in only]
+    kept = kept_dtypes(weights, dtype)
 
     def read(weight: Weight, kind: np.dtype) -> ReadParameter:
         name, own = dotted(weight.path), shards_of(weight, shards)
         reading, stored = _Reading(saved, name), saved.parameters[name].dtype
-        array = jax.block_until_ready(own.build(lambda windows, shape: reading.part(windows, shape, kind)))
+        merged = [adapter for adapter in adapters if adapter.touches(weight)]
+
+        def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
+            if not merged:
+                return reading.part(windows, shape, kind)
+            pieces = list(windows)
+            result = np.array(reading.part(pieces, shape, np.dtype(np.float32)))
+            for adapter in merged:
+                adapter.merge(weight, pieces, result)
+            return converted(result, kind, saved.path, [name])
+
+        array = jax.block_until_ready(own.build(part))
         reading.verify()
         return ReadParameter(array, [] if stored == kind else [stored.name])
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hybridlm.checkpoint.adapter import CONFIG as ADAPTER
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved_index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
@@ -20,7 +21,8 @@ from hybridlm.files.atomic import sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name)
+# An adapter has been merged into the parameters: with its file it would be merged again.
+SMALL_FILES = tuple(name for name in FILES if "safetensors" not in name and name != ADAPTER)
 
 
 class SavedPiece(NamedTuple):
@@ -102,11 +104,11 @@ def _piece_names(name: str, count: int) -> list[str]:
 def _copy_small_files(source: Path, directory: Path) -> dict[str, str]:
     """Copy the small files that exist; return name -> SHA-256."""
     files = {}
-    for name in SMALL_FILES:
-        if (source / name).is_file():
-            content = (source / name).read_bytes()
-            (directory / name).write_bytes(content)
-            files[name] = digest(content)
+    for path in sorted(path for name in SMALL_FILES for path in source.glob(name) if path.is_file()):
+        name, content = path.relative_to(source).as_posix(), path.read_bytes()
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+        files[name] = digest(content)
     return files
 
 

@@ -1,17 +1,20 @@
 """Parameters of a model from a Hugging Face checkpoint: headers are checked first, then tensors are read one by one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.cast import aligned_empty, convert
+from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.cast import aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
+from hybridlm.checkpoint.packed_weights import Packed, load_packed, packed_forms
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
+from hybridlm.quantised.health import lost_rows
 from models import Family
 from models.weights.sources import ArraySlice
 
@@ -23,6 +26,9 @@ def load_weights(
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
+    packed: Packed | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model.
 
@@ -38,42 +44,68 @@ def load_weights(
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
+        adapters: are merged in float32, in order; the result is rounded once.
+        only: paths of the parameters that are read; None for all.
+        packed: keep quantised matrices packed where they can be (`packed_forms`), on one device; None: none.
 
     Raises:
         CheckpointError: all faults of the headers (see `check`); or a value that `dtype` cannot hold.
         ValueError: an unknown `dtype`.
     """
     plan = check(checkpoint, family, config)
-    weights = [choice.weight for choice in plan.choices]
+    choices = [choice for choice in plan.choices if only is None or choice.weight.path in only]
+    weights = [choice.weight for choice in choices]
     kept = kept_dtypes(weights, dtype)
+    forms = packed_forms(checkpoint, plan, adapters) if packed is not None else {}
 
     def read() -> Iterator[ReadParameter]:
-        for choice, kind in zip(plan.choices, kept, strict=True):
+        for choice, kind in zip(choices, kept, strict=True):
             names = choice.names.values()
-            array = _load(checkpoint, choice, kind, shards_of(choice.weight, shards))
-            stored = {checkpoint.info(name).dtype for name in names}
+            if packed is not None and choice.weight.path in forms:
+                found, lost = load_packed(checkpoint, choice, forms[choice.weight.path], dtype, packed)
+                for name in names:
+                    checkpoint.release(name)
+                yield ReadParameter(found, [], lost)
+                continue
+            merged = [adapter for adapter in adapters if adapter.touches(choice.weight)]
+            array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards), merged)
+            stored = {checkpoint.stored_as(name) for name in names}
             for name in names:
-                checkpoint.files[name].release(name)
-            yield ReadParameter(array, [name for name in stored if READABLE[name] != kind])
+                checkpoint.release(name)
+            yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind], lost)
 
-    return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, checkpoint.notes)
+    return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, (*checkpoint.notes, *plan.notes))
 
 
-def _load(checkpoint: CheckpointDirectory, choice: ChosenSource, kind: np.dtype, shards: Shards) -> jax.Array:
+def _load(
+    checkpoint: CheckpointDirectory,
+    choice: ChosenSource,
+    kind: np.dtype,
+    shards: Shards,
+    adapters: Sequence[BoundAdapter],
+) -> tuple[jax.Array, tuple[str, ...]]:
+    """Return a parameter, and a sentence for each of its quantised tensors whose rows were lost."""
     weight, source, names = choice.weight, choice.source, choice.names
+    lost: dict[str, None] = {}
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         # A copy that XLA takes over; a view of the mapped file would change with the file.
-        result, filled = aligned_empty(shape, kind), 0
-        for window, target in windows:
+        result, filled = aligned_empty(shape, np.dtype(np.float32) if adapters else kind), 0
+        pieces = list(windows)
+        for window, target in pieces:
             # The ellipsis makes the index of a scalar a view.
             whole = result[(*target, ...)]
             for piece in source.pieces(window, weight.shape):
-                found, into = source.take(checkpoint.read(names[piece.name]), piece.taken), whole[(*piece.place, ...)]
+                tensor = checkpoint.read(names[piece.name])
+                if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
+                    lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
+                found, into = source.take(tensor, piece.taken), whole[(*piece.place, ...)]
                 assert found.shape == into.shape, f"{weight.path}: {piece} has {found.shape}, expected {into.shape}"
                 convert(found, into, checkpoint.path, [names[piece.name]])
                 filled += into.size
         assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
-        return result
+        for adapter in adapters:
+            adapter.merge(weight, pieces, result)
+        return converted(result, kind, checkpoint.path, names.values()) if adapters else result
 
-    return jax.block_until_ready(shards.build(part))
+    return jax.block_until_ready(shards.build(part)), tuple(lost)

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
 from hybridlm.loading import load
+
+EXIT_BAD_LINES = 3
+"""Exit status of a run that is complete and has lines with errors."""
 
 
 def batch(
@@ -18,28 +21,39 @@ def batch(
     output: Annotated[
         Path, typer.Option("--output-file", "-o", help="In the order of the input: custom_id, response, error.")
     ],
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")
+    ] = False,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.
 
-    A line that cannot be answered gets an error instead. The output appears when it is complete.
+    A line that cannot be answered gets an error instead; the exit status is 3 then. An interrupted run continues when
+    it is run again: answered lines are in OUTPUT.parts until all are done.
     """
-    with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+    with reported(debug, verbose):
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         start = time.perf_counter()
-        report = lm.batch_file(input, output)
+        report = lm.batch_file(input, output, restart=restart, progress="lines")
         seconds = time.perf_counter() - start
         tokens = report.prompt_tokens + report.completion_tokens
+        kept = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""
         typer.echo(
-            f"{output}: {report.responses:,} responses, {report.prompt_tokens:,} tokens read and "
+            f"{output}: {report.responses:,} responses{kept}, {report.prompt_tokens:,} tokens read and "
             f"{report.completion_tokens:,} generated in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, compilation "
             "included)",
             err=True,
         )
         if report.bad_lines:
-            typer.echo(f"{output}: {report.bad_lines:,} lines have an error instead", err=True)
+            total = report.responses + report.bad_lines
+            typer.echo(f"{output}: {report.bad_lines:,} of {total:,} lines have an error instead, such as", err=True)
+            for error in report.first_errors:
+                typer.echo(f"  {error}", err=True)
+            raise typer.Exit(EXIT_BAD_LINES)

@@ -20,7 +20,8 @@ from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
-from hybridlm.cli.options import Chunk, Debug, Dtype, Model, Tune, console_for_table, reported
+from hybridlm.cli import bench_start
+from hybridlm.cli.options import Adapter, Chunk, Debug, Dtype, Model, Tune, Verbose, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -56,10 +57,22 @@ def bench(
         bool,
         typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
     ] = False,
-    context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = DEFAULT_CONTEXT,
+    with_start: Annotated[
+        bool,
+        typer.Option(
+            "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
+        ),
+    ] = False,
+    json_to: Annotated[Path | None, typer.Option("--json", help="With --start: write all figures.")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of a sequence.", show_default="512, or with --start as for generate"),
+    ] = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
@@ -67,8 +80,18 @@ def bench(
     The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
     once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step. Times are medians;
     every engine has a turn in each round, and ratios are within a round (least to most in brackets).
+
+    With --start, processes of their own load the model and generate one token: the first with an empty cache.
     """
-    with reported(debug):
+    with reported(debug, verbose):
+        if with_start:
+            most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
+            given = {"lanes": most, "context": context, "dtype": dtype, "chunk": chunk, "tune": tune}
+            bench_start.bench_start(model, prompt, rounds, json_to, **given)
+            return
+        if json_to is not None:
+            raise ValueError("--json: is written with --start only")
+        context = DEFAULT_CONTEXT if context is None else context
         most = max(tokens * rounds, prefill) + prompt + tokens
         if most > context:
             raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
@@ -78,7 +101,7 @@ def bench(
             for package in ("torch", "transformers"):
                 require_extra(f"--against {one}", package, "bench")
         limits = measure_limits()
-        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         console = console_for_table()
         _print_machine(console, lm, limits)
         traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.int8_head_lanes)

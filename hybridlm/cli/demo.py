@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridlm import demo as embedded
-from hybridlm.cli.options import Debug, console_for_table, reported
+from hybridlm.cli.options import Debug, Verbose, console_for_table, reported
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
@@ -40,6 +40,7 @@ class Answers:
 
 def demo(
     seed: Annotated[int, typer.Option(min=0, max=10**8, help="Other stories, which training never used either.")] = 0,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Answer eight stories in one batch and one by one, and compare the answers.
@@ -48,7 +49,7 @@ def demo(
     wrong name. Needs no network. The exit status is 1 if an answer in the batch differs from the one alone, or if fewer
     than seven are right.
     """
-    with reported(debug):
+    with reported(debug, verbose):
         stories = [embedded.story(embedded.UNSEEN[seed * STORIES + i]) for i in range(STORIES)]
         lm = load(embedded.path(), lanes=STORIES)
         console = console_for_table()

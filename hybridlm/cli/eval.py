@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, Tune, reported
+from hybridlm.cli.options import (
+    Adapter,
+    Chunk,
+    Context,
+    Debug,
+    Dtype,
+    Lanes,
+    Model,
+    Tune,
+    Verbose,
+    json_object,
+    reported,
+)
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
@@ -30,17 +42,28 @@ def evaluate(
         Path | None, typer.Option("--output", "-o", help="Write results, settings and versions as JSON.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="With --output: also every document and answer.")] = False,
+    thinking: Annotated[
+        bool | None, typer.Option("--enable-thinking/--disable-thinking", help="For chat templates that ask it.")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the chat template, a JSON object.", metavar="JSON")
+    ] = None,
+    think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None,
+    thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
     tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
-    with reported(debug):
+    with reported(debug, verbose):
+        variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
         require_extra("eval", "lm_eval", "eval")
         if output is not None:
             replaceable(output)  # an evaluation takes hours
@@ -50,9 +73,16 @@ def evaluate(
 
         from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
         results = simple_evaluate(
-            model=HybridLM(lm, seed=seed),
+            model=HybridLM(
+                lm,
+                seed=seed,
+                enable_thinking=thinking,
+                chat_template_args=variables,
+                think_end_token=think_end,
+                thinking_budget=thinking_budget,
+            ),
             tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],
             num_fewshot=num_fewshot,
             limit=limit,

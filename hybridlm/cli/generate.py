@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 
 from hybridlm.cli.options import (
+    Adapter,
     Chunk,
     Context,
     Debug,
@@ -18,6 +19,8 @@ from hybridlm.cli.options import (
     Model,
     OnMesh,
     Tune,
+    Verbose,
+    json_object,
     reported,
     setting,
 )
@@ -59,6 +62,27 @@ def generate(
     stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
     ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
     logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = SamplingParams.logprobs,
+    repetition_penalty: Annotated[float, setting("repetition_penalty")] = SamplingParams.repetition_penalty,
+    presence_penalty: Annotated[float, setting("presence_penalty")] = SamplingParams.presence_penalty,
+    frequency_penalty: Annotated[float, setting("frequency_penalty")] = SamplingParams.frequency_penalty,
+    logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None,
+    min_tokens: Annotated[int, setting("min_tokens")] = SamplingParams.min_tokens,
+    bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None,
+    keep_special_tokens: Annotated[
+        bool, typer.Option("--keep-special-tokens", help="Print special tokens, too.")
+    ] = not SamplingParams.skip_special_tokens,
+    keep_tool_markers: Annotated[
+        bool, typer.Option("--keep-tool-markers", help="Print special tokens that mark tool calls, too.")
+    ] = SamplingParams.keep_tool_markers,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
+    ] = None,
+    thinking_budget: Annotated[int | None, setting("thinking_budget")] = SamplingParams.thinking_budget,
+    think_end: Annotated[str | None, setting("think_end")] = SamplingParams.think_end,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
     lanes: Lanes = 8,
@@ -72,6 +96,8 @@ def generate(
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Continue prompts. A single completion is streamed, several are printed in the order of the input.
@@ -80,8 +106,12 @@ def generate(
     """
     if logprobs is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
-    with reported(debug):
+    if not chat and (thinking is not None or chat_template_kwargs is not None):
+        raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs")
+    with reported(debug, verbose):
         given = _read_prompts(prompts or [], file)
+        variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
+        bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
         lm = load(
             model,
             lanes=lanes,
@@ -93,10 +123,11 @@ def generate(
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
             tune=tune,
+            adapter=adapter,
         )
         if lm.follow():
             return
-        items = [_chat_ids(lm, prompt.item) if chat else prompt.item for prompt in given]
+        items = [_chat_ids(lm, prompt.item, thinking, variables) if chat else prompt.item for prompt in given]
         events = lm.stream(
             items,
             SamplingParams(
@@ -109,6 +140,16 @@ def generate(
                 stop=[*(stop or ()), *(stop_id or ())],
                 ignore_eos=ignore_eos,
                 logprobs=logprobs,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                logit_bias=bias,
+                min_tokens=min_tokens,
+                bad_words=bad_word or (),
+                skip_special_tokens=not keep_special_tokens,
+                keep_tool_markers=keep_tool_markers,
+                thinking_budget=thinking_budget,
+                think_end=think_end,
             ),
             n=n,
         )
@@ -161,12 +202,13 @@ def _read_text(line: bytes) -> NamedPrompt:
     return NamedPrompt(None, line.decode())
 
 
-def _chat_ids(lm: LM, message: str | list[Any]) -> list[int]:
+def _chat_ids(lm: LM, message: str | list[Any], enable_thinking: bool | None, variables: dict[str, Any]) -> list[int]:
     if lm.tokenizer is None:
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
-    return lm.tokenizer.encode_chat([{"role": "user", "content": message}])
+    variables = {**lm.tokenizer.thinking_variables(enable_thinking), **variables}
+    return lm.tokenizer.encode_chat([{"role": "user", "content": message}], **variables)
 
 
 def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
@@ -206,6 +248,8 @@ def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -
         "completion": index % n,
         "id": given[index // n].id,
         "text": completion.text,
+        "reasoning": completion.reasoning,
+        "answer": completion.answer,
         "finish_reason": completion.finish_reason,
         "token_ids": completion.token_ids,
         "prompt_token_ids": completion.prompt_token_ids,

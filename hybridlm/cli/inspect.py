@@ -1,5 +1,6 @@
 """`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
 
+import math
 import warnings
 from enum import StrEnum
 from pathlib import Path
@@ -9,16 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, reported
+from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
+from hybridlm.checkpoint.stored_weights import stored_weights
+from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, console_for_table, reported
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.loading import load
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch, Feed
+from hybridlm.target_report import target_engine
 from ir_passes import CertificationWarning
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
+from ir_passes.targets import read_target
 
 
 class StepKind(StrEnum):
@@ -39,6 +47,17 @@ def inspect(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="List the tensors of the checkpoint instead: scheme, size, signs of damage."),
+    ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Compile the step for this machine, which need not be there: nvidia-h100, tpu-v5e.",
+            metavar="NAME",
+        ),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
@@ -48,25 +67,57 @@ def inspect(
     """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
 
     A step with faults is shown with the faults. The text begins with the state of one sequence: a formula for the size
-    of every array of a layer.
+    of every array of a layer. With --target nothing runs, and the page shows the largest kernels, what each moves and
+    which pools it touches.
     """
     with reported(debug):
+        if weights:
+            _list_weights(model)
+            return
         if html is not None:
             replaceable(html)
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, certify="warn")
-        engine = lm.engine
+        sizes = {"lanes": lanes, "context": context, "dtype": dtype, "chunk": chunk}
+        if target is None:
+            engine = load(model, certify="warn", **sizes).engine
+        else:
+            engine = target_engine(read_target(target), model=model, **sizes)
+        decoder = engine.row_arrays.model
         shape = _shape(engine, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)
             compiled = engine.program(shape)
         if html is None:
-            typer.echo("\n".join((*lm.model.state_size(lm._cache_dtype).lines, "", str(shape), compiled.report())))
+            typer.echo(
+                "\n".join((*decoder.state_size(engine.row_arrays.dtype).lines, "", str(shape), compiled.report()))
+            )
             return
-        title = f"{lm.config.family}, {shape}"
-        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if measure else None
+        title = f"{decoder.config.family}, {shape}{'' if target is None else f' for {target}'}"
+        runs = measure and target is None
+        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if runs else None
         with replacing(html) as file:
             file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
         typer.echo(f"{html}: {title}, {compiled.certificate.state}")
+
+
+def _list_weights(model: str) -> None:
+    """Print a row for each weight of a checkpoint in Hugging Face's layout; it is read tensor by tensor."""
+    checkpoint = open_checkpoint(resolve(model))
+    if not isinstance(checkpoint, CheckpointDirectory):
+        raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
+    table = Table(title=str(checkpoint.path), title_justify="left", title_style="")
+    for heading in ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups"):
+        table.add_column(heading, justify="left" if heading in ("weight", "stored as") else "right", overflow="fold")
+    total = numbers = 0
+    for one in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
+        total, numbers = total + one.bytes, numbers + math.prod(one.shape)
+        cells = ("", "") if one.health is None else (f"{one.health.zero_rows:,}", f"{one.health.clipped_groups:,}")
+        zero, clipped = cells
+        bits = 8 * one.bytes / max(math.prod(one.shape), 1)
+        shape = " x ".join(map(str, one.shape))
+        row = (one.name, one.stored_as, shape, f"{one.bytes / 1e6:,.3f}", f"{bits:.2f}", zero, clipped)
+        table.add_row(*map(Text, row), style="red" if one.lost else None)
+    console_for_table(200).print(table)
+    typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
 
 
 def _shape(engine: Engine, which: StepKind) -> Shape:

@@ -1,4 +1,7 @@
-"""The command line: `hybridlm demo | generate | score | batch | eval | verify | inspect | bench | launch | cache`."""
+"""The command line.
+
+`hybridlm demo | generate | score | batch | eval | verify | inspect | bench | warmup | launch | cache`
+"""
 
 from typing import Annotated
 
@@ -14,6 +17,7 @@ from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.score import score
 from hybridlm.cli.verify import verify
+from hybridlm.cli.warmup import warmup
 from hybridlm.version import __version__
 
 # No markup: messages read the same in a log and may contain brackets.
@@ -26,6 +30,7 @@ app.command("eval")(evaluate)
 app.command()(verify)
 app.command()(inspect)
 app.command()(bench)
+app.command()(warmup)
 app.command()(launch)
 app.add_typer(cache, name="cache")
 

@@ -1,12 +1,13 @@
 """Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
 
 import inspect
+import logging
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import jax
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 
 from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.files.json_lines import parse_object
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from hybridlm.requests.sampling_params import SamplingParams
 from ir_passes import AuditError
@@ -62,6 +64,18 @@ Tune = Annotated[
     bool,
     typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Say which steps came from the store, which were compiled, and how long each took."
+    ),
+]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", help="LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -79,14 +93,28 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
     return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
 
 
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """Return the JSON object of an option; an empty one for None.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        return {} if text is None else parse_object(text.encode())
+    except ValueError as error:
+        raise ValueError(f"{option}: expected a JSON object: {error}") from error
+
+
 @contextmanager
-def reported(debug: bool) -> Iterator[None]:
+def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
     """Turn the exceptions of a command into a message on standard error and an exit status.
+
+    With `verbose` the log of hybridlm goes there, too.
 
     The status is 1 for errors, 70 if another process failed, 130 after Ctrl-C, and 141 if the reader of standard output
     closed it (as a shell reports both signals).
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _logged() if verbose else nullcontext():
         warnings.showwarning = _show_warning
         try:
             yield
@@ -106,9 +134,25 @@ def reported(debug: bool) -> Iterator[None]:
             raise typer.Exit(EXIT_PEER_LOST if isinstance(error, ProcessLost | Disagreement) else 1) from None
 
 
-def console_for_table() -> Console:
-    """Return a console as wide as the terminal, or as a table needs in a file or a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+@contextmanager
+def _logged() -> Iterator[None]:
+    log, handler = logging.getLogger("hybridlm"), logging.StreamHandler()
+    level, spread = log.level, log.propagate
+    handler.setFormatter(logging.Formatter("%(relativeCreated)7.0f ms  %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = spread
+
+
+def console_for_table(width: int = 120) -> Console:
+    """Return a console as wide as the terminal; in a file or a pipe, of a width that a table needs."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def _message(error: Exception) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
@@ -17,15 +17,17 @@ def score(
     input: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help='.jsonl or .parquet with {"id", "text"} or {"id", "token_ids"} in every line or row.'
+            metavar="INPUT",
+            help=".jsonl or .parquet; every line or row has an id, if you like, and text, token_ids, prompt and "
+            "completion, or messages, whose last answer is scored.",
         ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
             metavar="OUTPUT",
-            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (null first), sum_logprob, "
-            "perplexity.",
+            help=".jsonl or .parquet, in the order of the input: id, token_ids, logprobs (of a text null first), "
+            "sum_logprob, perplexity.",
         ),
     ],
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
@@ -43,6 +45,8 @@ def score(
     chunk: Chunk = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
     debug: Debug = False,
 ) -> None:
     """Write the log-probability of every token of every text of a file.
@@ -50,8 +54,17 @@ def score(
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be scored gets its id and "error" instead.
     """
-    with reported(debug):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
+    with reported(debug, verbose):
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            mesh=read_mesh(mesh),
+            tune=tune,
+            adapter=adapter,
+        )
         if lm.follow():
             return
         start = time.perf_counter()

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, console_for_table, reported
+from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, Verbose, console_for_table, reported
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
+from hybridlm.cli.verify_target import verify_target
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
@@ -26,7 +27,9 @@ def verify(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="With --abstract: a config.json; no weights are needed.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="With --abstract or --target: a config.json; no weights are needed.")
+    ] = None,
     abstract: Annotated[
         bool,
         typer.Option(
@@ -41,21 +44,33 @@ def verify(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Compile every step for this machine, which need not be there, and say whether the model fits, what "
+            "each step moves and the least time that takes: nvidia-h100, nvidia-h100:4, tpu-v5e:8 "
+            "(docs/accelerators.md). Only the steps of all lanes.",
+            metavar="NAME",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(help="Most sequences in one batch.", show_default="8, or 64 with --abstract"),
+        typer.Option(help="Most sequences in one batch.", show_default="8, or 64 with --abstract or --target"),
     ] = None,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Annotated[
         int | None,
         typer.Option(
-            help="Tokens per sequence in a prefill step.", show_default="128, or 256 with --abstract, or the context"
+            help="Tokens per sequence in a prefill step.",
+            show_default="128, or 256 with --abstract or --target, or the context",
         ),
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
@@ -65,9 +80,19 @@ def verify(
     "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
     time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
     sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
-    the devices need not exist.
+    the devices need not exist. With --target the exit status is 1 also if the model does not fit.
     """
-    with reported(debug):
+    with reported(debug, verbose):
+        if target is not None:
+            if abstract or tune or explain:
+                raise ValueError("--target: expected neither --abstract, --tune nor --explain beside it")
+            verify_target(
+                target, model=model, config=config, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh,
+                out=out, as_json=as_json,
+            )  # fmt: skip
+            return
+        if as_json:
+            raise ValueError("--json: expected --target beside it")
         engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
         console = console_for_table()
         table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
@@ -106,7 +131,9 @@ def _subject(
         raise ValueError("--model and --config: expected one of them, got both")
     if not abstract:
         if config is not None:
-            raise ValueError("--config: a config.json without its weights can only be verified with --abstract")
+            raise ValueError(
+                "--config: a config.json without its weights can only be verified with --abstract or --target"
+            )
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         most = DEFAULT_LANES if lanes is None else lanes

@@ -3,8 +3,8 @@
     from hybridlm.compiler import Lane, LaneContract, Pool, isolated
 
 The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
-`planned`, `exported`, `measure`, `collectives`, `contract`, `statements` (ids of what certificates state). The
-implementation is the package `ir_passes`.
+`planned`, `exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of
+what certificates state). The implementation is the package `ir_passes`.
 """
 
 from hybridlm.compiler import collectives as collectives
@@ -18,6 +18,7 @@ from hybridlm.compiler import sanitizer as sanitizer
 from hybridlm.compiler import scratch as scratch
 from hybridlm.compiler import stages as stages
 from hybridlm.compiler import statements as statements
+from hybridlm.compiler import targets as targets
 from hybridlm.compiler import xla_audit as xla_audit
 from ir_passes import (
     AuditError,

@@ -33,6 +33,10 @@ class TunedWeight(LinearWeight):
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
 
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
     def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
         variant = dict(self.variants).get(len(x))
         if variant is None:
@@ -56,7 +60,7 @@ def tuned_weight(param: Array, variants: Mapping[Product, Variant]) -> Array | T
         param: any parameter of a model.
         variants: variants by product. Those that read packed uint32 are left out if the bytes cannot be shared.
     """
-    if param.ndim != 2:
+    if param.ndim != 2 or isinstance(param, LinearWeight):
         return param
     chosen: list[tuple[int, Variant]] = [
         (one.rows, variant)

@@ -29,7 +29,12 @@ def large_products(params: Iterable[jax.Array], rows: Iterable[int]) -> dict[Pro
     """
     weights: dict[tuple[int, int, str], list[jax.Array]] = {}
     for one in params:
-        if one.ndim == 2 and one.size >= MIN_ELEMENTS and one.dtype in (jnp.bfloat16, jnp.float16):
+        if (
+            isinstance(one, jax.Array)
+            and one.ndim == 2
+            and one.size >= MIN_ELEMENTS
+            and one.dtype in (jnp.bfloat16, jnp.float16)
+        ):
             weights.setdefault((one.shape[0], one.shape[1], str(one.dtype)), []).append(one)
     least = MIN_SHARE * sum(one.nbytes for same in weights.values() for one in same)
     return {

@@ -12,7 +12,6 @@ from hybridlm.cpu_tuning.int8_head_choice import chosen_int8_head
 from hybridlm.cpu_tuning.products import chosen_variants, describe_variants, large_products
 from hybridlm.cpu_tuning.store import TimeStore
 from hybridlm.devices.machine import Machine
-from models.platform import platform
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,20 @@ class Tuned:
         return tuple(one for one in self.params if isinstance(one, TunedWeight))
 
 
-def check_tune(folder: Path | None, mesh: object | None) -> None:
+def check_tune(folder: Path | None, mesh: object | None, platform: str) -> None:
     """Check that the model can be tuned.
 
     Args:
         folder: storage of the times; None if there is none.
         mesh: of `load`.
+        platform: that steps run on.
 
     Raises:
         ValueError: it cannot; lists all reasons.
     """
     faults: list[str] = []
-    if platform() != "cpu":
-        faults.append(f"it measures variants for CPUs, and steps run on {platform()}")
+    if platform != "cpu":
+        faults.append(f"it measures variants for CPUs, and steps run on {platform}")
     if mesh is not None:
         faults.append("processes and devices of a mesh would measure different things, and mesh is not None")
     if folder is None:

@@ -1,5 +1,8 @@
 """Meshes of devices: data parallel over lanes, tensor parallel over heads and columns, expert parallel over experts."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -15,26 +18,27 @@ MORE_CPUS = (
 )
 
 
-def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
+def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
     """Return a mesh over the first `data * model * expert` devices, for `load(mesh=)`; see docs/devices.md.
 
     Args:
         data: devices over which lanes and their rows are split; they exchange nothing while they generate or score.
         model: devices over which heads, columns of matrices and the vocabulary are split (tensor parallel).
         expert: devices over which experts are split (expert parallel).
+        devices: the devices, as those of a `Target`; None for all that JAX has.
 
     Raises:
         ValueError: a size is not a whole number of at least 1, or there are fewer devices.
     """
     sizes = _checked(data, model, expert)
-    count, devices = data * model * expert, jax.devices()
+    count, devices = data * model * expert, jax.devices() if devices is None else devices
     if count > len(devices):
         asked = " * ".join(f"{name}={size}" for name, size in sizes.items())
         more = f" {MORE_CPUS}" if devices[0].platform == "cpu" else ""
         raise ValueError(
             f"mesh: {asked} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{more}"
         )
-    return jax.make_mesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES), devices=devices[:count])
+    return jax.make_mesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES), devices=list(devices[:count]))
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
@@ -100,4 +104,4 @@ def read_mesh(text: str | None) -> Mesh | None:
     """
     if text is None:
         return mesh(data=jax.device_count()) if jax.process_count() > 1 else None
-    return mesh(**read_sizes(text))
+    return mesh(**read_sizes(text), devices=None)

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.mesh import DATA, EXPERT, MODEL, with_all_axes
+from ir_passes.targets import Target, local_target
 from models import Weight
 from models.sharding.devices import Devices
 from models.sharding.sharded_dim import ShardedDim
@@ -21,11 +22,20 @@ class Placement:
     """The devices of a model.
 
     Attributes:
-        mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device. An abstract mesh has no devices:
-            steps are planned for it, and no array is put on it.
+        mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device, or the target's first. An
+            abstract mesh has no devices: steps are planned for it, and no array is put on it.
+        target: machine that steps are compiled for without it, and on which they cannot run; None for local devices.
     """
 
     mesh: Mesh | AbstractMesh | None = None
+    target: Target | None = None
+
+    @property
+    def platform(self) -> str:
+        """Return "cpu", "gpu" or "tpu": what steps are compiled for."""
+        if self.target is not None:
+            return self.target.platform
+        return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
 
     def size(self, axis: str) -> int:
         """Return the number of devices along an axis."""
@@ -56,8 +66,8 @@ class Placement:
 
     @property
     def devices(self) -> Devices:
-        """Devices that parameters are sharded over (tensor parallel and expert parallel)."""
-        return Devices(self.size(MODEL), self.size(EXPERT))
+        """Devices that parameters are sharded over (tensor parallel and expert parallel), and their platform."""
+        return Devices(self.size(MODEL), self.size(EXPERT), self.platform)
 
     @property
     def rows_over(self) -> str | None:
@@ -115,7 +125,7 @@ class Placement:
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
 
     def ahead(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Put operands that many steps take on devices once; with several processes they stay, to be broadcast."""
+        """Put operands that many steps take on devices once; with several processes they stay, to be compared."""
         return tuple(operands) if self.several_processes else tuple(self.put(operands))
 
     def _put(self, tree: Any, places: Any) -> Any:

@@ -123,3 +123,28 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
         if not 0 <= token < vocab_size:
             raise ValueError(f"{name}.propose: token {token} at index {i} is outside the vocabulary [0, {vocab_size})")
     return tuple(int(token) for token in found)
+
+
+class DecidedDrafter:
+    """A drafter of the user's, whose proposals process 0 decides for all processes.
+
+    Args:
+        drafter: proposes.
+        vocab_size: token ids are below it.
+        decide: returns what its argument returns in process 0.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, decide: Callable[[Callable[[], list[int]]], list[int]]):
+        self._drafter, self._vocab_size, self._decide = drafter, vocab_size, decide
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """See `Drafter`. Raises as `checked_proposal`."""
+        return self._decide(lambda: list(checked_proposal(self._drafter, token_ids, k, self._vocab_size)))
+
+
+class DraftedElsewhere:
+    """The drafter of a session in other processes than process 0, which has the user's."""
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """Raise RuntimeError: proposals are received."""
+        raise RuntimeError("the drafter is in process 0")

@@ -33,15 +33,20 @@ class StepTimes:
 
 
 class StepTiming:
-    """Measurement of one step in flight; made by `StepTimes.start`."""
+    """Measurement of one step in flight; made by `StepTimes.start`.
+
+    Attributes:
+        seconds: its duration; None while it is unknown.
+    """
 
     def __init__(self, kept: deque[float]):
         self._kept, self._began = kept, time.perf_counter()
+        self.seconds: float | None = None
 
     def dispatched(self, output: Any) -> None:
         """Record that the step has been dispatched; a small one may already have finished."""
         if output.is_ready():
-            self._kept.append(time.perf_counter() - self._began)
+            self.seconds = time.perf_counter() - self._began
 
     @contextmanager
     def reading(self, output: Any, before: float) -> Iterator[None]:
@@ -54,4 +59,9 @@ class StepTiming:
         runs = not output.is_ready()
         yield
         if runs:
-            self._kept.append(time.perf_counter() - max(self._began, before))
+            self.seconds = time.perf_counter() - max(self._began, before)
+
+    def keep(self, seconds: float | None) -> None:
+        """Add a duration to those of this kind of step; None adds nothing."""
+        if seconds is not None:
+            self._kept.append(seconds)

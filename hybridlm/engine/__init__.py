@@ -3,5 +3,5 @@
 Imports the folders below it: prefix cache, programs, requests, rows, CPU tuning, processes, checkpoints and text. Begin
 with `engine`, which holds parameters, programs and pools, then `scheduler`: sequences join, are prefilled, decode and
 leave at any step. `decoding` and `speculation` make the steps of the decode pool, `memory` checks that a model fits
-before anything large is allocated, `worker` repeats the calls of process 0.
+before anything large is allocated.
 """

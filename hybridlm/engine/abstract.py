@@ -3,20 +3,18 @@
 from functools import lru_cache
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm.checkpoint import ParameterPath
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
 from hybridlm.devices.placement import Placement, check_lanes
-from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches
+from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches, weight_types
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
+from ir_passes.targets import Target
 from models import DecoderConfig, Family
-from models.sharding.devices import SINGLE_DEVICE
 from models.sharding.sharded_dim import ShardedDim
 
 DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
@@ -37,8 +35,9 @@ def abstract_engine(
     chunk: int | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     head: bool = False,
+    target: Target | None = None,
 ) -> Engine:
-    """Make an engine whose steps can be proved and planned, but not run.
+    """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
 
     Args:
         path: a config.json in the format of Hugging Face.
@@ -48,6 +47,7 @@ def abstract_engine(
         chunk: tokens of a prompt prefilled by one step; None for 256, or the context if that is less.
         mesh: devices that share the model, of `hybridlm.devices.mesh`; they need not exist.
         head: include the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
+        target: machine that steps are compiled for; a mesh is then one of its devices.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
@@ -57,21 +57,16 @@ def abstract_engine(
     family, config = read_model(path, read_config(path), head)
     lanes, dtype = DEFAULT_LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
-    placement = Placement(mesh)
+    placement = Placement(mesh, target)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
-    shards = placement.shards(found, {} if placement.devices == SINGLE_DEVICE else shard_specs_of(family, config))
-    weights = {
-        weight.path: jax.ShapeDtypeStruct(
-            shards[weight.path].global_shape,
-            jnp.dtype("float32" if weight.float32 else dtype),
-            sharding=shards[weight.path].sharding,
-        )
-        for weight in found
-    }
-    model, _ = assemble(model, weights)
+    shards = placement.shards(found, shard_specs_of(family, config) if placement.devices.sharded else {})
+    model, _ = assemble(model, weight_types(found, shards, dtype))
     structure, params = flatten(model)
-    caches, programs = dtype_of_caches(dtype), Programs(structure, placement=placement)
+    caches, programs = (
+        dtype_of_caches(dtype, placement.platform),
+        Programs(structure, "error" if target is None else "warn", placement=placement),
+    )
     # Without weights there is no fingerprint, and no state to check against one.
     speculate = "mtp" if head else None
     return Engine(

@@ -1,27 +1,40 @@
 """Arguments of an engine: their checks, their defaults, and the model assembled for it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.drafting.drafters import Speculate, drafters
 from hybridlm.programs.programs import CERTIFY
-from models import Decoder, DecoderConfig
-from models.platform import platform
+from models import Decoder, DecoderConfig, Weight
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
 DEFAULT_CHUNK = 128
 
 
-def dtype_of_caches(dtype: str) -> Any:
-    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`."""
+def dtype_of_caches(dtype: str, platform: str) -> Any:
+    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`, on a platform."""
     # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
-    return jnp.dtype("float32" if platform() == "cpu" else dtype)
+    return jnp.dtype("float32" if platform == "cpu" else dtype)
+
+
+def dtype_of_dequantised(dequantise: str, dtype: str | None) -> str:
+    """Return the dtype of a model whose quantised weights are read as plain arrays.
+
+    Raises:
+        ValueError: an unknown dtype, or two that differ.
+    """
+    if dequantise not in DTYPES:
+        raise ValueError(f"dequantise: expected one of {', '.join(DTYPES)} or None, got {dequantise!r}")
+    if dtype not in (None, dequantise):
+        raise ValueError(f"dequantise: expected the dtype of the model, {dtype!r}, got {dequantise!r}")
+    return dequantise
 
 
 def check_arguments(
@@ -79,9 +92,21 @@ def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> Non
         )
 
 
-def assemble(
-    abstract: Decoder, arrays: Mapping[tuple[str | int, ...], jax.Array | jax.ShapeDtypeStruct]
-) -> tuple[Decoder, list[str]]:
+def weight_types(
+    weights: Iterable[Weight], shards: Mapping[ParameterPath, Shards], dtype: str
+) -> dict[ParameterPath, jax.ShapeDtypeStruct]:
+    """Return shape, dtype and place of each parameter, as `assemble` takes them in place of the arrays."""
+    return {
+        weight.path: jax.ShapeDtypeStruct(
+            shards[weight.path].global_shape,
+            jnp.dtype("float32" if weight.float32 else dtype),
+            sharding=shards[weight.path].sharding,
+        )
+        for weight in weights
+    }
+
+
+def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> tuple[Decoder, list[str]]:
     """Return the module with its parameters (or their types), and their dotted names in the order of the flat tuple."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))

@@ -12,8 +12,9 @@ import numpy as np
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
-from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.requests.logit_changes import changes_per_lane, logit_changes
+from hybridlm.requests.sampling_operands import sampling_arrays, step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -53,11 +54,29 @@ class Decoding:
 
     def begin(self, sequence: ActiveSequence) -> None:
         """Prepare a sequence that joins the queue."""
-        if self._speculation is not None:
+        # What changes the logits after a draft depends on the draft.
+        if self._speculation is not None and not sequence.request.params.changes_logits:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
+
+    def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
+        """Have the steps that follow a prefill made, in threads, while it is compiled and runs itself.
+
+        Args:
+            prefill_lanes: rows of the prefill pool.
+            sequences: those that will decode or wait.
+            top: as for `step`.
+        """
+        engine = self._engine
+        # With drafts the next step is known once there are tokens.
+        if self._speculation is None and any(sequence.remaining(engine.context) > 1 for sequence in sequences):
+            lanes = engine.bucket(len(sequences), engine.lanes)
+            engine.prepare((CopyShape(prefill_lanes, lanes), Shape("generate", lanes, 1, top, self._processor)))
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""
+        return self._drafts(sequences) or any(sequence.request.params.changes_logits for sequence in sequences)
+
+    def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
@@ -70,7 +89,7 @@ class Decoding:
         """
         speculation = self._speculation
         if speculation is not None:
-            if self.needs_tokens([sequence for sequence in lanes if sequence is not None]):
+            if self._drafts([sequence for sequence in lanes if sequence is not None]):
                 drafts = speculation.drafts(lanes, self._engine.context)
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, drafts, top)
@@ -100,7 +119,8 @@ class Decoding:
     ) -> DispatchedStep:
         """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
-        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts)
+        changes = logit_changes(lanes, engine.vocab_size)
+        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, changes_per_lane(changes))
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
@@ -110,7 +130,7 @@ class Decoding:
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
         batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
         timing = self._time(shape)
-        sampled = engine.run(shape, pool, batch, *sampling, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *sampling, *changes, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
         sequences = _active_lanes(lanes)
@@ -133,12 +153,13 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts)
+        sampling, changes = step_operands(lanes, engine.vocab_size)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, changes)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
-        operands = (np.array(self._drafted, np.int32), *sampling_arrays(lanes))
+        operands = (np.array(self._drafted, np.int32), *sampling)
         timing = self._time(shape)
         accepted, sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
@@ -155,11 +176,24 @@ class Decoding:
 
     def _time(self, shape: Shape) -> StepTiming | None:
         """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
-        if self._speculation is None or self._engine.sanitizer is not None:
+        if self._speculation is None or not self._engine.runner.certified:
             return None
-        self._engine.programs.compiled(shape, self._engine.example_arguments)
+        self._engine.runner.compiled(shape, self._engine.example_arguments)
         return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 
 def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequence, int]]:
     return [(sequence, lane) for lane, sequence in enumerate(lanes) if sequence is not None]
+
+
+def append_token(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
+    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
+    asked = sequence.request.params.logprobs
+    sequence.generated.append(int(sampled.token[place]))
+    if asked is not None and sampled.logprob is not None:
+        sequence.logprobs.append(float(sampled.logprob[place]))
+    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+        best = zip(
+            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+        )
+        sequence.top_logprobs.append(dict(best))

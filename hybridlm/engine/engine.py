@@ -1,5 +1,9 @@
-"""The engine: parameters, compiled programs, and pools of rows that runs borrow."""
+"""The engine: parameters, compiled programs, and pools of rows that runs borrow.
 
+More than 300 lines: one class, whose parts share its parameters and pools.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -10,17 +14,24 @@ import numpy as np
 from hybridlm.cpu_tuning import Tuned
 from hybridlm.devices.placement import ONE_DEVICE, Placement, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
-from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, AsLoaded, MtpDrafter, Speculate, drafters
+from hybridlm.drafting.drafters import (
+    DEFAULT_DRAFT_TOKENS,
+    DRAFTERS,
+    AsLoaded,
+    DecidedDrafter,
+    MtpDrafter,
+    Speculate,
+    drafters,
+)
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.speculation import Speculation
-from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.programs.calls import Calls
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.sanitized import Sanitized, Sanitizer
+from hybridlm.programs.runner import OneProcess, Runner
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
@@ -33,6 +44,7 @@ from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
+from models.ops.linear import LinearWeight
 
 MAX_PREFILL_ROWS = 4
 """Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
@@ -52,22 +64,23 @@ class Engine:
         chunk: tokens of a prompt prefilled by one step.
         cache_dtype: dtype of convolution states and KV cache.
         fingerprint, dtype: of the checkpoint, and of the matrices.
-        sanitizer: tracks the owner of each row; None runs the compiled steps unchanged.
+        runner: runs the steps; None for the compiled ones in this process alone.
+        decisions: shares commands and decisions with the other processes, if there are any.
         prefill_rows: maximum number of prompts prefilled at a time, at most `lanes`.
         speculate, draft_tokens: default drafter, and maximum number of drafts of a lane in a step.
         prefix_cache: bytes for the states of earlier prompts; None disables the cache.
         placement: the devices; the parameters are on them, and the programs are compiled for them.
-        process_group: the processes that have these devices; None if this process has them all.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        dtype: of the matrices.
         params: parameters as every step takes them: those of the model, or with tuned variants.
         tuned: the choices of `tune`; None without.
         prefill_rows: rows of the prefill pool.
         row_arrays: makes the arrays of rows.
-        calls: calls the compiled steps, and reads what they return.
+        runner: runs the steps, and reads what they return.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
@@ -87,18 +100,19 @@ class Engine:
         cache_dtype: Any,
         fingerprint: str,
         dtype: str,
-        sanitizer: Sanitizer | None = None,
+        runner: Runner | None = None,
         prefill_rows: int = MAX_PREFILL_ROWS,
         speculate: Speculate = None,
         draft_tokens: int = DEFAULT_DRAFT_TOKENS,
         prefix_cache: CacheBudget | None = None,
         placement: Placement = ONE_DEVICE,
-        process_group: ProcessGroup | None = None,
+        decisions: Decisions | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement, self.calls = placement, Calls(programs, process_group, placement.share_threads)
+        self.placement, self.runner = placement, OneProcess(programs, placement) if runner is None else runner
         self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
-        self.params, self.programs, self.sanitizer = params, programs, sanitizer
+        self.params = params
+        self.decisions = Decisions() if decisions is None else decisions
         self._loaded = params
         self.tuned: Tuned | None = None
         self.speculate: Speculate = speculate
@@ -110,13 +124,13 @@ class Engine:
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0,
         }  # fmt: skip
-        self.checked = self.checked or sanitizer is not None
+        self.checked = self.checked or not self.runner.certified
         self.after_step: StepHook | None = None
-        # The sanitizer recognizes the row axis of an array by its length.
-        self._min_rows = placement.data if sanitizer is None else 2
+        self._min_rows = max(placement.data, self.runner.min_rows)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
-        self._model, self._dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
+        self._model, self.dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
+        self._cache_budget = prefix_cache
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
@@ -128,6 +142,8 @@ class Engine:
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
             return None
+        if make not in DRAFTERS.values():
+            make = partial(DecidedDrafter, make(), self.vocab_size, self.decisions.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior
         return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
@@ -135,11 +151,36 @@ class Engine:
         """Use tuned parameters in all steps that are compiled from now on."""
         self.tuned, self.params, self.programs.int8_head_lanes = tuned, tuned.params, tuned.int8_head_lanes
 
+    def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: str) -> None:
+        """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted.
+
+        Args:
+            params: flat, in the same order.
+            fingerprint: of the model with them.
+        """
+        assert self.tuned is None, "tuned parameters are made from the loaded ones"
+        self.params = self._loaded = params
+        self._model = fingerprint
+        for name in ("kind", "moves"):
+            self.__dict__.pop(name, None)
+        if self._cache_budget is not None:
+            self.prefix_cache = None  # frees its memory before the new one is allocated
+            self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled steps."""
+        return self.runner.programs
+
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Number of parameters that each device holds, and their bytes."""
-        held = [(numbers_on_a_device(param), param.dtype.itemsize) for param in self._loaded]
-        return sum(size for size, _ in held), sum(size * width for size, width in held)
+        numbers = size = 0
+        for param in self._loaded:
+            packed = isinstance(param, LinearWeight)
+            own = math.prod(param.shape) if packed else numbers_on_a_device(param)
+            numbers, size = numbers + own, size + (param.nbytes if packed else own * param.dtype.itemsize)
+        return numbers, size
 
     @property
     def row_bytes_on_a_device(self) -> int:
@@ -162,7 +203,7 @@ class Engine:
 
     def new_pool(self, count: int) -> RowPool:
         """Allocate a pool of `count` rows of zero state."""
-        return self.calls.new_pool(count, self.new_rows)
+        return RowPool(self.new_rows(count))
 
     def new_row(self) -> RowPool:
         """Allocate a pool for one sequence, of zero state."""
@@ -173,14 +214,14 @@ class Engine:
         """Moves of states between rows and the prefix cache."""
         # No part of an engine refers back to it, so that its arrays are freed with it.
         rows = partial(self.row_arrays.abstract, context=self.context)
-        return RowMoves(self.calls, self.sanitizer, self.kind, rows, self.placement, self.stats, self._head)
+        return RowMoves(self.runner, self.kind, rows, self.placement, self.stats, self._head)
 
     @cached_property
     def kind(self) -> StateKind:
         """Model, dtype and layout that a state must have to be continued here."""
         contexts = (self.context, self.context + 2 * KV_BLOCK)
         rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
-        return StateKind(self._model, self._dtype, self.context, layout_of(rows, longer, self.placement))
+        return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
 
     def bucket(self, count: int, most: int) -> int:
         """Return the pool size for `count` sequences: the next power of two per device, at most `most` in total."""
@@ -234,14 +275,9 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        self.calls.broadcast_run(shape, pool, (*batch, *operands))
-        placed = self.placement.put((*batch, *operands))
-        if self.sanitizer is None:
-            outputs, rows = self.calls(shape, self.example_arguments, self.params, pool.take(), *placed)
-            outputs = self.calls.replicate(outputs)
-        else:
-            sanitized, given = self._sanitized(self.sanitizer, shape), tuple(placed[len(batch) :])
-            outputs, rows = self.sanitizer.run(sanitized, pool, self.params, batch, given, owners, counts)
+        outputs, rows = self.runner.run(
+            shape, self.example_arguments, self.params, pool, batch, operands, owners=owners, counts=counts
+        )
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         pool.advance(counts)
         self.stats["steps"] += 1
@@ -256,13 +292,12 @@ class Engine:
     def copy_row(self, source: RowPool, read: np.ndarray, target: RowPool, write: np.ndarray) -> None:
         """Dispatch the copy of a row by row numbers, int32 [1] each."""
         shape = CopyShape(source.size, target.size)
-        self.calls.broadcast_copy(source, target, (read, write))
-        maps = self.placement.put_whole((read, write))
-        if self.sanitizer is None:
-            (copied,) = self.calls(shape, self.example_arguments, target.take(), source.look(), *maps)
-        else:
-            copied = self.sanitizer.copy(self._sanitized(self.sanitizer, shape), target, source, maps)
-        target.put(copied)
+        self.runner.move(shape, self.example_arguments, target, source, (read, write))
+
+    def prepare(self, shapes: Sequence[AnyShape]) -> None:
+        """Load or compile programs in threads that are needed soon; see `Programs.prepare`."""
+        if self.runner.certified and not self.placement.several_processes:
+            self.programs.prepare(shapes, self.example_arguments)
 
     def program(self, shape: AnyShape) -> CompiledStep:
         """Return the program of a shape, compiled on first use.
@@ -281,12 +316,8 @@ class Engine:
         return self.programs.planned(shape, self.example_arguments(shape))
 
     def forget(self, owner: Any) -> None:
-        """Drop the sanitizer's record of a sequence or text that has ended."""
-        if self.sanitizer is not None:
-            self.sanitizer.forget(owner)
-
-    def _sanitized(self, sanitizer: Sanitizer, shape: AnyShape) -> Sanitized:
-        return sanitizer.program(shape, *self.programs.step(shape), self.example_arguments)
+        """Drop the record of a sequence or text that has ended."""
+        self.runner.forget(owner)
 
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""

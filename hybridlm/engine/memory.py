@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
-from models.platform import platform
+from models.ops.linear import LinearWeight
 
 
 class InsufficientMemory(ValueError):
@@ -132,7 +133,11 @@ def format_bytes(count: int) -> str:
 
 
 def weight_bytes(
-    weights: Sequence[Weight], dtype: str, shards: Mapping[ParameterPath, Shards], placement: Placement
+    weights: Sequence[Weight],
+    dtype: str,
+    shards: Mapping[ParameterPath, Shards],
+    placement: Placement,
+    packed: Mapping[ParameterPath, LinearWeight] = MappingProxyType({}),
 ) -> int:
     """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
 
@@ -141,10 +146,14 @@ def weight_bytes(
         dtype: dtype of the matrices.
         shards: shards of the parameters on the devices.
         placement: the devices.
+        packed: parameters that stay packed, of types.
     """
-    together = len(placement.local_devices) if platform() == "cpu" else 1
+    together = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for one in weights:
+        if one.path in packed:
+            total += packed[one.path].nbytes
+            continue
         own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
         total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together
     return total
@@ -174,7 +183,7 @@ def admit_model(
         InsufficientMemory: it exceeds the available memory.
     """
     # On a CPU the host's share of the prefix cache is in the same memory.
-    cached = 0 if budget is None else sum(budget) if platform() == "cpu" else budget.device
+    cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
     devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
     row = model.state_size(cache_dtype).of
     demand = Demand(

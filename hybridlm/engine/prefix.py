@@ -59,9 +59,15 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
         NumericalError: the logits after them are not numbers.
         IsolationError, AuditError, HloError: the step is refused.
     """
-    consumed = tokens[:-1]
+    with engine.decisions.command("prefix", tokens=tokens):
+        snapshot = _compute(engine, tokens[:-1])
+        engine.decisions.share(snapshot)
+    return Prefix(tokens, snapshot)
+
+
+def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     if not consumed:
-        return Prefix(tokens, nothing_consumed(engine.kind))
+        return nothing_consumed(engine.kind)
     pool = engine.new_row()
     slot = pool.acquire()
     lane = pool.lanes([slot])[0]
@@ -69,6 +75,7 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
     owners = [slot if row == lane else None for row in range(pool.size)]
     token = np.zeros(0)
     for start in range(0, len(consumed), engine.chunk):
+        engine.decisions.checkpoint()
         part = Feed(consumed[start : start + engine.chunk], start)
         batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk)
         sampling = sampling_arrays([None] * pool.size)
@@ -76,6 +83,6 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
     engine.forget(slot)
-    if engine.calls.read(token)[lane] >= engine.vocab_size:
+    if engine.runner.read(token)[lane] >= engine.vocab_size:
         raise NumericalError("prefix", len(consumed))
-    return Prefix(tokens, snapshot)
+    return snapshot

@@ -3,6 +3,8 @@
 A sequence waits, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool until it
 ends. Prefill goes first while there is room, because a decode step costs the same however many of its lanes are idle.
 Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
+
+More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
 
 import heapq
@@ -14,7 +16,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -196,10 +198,11 @@ class Scheduler:
         assert pool is not None
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor)
+        operands, changes = step_operands(lanes, engine.vocab_size)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, 0, changes)
+        self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
         batch = Batch.of(feeds, engine.chunk)
-        counts = np.asarray(batch.lengths)
-        sampled = engine.run(shape, pool, batch, *sampling_arrays(lanes), owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
-from hybridlm.multiprocess.records import Operation
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.progress import counting_progress
 
@@ -16,8 +15,11 @@ COMPILE_SECONDS = 120.0
 
 def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     """See `LM.warmup`."""
-    if engine.calls.process_group is not None:
-        engine.calls.process_group.broadcast(Operation("warm up", (int(every_bucket),)))
+    with engine.decisions.command("warm up", every_bucket=every_bucket):
+        return _warm_up(engine, every_bucket, progress)
+
+
+def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
     shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 
@@ -42,7 +44,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
         warnings.warn(
             f"steps that took longer than {COMPILE_SECONDS:.0f} s to compile: {', '.join(slow)}; a compilation cache "
             "(see hybridlm.load) keeps them between processes",
-            stacklevel=3,
+            stacklevel=5,
         )
     return {str(shape): seconds[str(shape)] for shape in shapes}
 

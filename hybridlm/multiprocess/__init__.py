@@ -1,5 +1,5 @@
-"""Processes that run one model together: joining, heartbeats, broadcasts of what runs next, and failures.
+"""Processes that run one model together: joining, heartbeats, what process 0 broadcasts, and failures.
 
-Imports `devices`. Begin with `process_group`: process 0 decides, the others repeat its calls; `records` is the wire
-format.
+Imports `devices`. Begin with `decisions`: the commands and decisions that make every scheduler run the same steps;
+`messages` is their wire format, `process_group` checks that programs and operands are equal.
 """

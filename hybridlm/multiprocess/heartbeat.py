@@ -2,7 +2,7 @@
 
 A step waits for all devices inside the runtime, where no exception reaches it; so a separate thread ends a process
 whose peer has stopped. A silent peer was killed or stopped, or its host is gone; a lagging one sends heartbeats but
-does not take up the operations broadcast to it.
+does not take up the messages sent to it.
 """
 
 import json
@@ -31,7 +31,7 @@ class HeartbeatRecord(NamedTuple):
     Attributes:
         beat: number of the heartbeat.
         name: process and host.
-        epoch: number of operations that it has received, or broadcast.
+        epoch: number of messages that it has received, or sent.
         busy: work of unbounded duration (compiling a program); empty for none.
     """
 
@@ -194,7 +194,7 @@ class Heartbeat:
             behind = now - self._caught_up[other]
             if behind > self._limit and now - self._last_seen[other] < self._limit / 2:
                 return other, (
-                    f"{record.name} answers, but has stood at operation {record.epoch} for {behind:.0f} s, while "
+                    f"{record.name} answers, but has stood at message {record.epoch} for {behind:.0f} s, while "
                     "others are past it"
                 )
         return None

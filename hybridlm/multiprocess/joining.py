@@ -35,7 +35,8 @@ def join(timeout: float, devices: int | None = None) -> None:
             **given,
             initialization_timeout=2 * MAX_TIMEOUT,
             heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
-            shutdown_timeout_seconds=max(1, int(timeout / 4)),
+            # Processes leave together; JAX aborts all if one is later than this, such as one that still loads programs.
+            shutdown_timeout_seconds=max(1, int(timeout)),
         )
     except ValueError as error:
         raise ValueError(

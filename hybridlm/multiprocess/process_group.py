@@ -1,8 +1,8 @@
-"""The processes that run one model together: process 0 decides what is run, the others run the same."""
+"""The processes that run one model together: they agree on programs, and every step checks its operands."""
 
+import atexit
 import itertools
 import json
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,37 +13,38 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
+from hybridlm.multiprocess.decisions import Broadcast
 from hybridlm.multiprocess.environment import Disagreement, ProcessLost
 from hybridlm.multiprocess.heartbeat import take_heartbeat
 from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.messages import Messages
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
-from hybridlm.multiprocess.records import KINDS, Operation, from_records, to_records
-from ir_passes import CompiledStep
+from ir_passes import AuditError, CompiledStep, IsolationError
 from ir_passes.compile.stored_step import StoredStep
+from ir_passes.xla_audit.hlo import HloError
 
 _MAX_IN_FLIGHT = 16
-"""Operations that a process dispatches beyond those known to have succeeded."""
-_BLOCK = 256
-"""Number of operations that are deleted from the store together."""
+"""Steps that a process dispatches beyond those known to have succeeded."""
 _POLL = 0.5
 _counter = itertools.count()
+Program = CompiledStep | StoredStep
 
 
 class PendingStep(NamedTuple):
     """A step in flight.
 
     Attributes:
-        epoch: number of its operation.
+        number: of the step: 0, 1, ...
         what: the step, for messages.
-        fields: names of the entries of the digest.
-        digest: digest of this process's operation.
+        fields: names and digests of this process's operands.
+        message: number of messages before it.
         agree: result of the step's operand check, on the devices.
     """
 
-    epoch: int
+    number: int
     what: str
-    fields: tuple[str, ...]
-    digest: np.ndarray
+    fields: dict[str, int]
+    message: int
     agree: Any
 
 
@@ -55,26 +56,29 @@ class ProcessGroup:
 
     Attributes:
         process, count: number of this process, and of all.
-        is_leader: whether this is process 0.
+        decisions: commands and decisions of process 0.
+        messages: how they are sent.
         heartbeat: watches the others.
     """
 
     def __init__(self, placement: Placement):
         self.process, self.count = jax.process_index(), jax.process_count()
-        self.is_leader = self.process == 0
         self._placement = placement
         # The counter agrees between processes, since all load their models in the same order.
         self._store = KeyValues(f"hybridlm/{next(_counter)}")
         self.heartbeat = take_heartbeat(self._store, self.process)
-        self._epoch = 0
-        self._current: tuple[int, Operation, tuple[str, ...]] = 0, Operation("end"), ()
+        self._dispatched = self._history = 0
         self._pending: deque[PendingStep] = deque()
-        self._agreed: set[Any] = set()
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._next_number = itertools.count()
-        self._freed: deque[int] = deque()
         self._ended = False
+        self._agreed: dict[Any, int] = {}
+        self._programs = itertools.count()
         self._replicate = jax.jit(lambda tree: tree, out_shardings=placement.over())
+        self.messages = Messages(self)
+        self.decisions = Broadcast(
+            self.messages, leads=self.process == 0, history=lambda: self._history, where=f"process {self.process}"
+        )
+        if self.decisions.leads:
+            atexit.register(self.end)
 
     def agree_on(self, name: str, values: dict[str, Any], where: str = "") -> None:
         """Check that all processes have the same values.
@@ -88,10 +92,7 @@ class ProcessGroup:
             Disagreement: a process has another value than process 0; names every one.
             ProcessLost: a process does not answer.
         """
-        with self.waiting():
-            mine = {field: str(value) for field, value in values.items()}
-            self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
-            said = [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
+        said = self._exchange(name, {field: str(value) for field, value in values.items()})
         faults = [
             f"process {other}: {field}: expected {value} as process 0 has, got {one.get(field)}"
             for other, one in enumerate(said)
@@ -100,6 +101,12 @@ class ProcessGroup:
         ]
         if faults:
             raise Disagreement(f"{where}{'; '.join(faults)}")
+
+    def _exchange(self, name: str, mine: Any) -> list[Any]:
+        """Return the values (JSON) of all processes, in their order."""
+        with self.waiting():
+            self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
+            return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
 
     def _receive(self, name: str) -> bytes:
         """Wait for a value of another process, until one of them has ended."""
@@ -113,98 +120,87 @@ class ProcessGroup:
             self.heartbeat.stop()
             raise ProcessLost(f"{self.heartbeat.failure}; steps in flight are lost, run the same command again")
 
-    # -- broadcasting
+    # -- the store of the messages
 
-    def broadcast(self, operation: Operation, fields: tuple[str, ...] = ()) -> None:
-        """Set the operation that is run next; process 0 broadcasts it.
+    def set(self, name: str, value: bytes) -> None:
+        """Set a value that the other processes wait for."""
+        self.heartbeat.epoch = self.messages.count
+        with self.waiting():
+            self._store.set(name, value)
 
-        Args:
-            operation: the operation.
-            fields: names of its numbers, followed by those of its arrays.
-        """
-        if self.is_leader:
-            while self._freed:
-                self._send(Operation("drop", (self._freed.popleft(),)))
-            self._send(operation)
-        self._current = self._epoch - 1, operation, fields
+    def delete(self, name: str) -> None:
+        """Delete a value, and all whose key begins with "name/"."""
+        self._store.delete(name)
 
-    def next(self) -> Operation:
-        """Wait for the next operation of process 0; meanwhile check the steps in flight.
-
-        Raises:
-            BroadcastError: the record is damaged.
-            Disagreement: see `call`.
-            ProcessLost: process 0 does not answer.
-        """
+    def get(self, name: str) -> bytes:
+        """Wait for a value of process 0; meanwhile check the steps in flight. Raises as `call`."""
         while True:
+            self.heartbeat.epoch = self.messages.count
             with self.waiting():
-                data = self._store.get(self._key(self._epoch), _POLL)
+                data = self._store.get(name, _POLL)
             self._check()
             self._raise_if_lost()
             if data is not None:
-                operation = from_records(data, self._epoch)
-                self._epoch += 1
-                self.heartbeat.epoch = self._epoch
-                return operation
+                return data
 
     def end(self) -> None:
-        """Broadcast the end of the run, if this is process 0, and stop the heartbeat."""
-        if self.is_leader and not self._ended:
+        """Tell the others that the run has ended, if this is process 0, and stop the heartbeat."""
+        if not self._ended:
             self._ended = True
-            self._send(Operation("end"))
+            self.decisions.end()
         self.heartbeat.stop()
-
-    def _send(self, operation: Operation) -> None:
-        with self.waiting():
-            self._store.set(self._key(self._epoch), to_records(self._epoch, operation))
-        self._epoch += 1
-        self.heartbeat.epoch = self._epoch
-
-    @staticmethod
-    def _key(epoch: int) -> str:
-        return f"operation/{epoch // _BLOCK}/{epoch}"
-
-    # -- numbers of pools and cached buffers
-
-    def number(self, thing: Any) -> int:
-        """Return the number of a pool or of cached buffers: the same in all processes."""
-        return self._numbers[thing]
-
-    def new_number(self) -> int:
-        """Return an unused number."""
-        return next(self._next_number)
-
-    def register(self, thing: Any, number: int | None = None) -> int:
-        """Assign a number; when process 0 frees the object, the others free theirs."""
-        number = self.new_number() if number is None else number
-        self._numbers[thing] = number
-        if self.is_leader:
-            weakref.finalize(thing, self._freed.append, number).atexit = False
-        return number
 
     # -- running
 
-    def call(
-        self, shape: Any, compiled: Callable[[], CompiledStep | StoredStep], args: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """Dispatch the step of the current operation, as `compiled()(*args)`.
+    def agree_on_program(self, shape: Any, compiled: Callable[[Callable[[bool], bool]], Program]) -> Program:
+        """Return a program that every process has, once each has it, and check that the programs are equal.
+
+        Without waiting, the first process to run it would block its devices until the others have compiled.
+
+        Args:
+            shape: the step.
+            compiled: (`all_have` of `Programs.compiled`) -> the program.
 
         Raises:
-            IsolationError, AuditError, HloError: the step is refused.
+            IsolationError, AuditError, HloError: the step is refused, in all processes.
+            Disagreement: another process has another program, or refuses it.
+            ProcessLost: another process has ended or does not answer.
+        """
+        if shape in self._agreed:
+            return compiled(bool)
+        values, number = {"step": str(shape)}, next(self._programs)
+        try:
+            with self.busy_with(str(shape)):
+                program = compiled(lambda mine: all(self._exchange(f"kept/{number}", mine)))
+        except (IsolationError, AuditError, HloError) as error:
+            self.agree_on(f"program/{number}", values | {"refused": type(error).__name__}, f"{shape}: ")
+            raise
+        prints = program.certificate.fingerprints
+        values |= {"refused": "", "program": prints.compiled, "order of collectives": prints.schedule}
+        self.agree_on(f"program/{number}", values, f"{shape}: ")
+        self._agreed[shape] = zlib.crc32(prints.compiled.encode())
+        return program
+
+    def call(self, shape: Any, program: Program, args: tuple[Any, ...], fields: dict[str, int]) -> tuple[Any, ...]:
+        """Dispatch a step that all have agreed on.
+
+        Args:
+            shape, program, args: the step, as `program(*args)` without its last argument.
+            fields: names and digests of its operands.
+
+        Raises:
             Disagreement: an earlier step found different operands.
             ProcessLost: another process has ended or does not answer.
         """
-        epoch, operation, fields = self._current
-        with self.compiling(str(shape)):
-            program = compiled()
+        fields = {"step": self._dispatched, "program": self._agreed[shape], **fields}
+        digest = np.zeros(DIGEST_WORDS, np.uint32)
+        digest[: len(fields)] = list(fields.values())
         with self.waiting():
             self._check(len(self._pending) >= _MAX_IN_FLIGHT)
-            if shape not in self._agreed:
-                self._agree_on_program(shape, program)
-            digest = self._digest_of(epoch, operation, program)
             *results, agree = program(*args, self._placement.put_whole(digest))
-        named = ("epoch", "operation", "program", *fields)
-        self._pending.append(PendingStep(epoch, str(shape), named, digest, agree))
+        self._pending.append(PendingStep(self._dispatched, str(shape), fields, self.messages.count, agree))
+        self._dispatched += 1
+        self._history = zlib.crc32(str(shape).encode(), self._history)
         return tuple(results)
 
     def replicate(self, outputs: Any) -> Any:
@@ -220,8 +216,8 @@ class ProcessGroup:
         return found
 
     @contextmanager
-    def compiling(self, what: str) -> Iterator[None]:
-        """Mark this process as busy with work that may take long."""
+    def busy_with(self, what: str) -> Iterator[None]:
+        """Mark this process as busy with work that may take long, which the others do not hold against it."""
         self.heartbeat.busy = what
         try:
             yield
@@ -238,14 +234,6 @@ class ProcessGroup:
             self._raise_if_lost()
             raise
 
-    def _digest_of(self, epoch: int, operation: Operation, program: CompiledStep | StoredStep) -> np.ndarray:
-        numbers = [number & 0xFFFFFFFF for number in operation.numbers]
-        found = [epoch, KINDS.index(operation.kind), _digest(program), *numbers]
-        found += [zlib.crc32(array.tobytes()) for array in operation.arrays]
-        digest = np.zeros(DIGEST_WORDS, np.uint32)
-        digest[: len(found)] = found
-        return digest
-
     def check_all(self) -> None:
         """Wait for all steps in flight. Raises as `call`."""
         with self.waiting():
@@ -260,30 +248,11 @@ class ProcessGroup:
                 agree = bool(pending.agree.addressable_shards[0].data)
             if not agree:
                 self._disagree(pending)
-            if self.is_leader and pending.epoch % _BLOCK == 0 and pending.epoch:
-                self._store.delete(f"operation/{pending.epoch // _BLOCK - 1}")
+            if self.decisions.leads:
+                self.messages.forget(pending.message)
 
     def _disagree(self, pending: PendingStep) -> None:
         """Raise Disagreement with the fields in which processes differ."""
-        where = (
-            f"operation {pending.epoch} ({pending.what}): processes received different operations, no row was written: "
-        )
-        self.agree_on(
-            f"digest/{pending.epoch}", dict(zip(pending.fields, pending.digest.tolist(), strict=False)), where
-        )
+        where = f"step {pending.number} ({pending.what}): processes have different operands, no row was written: "
+        self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")
-
-    def _agree_on_program(self, shape: Any, program: CompiledStep | StoredStep) -> None:
-        """Wait until every process has compiled a program, and check that the programs are equal.
-
-        Without waiting, the first process to run it would block its devices until the others have compiled.
-        """
-        prints = program.certificate.fingerprints
-        values = {"program": prints.compiled, "order of collectives": prints.schedule}
-        self.agree_on(f"program/{len(self._agreed)}", values, f"{shape}: ")
-        self._agreed.add(shape)
-
-
-def _digest(program: CompiledStep | StoredStep) -> int:
-    """Return a digest of the program, in 32 bits."""
-    return zlib.crc32(program.certificate.fingerprints.compiled.encode())

@@ -1,25 +1,33 @@
-"""Answers to an OpenAI Batch file: one response per request, as JSON lines in the same order."""
+"""Answers to an OpenAI Batch file: one response per request, as JSON lines in the same order.
+
+The answers of a window of lines are a part of the output (`files/parts`): a run that was killed continues behind the
+last part, and its output has the bytes of an undisturbed one.
+"""
 
 import hashlib
 import os
+import shutil
 import sqlite3
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hybridlm.engine.inputs import Inputs
-from hybridlm.errors import NumericalError
-from hybridlm.files.atomic import replacing
-from hybridlm.files.json_lines import dump, numbered_lines, parse_object, windows
-from hybridlm.openai_batch.request import OpenAIRequest, read_request
-from hybridlm.openai_batch.response import response_body
-from hybridlm.progress import file_progress
-from hybridlm.requests.results import Completion, Score
-from hybridlm.session import Session
+from hybridlm.files.atomic import replaceable
+from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows
+from hybridlm.files.parts import Origin, Parts, parts_of
+from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
+from hybridlm.openai_batch.request import read_request
+from hybridlm.progress import FileProgress, file_progress
+
+FORMAT = 1
+"""Version of the output's rows: parts of another version are not continued."""
+MAX_FIRST_ERRORS = 3
+"""Errors that a report repeats."""
 
 
 @dataclass(frozen=True)
@@ -30,39 +38,24 @@ class BatchFileReport:
         responses: lines that were answered.
         bad_lines: lines that have an error instead.
         prompt_tokens, completion_tokens: of the responses.
+        kept: how many of these lines an earlier, interrupted run had done.
+        first_errors: some of the errors, the first ones of their parts.
     """
 
     responses: int
     bad_lines: int
     prompt_tokens: int
     completion_tokens: int
+    kept: int = 0
+    first_errors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of the input: its request or its fault."""
+class _Lines:
+    """The format of the output: parts are whole lines."""
 
-    number: int
-    custom_id: str | None
-    request: OpenAIRequest | None = None
-    fault: str = ""
-
-
-@dataclass(frozen=True)
-class BatchModel:
-    """A model as a batch needs it.
-
-    Attributes:
-        inputs: its limits.
-        session: opens a session.
-        score: (token ids, number of most likely tokens) -> scores.
-        name: for requests that name no model.
-    """
-
-    inputs: Inputs
-    session: Callable[[], Session]
-    score: Callable[[Sequence[tuple[int, ...]], int], list[Score]]
-    name: str
+    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+        for part in parts:
+            file.write(part)
 
 
 def batch_file(
@@ -70,41 +63,119 @@ def batch_file(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     window: int,
-    progress: bool | None = None,
+    restart: bool = False,
+    progress: FileProgress = None,
 ) -> BatchFileReport:
     """Answer every line of a file; see `LM.batch_file`.
 
     Args:
         model: answers the requests.
         input, output: the files.
-        window: lines that share one queue over the lanes; fewer if they are long.
-        progress: None shows a bar where standard error is a terminal.
+        window: lines that share one queue over the lanes and are kept as a part; fewer if they are long.
+        restart: delete the parts of an earlier run and begin again.
+        progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
     """
-    created = int(time.time())
-    responses = bad_lines = prompt_tokens = completion_tokens = 0
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    path = replaceable(Path(output), Path(input))
     with (
-        open(input, "rb") as source,
-        replacing(Path(output), Path(input)) as target,
+        _rereadable(Path(input)) as (source, sha256),
+        parts_of(path) as parts,
         file_progress(progress, "answering") as bar,
         _custom_ids() as first_use,
     ):
+        _require_lines(source, input)
+        parts.resume(_origin(model, sha256, window), restart)
+        kept = sum(part.rows for part in parts.done)
         done, total = 0, os.fstat(source.fileno()).st_size
-        # As in vLLM, blank lines are skipped.
-        lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
-        for numbered in windows(lines, window):
-            for line, answer in _answers(model, [_read(*one, model.inputs, first_use) for one in numbered], created):
-                target.write(dump(_row(line, answer)) + "\n")
-                if isinstance(answer, dict):
-                    responses += 1
-                    prompt_tokens += answer["usage"]["prompt_tokens"]
-                    completion_tokens += answer["usage"]["completion_tokens"]
+        try:
+            # As in vLLM, blank lines are skipped.
+            lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
+            before = len(parts.done)
+            for number, numbered in enumerate(windows(lines, window)):
+                if number < before:
+                    for one in numbered:
+                        _custom_id(*one, first_use)
                 else:
-                    bad_lines += 1
-            done += sum(len(line) + 1 for _, line in numbered)
-            bar(done, total)
-        if not responses + bad_lines:
-            raise ValueError(f"{os.fspath(input)}: holds no requests; expected at least one line that is not blank")
-    return BatchFileReport(responses, bad_lines, prompt_tokens, completion_tokens)
+                    _add(parts, model, [_read(*one, model.inputs, first_use) for one in numbered])
+                done += sum(len(line) + 1 for _, line in numbered)
+                bar(done, total)
+            if not parts.joined:
+                parts.join(_Lines())
+        except BaseException as error:
+            if parts.done and not parts.joined:
+                rows = sum(part.rows for part in parts.done)
+                error.add_note(f"{rows:,} lines are kept in {parts.folder}: the same command continues")
+            raise
+        return _report(parts, kept)
+
+
+@contextmanager
+def _rereadable(input: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """Open the input, or a temporary copy of what is no regular file (a pipe), with the SHA-256 of its content."""
+    with input.open("rb") as given, tempfile.TemporaryFile() as copy:
+        source: Any = given
+        if not stat.S_ISREG(os.fstat(given.fileno()).st_mode):
+            shutil.copyfileobj(given, copy)
+            copy.flush()
+            source = copy
+        source.seek(0)
+        sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+        source.seek(0)
+        yield source, sha256
+
+
+def _require_lines(source: BinaryIO, input: str | os.PathLike[str]) -> None:
+    found = any(line.strip() for _, line in numbered_lines(source))
+    source.seek(0)
+    if not found:
+        raise ValueError(f"{os.fspath(input)}: holds no requests; expected at least one line that is not blank")
+
+
+def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
+    """Return everything that the bytes of the output depend on."""
+    return {
+        "input": f"sha256 {sha256}",
+        **model.origin,
+        "name": model.name,
+        "end tokens": ", ".join(map(str, model.inputs.eos_token_ids)),
+        "window": f"{window} lines, {MAX_WINDOW_BYTES} bytes",
+        "output": f"openai batch {FORMAT}",
+    }
+
+
+def _add(parts: Parts, model: BatchModel, lines: list[BatchLine]) -> None:
+    """Answer a window of lines, and keep the answers as a part."""
+    rows: list[str] = []
+    read = generated = 0
+    errors: list[str] = []
+    for line, answer in answers(model, lines, parts.begun):
+        row = answer_row(line, answer)
+        rows.append(dump(row) + "\n")
+        if isinstance(answer, dict):
+            read += answer["usage"]["prompt_tokens"]
+            generated += answer["usage"]["completion_tokens"]
+        else:
+            errors.append(row["error"]["message"])
+    parts.add("".join(rows).encode("ascii"), len(rows), read, len(errors), errors[0] if errors else None, generated)
+
+
+def _report(parts: Parts, kept: int) -> BatchFileReport:
+    rows, read, errors, generated = (
+        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "generated")
+    )
+    first = [part.error for part in parts.done if part.error is not None][:MAX_FIRST_ERRORS]
+    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first))
+
+
+def _custom_id(number: int, line: bytes, first_use: Callable[[str, int], int]) -> None:
+    """Record the custom_id of a line that an earlier run has answered."""
+    try:
+        found = parse_object(line).get("custom_id")
+    except ValueError:
+        return
+    if isinstance(found, str):
+        first_use(found, number)
 
 
 @contextmanager
@@ -125,7 +196,7 @@ def _custom_ids() -> Iterator[Callable[[str, int], int]]:
         yield first_use
 
 
-def _read(number: int, line: bytes, inputs: Inputs, first_use: Callable[[str, int], int]) -> _Line:
+def _read(number: int, line: bytes, inputs: Inputs, first_use: Callable[[str, int], int]) -> BatchLine:
     custom_id = None
     try:
         value = parse_object(line)
@@ -133,82 +204,6 @@ def _read(number: int, line: bytes, inputs: Inputs, first_use: Callable[[str, in
         custom_id = found if isinstance(found, str) else None
         if custom_id is not None and (first := first_use(custom_id, number)) != number:
             raise ValueError(f"custom_id: {custom_id!r} is that of line {first}, too")
-        return _Line(number, custom_id, read_request(value, inputs))
+        return BatchLine(number, custom_id, read_request(value, inputs))
     except (ValueError, TypeError) as error:
-        return _Line(number, custom_id, fault=f"line {number}: {error}")
-
-
-Answer = dict[str, Any] | NumericalError | None
-"""The body of a response, or the error of the model; None for a line with a fault."""
-
-
-def _answers(model: BatchModel, lines: list[_Line], created: int) -> Iterator[tuple[_Line, Answer]]:
-    asked = [line.request for line in lines if line.request is not None]
-    scores, completions = iter(_score(model, asked)), iter(_complete(model, asked))
-    for line in lines:
-        if line.request is None:
-            yield line, None
-            continue
-        of_prompts, of_choices = next(scores), next(completions)
-        errors = [
-            NumericalError(f"prompt {i}", score.first_nan)
-            for i, score in enumerate(of_prompts)
-            if score.first_nan is not None
-        ]
-        errors += [one for one in of_choices if isinstance(one, NumericalError)]
-        if errors:
-            yield line, errors[0]
-        else:
-            done = [one for one in of_choices if isinstance(one, Completion)]
-            yield line, response_body(line.request, done, of_prompts, model.inputs.tokenizer, model.name, created)
-
-
-def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the prompts' scores for every request that asks for their log-probabilities, none for the others."""
-    found: list[list[Score]] = [[] for _ in asked]
-    for top in {request.top for request in asked if request.scored and request.top is not None}:
-        places = [i for i, request in enumerate(asked) if request.scored and request.top == top]
-        prompts = [prompt.token_ids for i in places for prompt in asked[i].prompts]
-        scores = iter(model.score(prompts, top))
-        for i in places:
-            found[i] = [next(scores) for _ in asked[i].prompts]
-    return found
-
-
-def _complete(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Completion | NumericalError]]:
-    """Return the choices of every request; all share the lanes, and each is sampled as if it were alone."""
-    found: dict[int, Completion] = {}
-    sampled: Counter[int] = Counter()
-    everything = [request for one in asked for request in one.requests]
-    with model.session() as session:
-        for index, request in enumerate(everything):
-            session.add(replace(request, index=index, sampling_index=request.index))
-        while session.busy:
-            try:
-                events = session.step()
-            except NumericalError:
-                continue  # its request has ended without a completion, the others go on
-            for event in events:
-                sampled[event.index] += event.token is not None
-                if event.completion is not None:
-                    found[event.index] = event.completion
-    results = iter(
-        found.get(index, NumericalError(f"choice {request.index}", len(request.prompt) + sampled[index]))
-        for index, request in enumerate(everything)
-    )
-    return [[next(results) for _ in one.requests] for one in asked]
-
-
-def _row(line: _Line, answer: Answer) -> dict[str, Any]:
-    name = f"{'' if line.custom_id is None else line.custom_id}/{line.number}"
-    unique = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    response: dict[str, Any] = {"status_code": 200, "request_id": f"hybridlm-batch-{unique}", "body": None}
-    error = None
-    if isinstance(answer, dict):
-        kind = "chatcmpl" if answer["object"] == "chat.completion" else "cmpl"
-        response["body"] = {"id": f"{kind}-{unique}", **answer}
-    elif answer is None:
-        response["status_code"], error = 400, {"code": "invalid_request", "message": line.fault}
-    else:
-        response["status_code"], error = 500, {"code": "numerical_error", "message": f"line {line.number}: {answer}"}
-    return {"id": f"hybridlm-{unique}", "custom_id": line.custom_id, "response": response, "error": error}
+        return BatchLine(number, custom_id, fault=f"line {number}: {error}")

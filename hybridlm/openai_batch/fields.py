@@ -1,7 +1,7 @@
 """Fields of a JSON object; wrong types, missing fields and unsupported fields are reported in one error."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -49,7 +49,7 @@ class Fields:
         value = self._left.pop(name)
         if kind.holds(value):
             return value
-        self.fault(f"{name}: expected {kind.name}, got {_shown(value)}")
+        self.fault(f"{name}: expected {kind.name}, got {shown(value)}")
         return default
 
     def need(self, name: str, kind: Kind) -> Any:
@@ -62,11 +62,11 @@ class Fields:
         """Add a fault."""
         self._faults.append(message)
 
-    def finish(self, neutral: Mapping[str, Any]) -> None:
+    def finish(self, neutral: Mapping[str, Sequence[Any]]) -> None:
         """Report all faults, when no more fields will be taken.
 
         Args:
-            neutral: unsupported fields -> the value that has no effect.
+            neutral: unsupported fields -> the values that have no effect.
 
         Raises:
             ValueError: every fault, and every field that was not taken.
@@ -74,8 +74,9 @@ class Fields:
         for name, value in self._left.items():
             if name not in neutral:
                 self.fault(f"{name}: is not supported")
-            elif value != neutral[name]:
-                self.fault(f"{name}: is supported only with the value {_shown(neutral[name])}, got {_shown(value)}")
+            elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral[name]):
+                values = " or ".join(map(shown, neutral[name]))
+                self.fault(f"{name}: is supported only with the value {values}, got {shown(value)}")
         self._left = {}
         if self._faults:
             raise ValueError("; ".join(self._faults))
@@ -85,6 +86,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as JSON, shortened."""
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

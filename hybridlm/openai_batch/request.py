@@ -22,8 +22,10 @@ from hybridlm.openai_batch.fields import (
     STRINGS,
     TOKEN_IDS,
     Fields,
+    shown,
     whole,
 )
+from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 
@@ -31,11 +33,30 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
 MAX_CHOICES = 1024
-NEUTRAL: Mapping[str, Any] = {
-    "stream": False, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
-    "response_format": {"type": "text"},
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "stream": (False,), "stream_options": ({},), "store": (False,), "length_penalty": (1,),
+    "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "use_beam_search": (False,),
+    "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
+    "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip
-"""Unsupported fields that clients send, with the value that has no effect."""
+"""Unsupported fields that clients send, with the values that have no effect."""
+OF_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",), "add_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
+}  # fmt: skip
+OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
+    "add_special_tokens": (False,), "echo": (False,), "include_reasoning": (True,), "mm_processor_kwargs": ({},),
+}  # fmt: skip
+LABELS = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "request_id", "cache_salt")
+"""Fields about the bookkeeping of a service, of any value."""
+OTHER_ENDPOINTS: Mapping[str, str] = {
+    "/v1/embeddings": "embeddings are not computed here",
+    "/v1/responses": "send the messages to /v1/chat/completions",
+    "/v1/score": "`hybridlm score` gives log-probabilities of texts",
+    "/v1/rerank": "this is no reranking model",
+    "/v1/moderations": "this is no moderation model",
+}
+"""Endpoints of OpenAI and vLLM that people send batches to, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +117,8 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
     if method is not None and method != "POST":
         line.fault(f"method: expected POST, got {method!r}")
     if url is not None and url not in (COMPLETIONS, CHAT):
-        line.fault(f"url: expected {COMPLETIONS} or {CHAT}, got {url!r}")
+        hint = next((hint for place, hint in OTHER_ENDPOINTS.items() if place.endswith(f"/{url.split('/')[-1]}")), "")
+        line.fault(f"url: expected {COMPLETIONS} or {CHAT}, got {url!r}" + (f" ({hint})" if hint else ""))
     line.finish({})
     return _read_body(custom_id, url == CHAT, Fields(body), inputs)
 
@@ -104,10 +126,15 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
-    variables = body.take("chat_template_kwargs", OBJECT, {}) if chat else {}
+    variables = take_chat_fields(body) if chat else {}
+    tools = _take_tools(body) if chat else []
+    for label in LABELS:
+        body.take(label, ANYTHING)
     echo = body.take("echo", BOOLEAN, False) if not chat else False
     top = _take_logprobs(body, chat, inputs.max_logprobs)
     n = body.take("n", whole(1, MAX_CHOICES), 1)
+    if not chat and body.take("best_of", whole(1, MAX_CHOICES), n) != n:
+        body.fault(f"best_of: is supported only with the value of n ({n})")
     max_tokens = _take_max_tokens(body, chat, inputs.context)
     sampling = _take_sampling(body, custom_id)
     token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
@@ -116,8 +143,8 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         body.fault("return_tokens_as_token_ids: expected true, because the checkpoint has no tokenizer.json")
     if max_tokens == 0 and not echo:
         body.fault("max_tokens: 0 only makes sense with echo")
-    body.finish(NEUTRAL)
-    prompts = _chat_prompt(said, variables, inputs) if chat else _prompts(said, inputs)
+    body.finish({**NEUTRAL, **(OF_CHATS if chat else OF_COMPLETIONS)})
+    prompts = _chat_prompt(said, variables, tools, inputs) if chat else _prompts(said, inputs)
     params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top)
     requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:
@@ -159,6 +186,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
         seed=body.take("seed", whole(0, 2**64 - 1), seed),
         stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
         ignore_eos=body.take("ignore_eos", BOOLEAN, False),
+        **take_sampling_fields(body),
     )
 
 
@@ -177,19 +205,28 @@ def _prompts(said: Any, inputs: Inputs) -> list[TokenizedPrompt]:
     ]
 
 
-def _chat_prompt(messages: list[Any], variables: dict[str, Any], inputs: Inputs) -> list[TokenizedPrompt]:
+def _take_tools(body: Fields) -> list[Any]:
+    """Return the tools that the template shows to the model: none if `tool_choice` forbids to call them."""
+    tools = body.take("tools", LIST, [])
+    parallel = body.take("parallel_tool_calls", BOOLEAN, True)
+    choice = body.take("tool_choice", ANYTHING, "auto")
+    if choice not in ("auto", "none"):
+        body.fault(f"tool_choice: expected auto or none, got {shown(choice)} (a call cannot be forced)")
+    if tools and not parallel and choice == "auto":
+        body.fault("parallel_tool_calls: is supported only with the value true")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            body.fault(f'tools[{i}]: expected {{"type": "function", "function": {{...}}}}, got {shown(tool)}')
+    return [] if choice == "none" else tools
+
+
+def _chat_prompt(
+    messages: list[Any], variables: dict[str, Any], tools: list[Any], inputs: Inputs
+) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
-    plain = [_flat(i, message) for i, message in enumerate(messages)]
-    return [TokenizedPrompt(inputs.encode(inputs.tokenizer.encode_chat(plain, **variables), "messages"))]
-
-
-def _flat(index: int, message: Any) -> Any:
-    """Return a message whose content is one text; parts become lines, as in vLLM."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    parts = message["content"]
-    for i, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f'messages[{index}].content[{i}]: expected {{"type": "text", "text": ...}}, got {part!r}')
-    return message | {"content": "\n".join(part["text"] for part in parts)}
+    render = inputs.tokenizer.encode_chat
+    ids = render(messages, **({"tools": tools} if tools else {}), **variables)
+    if tools and ids == render(messages, **variables):
+        raise ValueError("tools: the chat template of this checkpoint does not show them to the model")
+    return [TokenizedPrompt(inputs.encode(ids, "messages"))]

@@ -63,7 +63,7 @@ def _choice(
     if tokenizer is not None:
         echoed = _written(prompt, tokenizer) if request.echo else ""
         text = echoed + ("" if completion is None else completion.text or "")
-    said = {"message": {"role": "assistant", "content": text}} if request.chat else {"text": text}
+    said = {"message": _message(text, completion)} if request.chat else {"text": text}
     choice: dict[str, Any] = {**said, "logprobs": None}
     choice["finish_reason"] = "length" if completion is None else completion.finish_reason
     if request.top is not None:
@@ -82,6 +82,13 @@ def _choice(
         choice["token_ids"] = [] if completion is None else completion.token_ids
         choice["prompt_token_ids"] = list(prompt.token_ids)
     return choice
+
+
+def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
+    """Return the answer of a chat, with the thoughts apart, under the name that vLLM gives them."""
+    if completion is None or completion.reasoning is None:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": completion.answer, "reasoning": completion.reasoning}
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:

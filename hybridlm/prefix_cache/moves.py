@@ -7,13 +7,11 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.calls import Calls
-from hybridlm.programs.operations import part_operation
-from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.programs.runner import Runner
 from hybridlm.rows.arrays import maker_of_zeros
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.parts import PartShape, RowPart
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotLabel, StateKind, label_of, nothing_consumed
 from hybridlm.steps.structure import Rows
 from ir_passes.host.row_ledger import Label
@@ -25,8 +23,7 @@ class RowMoves:
     """Moves states between rows and cached buffers.
 
     Args:
-        calls: calls the compiled steps.
-        sanitizer: tracks the owner of each row; None runs the compiled steps unchanged.
+        runner: runs the steps.
         kind: kind of the states.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
@@ -42,17 +39,14 @@ class RowMoves:
 
     def __init__(
         self,
-        calls: Calls,
-        sanitizer: Sanitizer | None,
+        runner: Runner,
         kind: StateKind,
         rows: Callable[[int], Rows],
         placement: Placement,
         stats: dict[str, int],
         head: bool = False,
     ):
-        self._calls, self._sanitizer, self._rows, self._placement = calls, sanitizer, rows, placement
-        # The sanitizer recognizes the row axis of an array by its length.
-        self._min_rows = 1 if sanitizer is None else 2
+        self._runner, self._rows, self._placement = runner, rows, placement
         self.kind, self._stats = kind, stats
         self._overlap = 1 if head else 0  # positions that a span repeats from the previous one
         layout = kind.layout
@@ -108,7 +102,7 @@ class RowMoves:
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
             return nothing_consumed(self.kind)
-        mark = None if self._sanitizer is None else self._sanitizer.mark(owner)
+        mark = self._runner.mark(owner)
         spans, at = list(known), sum(span.count for span in known)
         # With an MTP head a span that follows another one repeats its last position, with current values.
         lead = min(at, self._overlap) if self.grows and at < label.position else 0
@@ -150,8 +144,7 @@ class RowMoves:
             self._restore(buffers, "span", pool, slot, operands, snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
-        if self._sanitizer is not None and snapshot.mark is not None:
-            self._sanitizer.adopt(owner, snapshot.mark)
+        self._runner.adopt(owner, snapshot.mark)
         self._stats["prefix_tokens_saved"] += snapshot.label.position
         return snapshot.label.position
 
@@ -162,8 +155,7 @@ class RowMoves:
             arrays: in the order of the layout; growing ones have as many positions as the label says.
             label: identity of the state.
         """
-        mark = None if self._sanitizer is None else self._sanitizer.stamp(label.position)
-        state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position, mark)
+        state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
         grown = [
             np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._part_indices["span"], self._axes, strict=True)
         ]
@@ -172,15 +164,14 @@ class RowMoves:
             count = min(KV_BLOCK, label.position - first)
             parts = [array[first : first + count] for array in grown]
             padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
-            spans.append(BufferSpan(self._from_host("span", padded, first, mark), 0, count))
+            spans.append(BufferSpan(self._from_host("span", padded, first), 0, count))
+        mark = self._runner.stamp([state, *(span.buffer for span in spans)], label.position)
         return Snapshot(label, state, tuple(spans), mark)
 
-    def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int, mark: Label | None) -> CachedBuffers:
-        rows = tuple(np.broadcast_to(array, (self._min_rows, *array.shape)).copy() for array in arrays)
-        buffers = CachedBuffers(self._on_device(part, rows), position, mark)
-        if self._sanitizer is not None and mark is not None:
-            self._sanitizer.label(buffers, self._min_rows, mark)
-        return buffers
+    def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int) -> CachedBuffers:
+        rows = tuple(np.broadcast_to(array, (self._runner.min_rows, *array.shape)).copy() for array in arrays)
+        places = tuple(one.sharding for one in self._buffer_types[part])
+        return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
         """ShapeDtypeStructs of a part's cached buffers: positions first, not split over data, else as in a pool."""
@@ -195,56 +186,23 @@ class RowMoves:
             shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
             split = [None, *split[:positions], *split[positions + 1 :]]
         sharding = self._placement.over(None, *split)
-        return jax.ShapeDtypeStruct((self._min_rows, *shape), one.dtype, sharding=sharding)
-
-    def _on_device(self, part: RowPart, arrays: tuple[jax.Array | np.ndarray, ...]) -> tuple[jax.Array, ...]:
-        """Put buffers on their devices; those that are there already stay."""
-        return jax.device_put(arrays, tuple(one.sharding for one in self._buffer_types[part]))
+        return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), one.dtype, sharding=sharding)
 
     def _part(self, leaves: list[Any], part: RowPart) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._part_indices[part])
 
     def _shape(self, part: RowPart, kept: bool, pool: int) -> PartShape:
-        return PartShape(part, kept, pool, self._min_rows, self._axes if part == "span" else ())
+        return PartShape(part, kept, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
     def _keep(
         self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
     ) -> CachedBuffers:
-        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
-        if self._sanitizer is None:
-            return self.keep(part, pool, maps, position)
-        shape, places = self._shape(part, True, pool.size), self._part_indices[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        buffers = CachedBuffers((), position, mark)
-        buffers.arrays = self._sanitizer.keep(sanitized, self._keeping(part, pool, maps), buffers, pool, places)
+        """Dispatch the step that copies a part of a row out of a pool."""
+        buffers, shape = CachedBuffers(self._empty[part](), position, mark), self._shape(part, True, pool.size)
+        maps = (pool.owner.bind([slot], 1), *_scalars(0, *operands))
+        source = PoolPart(pool, self._part_indices[part])
+        self._runner.move(shape, self.example_arguments, buffers, source, maps)
         return buffers
-
-    def keep(
-        self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...], position: int, number: int | None = None
-    ) -> CachedBuffers:
-        """Dispatch the step that copies a part of a row out of a pool.
-
-        Args:
-            part, pool: part of a row, and its pool.
-            maps: int32 [1] each: the row, and the other operands of the step.
-            position: see `CachedBuffers`.
-            number: number of the result in all processes; None in process 0, which chooses it.
-        """
-        buffers, process_group = CachedBuffers((), position, None), self._calls.process_group
-        if process_group is not None:
-            number = process_group.register(buffers, number)
-            process_group.broadcast(
-                *part_operation(number, part, True, process_group.number(pool), pool.size, position, maps)
-            )
-        shape = self._shape(part, True, pool.size)
-        (buffers.arrays,) = self._calls(shape, self.example_arguments, *self._keeping(part, pool, maps))
-        return buffers
-
-    def _keeping(self, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the step that copies a part out of a pool."""
-        row, *operands = maps
-        placed = self._placement.put_whole((row, *_scalars(0), *operands))
-        return (self._empty[part](), self._part(jax.tree.leaves(pool.look()), part), *placed)
 
     def _restore(
         self,
@@ -255,43 +213,10 @@ class RowMoves:
         operands: tuple[int, ...],
         mark: Label | None = None,
     ) -> None:
-        maps = (pool.owner.bind([slot], 1), *_scalars(*operands))
-        if self._sanitizer is None:
-            self.put_back(buffers, part, pool, maps)
-            return
-        shape, places = self._shape(part, False, pool.size), self._part_indices[part]
-        sanitized = self._sanitizer.program(shape, *shape.step(), self.example_arguments)
-        self._sanitizer.shadow_labels(pool)
-        leaves, tree = jax.tree.flatten(pool.take())
-        args = self._restoring(part, leaves, buffers, maps)
-        self._replace(pool, part, leaves, tree, self._sanitizer.restore(sanitized, args, buffers, pool, places, mark))
-
-    def put_back(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
-        """Dispatch the step that copies cached buffers back into a row; arguments as for `keep`."""
-        process_group = self._calls.process_group
-        if process_group is not None:
-            numbers = process_group.number(buffers), process_group.number(pool)
-            process_group.broadcast(
-                *part_operation(numbers[0], part, False, numbers[1], pool.size, buffers.position, maps)
-            )
-        leaves, tree = jax.tree.flatten(pool.take())
-        shape = self._shape(part, False, pool.size)
-        (new,) = self._calls(shape, self.example_arguments, *self._restoring(part, leaves, buffers, maps))
-        self._replace(pool, part, leaves, tree, new)
-
-    def _restoring(
-        self, part: RowPart, leaves: list[Any], buffers: CachedBuffers, maps: tuple[np.ndarray, ...]
-    ) -> tuple[Any, ...]:
-        """Return the arguments of the step that copies a part back into a pool of these arrays."""
-        row, *operands = maps
-        arrays = self._on_device(part, buffers.arrays)
-        return (self._part(leaves, part), arrays, *self._placement.put_whole((*_scalars(0), row, *operands)))
-
-    def _replace(self, pool: RowPool, part: RowPart, leaves: list[Any], tree: Any, new: Sequence[Any]) -> None:
-        """Put back the arrays of a pool, with new ones for a part."""
-        for i, array in zip(self._part_indices[part], new, strict=True):
-            leaves[i] = array
-        pool.put(jax.tree.unflatten(tree, leaves))
+        """Dispatch the step that copies cached buffers back into a row."""
+        maps = (*_scalars(0), pool.owner.bind([slot], 1), *_scalars(*operands))
+        target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, pool.size)
+        self._runner.move(shape, self.example_arguments, target, buffers, maps, mark)
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
@@ -32,4 +33,5 @@ def example_arguments(
     else:
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
+        operands += [empty_changes(shape.lanes, shape.changes)] if shape.changes else []
     return (params, rows(shape.lanes), *placement.examples(operands))

@@ -1,31 +1,42 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use."""
+"""The compiled programs of a model: one for each step and shape, certified and compiled on first use.
+
+More than 300 lines: one class compiles, loads, keeps and hands out the programs of a model.
+"""
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
+from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import NOWHERE, use_cache
+from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
-from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
+from hybridlm.steps.generate import CHANGED_GENERATE_CONTRACT, GENERATE_CONTRACT, generate_step
 from hybridlm.steps.score import SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
-from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
+from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
 from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.stored_step import StoredStep
+from ir_passes.jaxpr import jax_private
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
 
@@ -40,6 +51,9 @@ in place, and on CPUs it does in all steps of docs/certificates.md but those tha
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
+NO_TILES = "Couldn't find output tile sizes"
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
 
 
 class Programs:
@@ -57,6 +71,8 @@ class Programs:
     Attributes:
         int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
             the parameters; applies to programs compiled from then on.
+        origins: origin of each program.
+        on_compile: called before each compilation, by the thread that compiles; None for nothing.
         use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
     """
 
@@ -77,10 +93,12 @@ class Programs:
         self.certify: Certify = certify
         self.int8_head_lanes: frozenset[int] = frozenset()
         self._warned_not_audited = False
+        self.origins: dict[AnyShape, Origin] = {}
+        self.on_compile: Callable[[], None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._directory, self.cache = certificates, cache
         self._stored = None
-        # Whether XLA loads a program of several processes in each of them as it was, no test says yet.
-        if executables is not None and self.use_store and not placement.several_processes:
+        if executables is not None and self.use_store:
             self._stored = StoredPrograms(executables, structure, certify, placement, model)
         self._compiled: dict[AnyShape, Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
@@ -114,19 +132,31 @@ class Programs:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            with_int8_head = shape.top is None and shape.processor is None and shape.lanes in self.int8_head_lanes
+            plain = shape.top is None and shape.processor is None and not shape.changes
+            with_int8_head = plain and shape.lanes in self.int8_head_lanes
             step = generate_step(self._structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head)
-            return step, GENERATE_CONTRACT
+            return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
         if shape.step == "verify":
-            return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
+            step = verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts)
+            return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
         return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
 
-    def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
+    def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
+        """Return the key of a step for a store, of its example arguments; None if it has none."""
+        _, args, _ = self._whole_step(shape, given)
+        screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
+        return step_key(shape, args, structure_name(self._structure), self.certify, self._placement, screened)
+
+    def compiled(
+        self, shape: S, arguments: Callable[[S], tuple[Any, ...]], all_have: Callable[[bool], bool] = bool
+    ) -> CompiledStep | StoredStep:
         """Return the program of a shape, from the store or compiled.
 
         Args:
             shape: the program.
             arguments: gives example arguments of a shape, which may be abstract, if it has to be compiled.
+            all_have: (whether this process has the program) -> whether all do; called once. XLA may compile for several
+                processes in all of them together, so none takes it from the store unless all can.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
@@ -140,11 +170,13 @@ class Programs:
                     program = self._compiled[shape] = Future()
             if mine:
                 try:
-                    program.set_result(self._ready(shape, arguments(shape)))
+                    program.set_result(self._ready(shape, arguments(shape), all_have))
                 except BaseException as error:
                     del self._compiled[shape]
                     program.set_exception(error)
                     raise
+                return program.result()
+        all_have(True)
         return program.result()
 
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
@@ -166,20 +198,59 @@ class Programs:
                 key = self._stored.key(shape, args, self.int8_head_lanes)
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
 
-    def _ready(self, shape: AnyShape, given: tuple[Any, ...]) -> CompiledStep | StoredStep:
+    def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Load or compile programs in threads, which are needed after the one that this thread is about to call.
+
+        Args:
+            shapes: which programs.
+            arguments: as for `compiled`.
+        """
+        missing = [shape for shape in shapes if shape not in self._compiled]
+        if not missing or cores() == 1:
+            return
+        here = jax_private.traced_under()
+
+        def ready(shape: AnyShape) -> None:
+            # Settings of JAX that hold for the calling thread alone, it compiles under.
+            if jax_private.traced_under() == here:
+                try:
+                    self.compiled(shape, arguments)
+                except Exception:  # whoever calls the program compiles it again, and sees why not
+                    _log.debug("%s was not made ahead", shape, exc_info=True)
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "hybridlm-compile")
+        for shape in missing:
+            self._threads.submit(ready, shape)
+
+    def _ready(
+        self, shape: AnyShape, given: tuple[Any, ...], all_have: Callable[[bool], bool]
+    ) -> CompiledStep | StoredStep:
         """The program of a shape from the store, or compiled and kept."""
         if self._stored is None:
-            return self._compile(shape, given)
+            all_have(False)
+            compiled = self._compile(shape, given)
+            self._note(shape, Origin(False, asdict(compiled.certificate.seconds)))
+            return compiled
         _, args, _ = self._whole_step(shape, given)
         types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
-        if found is not None:
-            self._warn_not_audited(shape, found.certificate)
-            return found
+        if all_have(found is not None) and found is not None:
+            step, seconds = found
+            self._note(shape, Origin(True, {"load": seconds}))
+            self._warn_not_audited(shape, step.certificate)
+            return step
         # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
         compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
+        began = time.perf_counter()
         self._stored.keep(key, shape, compiled, types)
+        seconds = asdict(compiled.certificate.seconds) | {"keep": time.perf_counter() - began}
+        self._note(shape, Origin(False, seconds))
         return compiled
+
+    def _note(self, shape: AnyShape, origin: Origin) -> None:
+        self.origins[shape] = origin
+        _log.info("%s: %s", shape, origin)
 
     def _whole_step(
         self, shape: AnyShape, args: tuple[Any, ...]
@@ -195,17 +266,21 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
+        compile = partial(
+            compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
+            may_copy=MAY_COPY, target=self._placement.target,
+        )  # fmt: skip
+        if self.on_compile is not None:
+            self.on_compile()
         try:
             with use_cache(self.cache if cache is None else cache):
-                compiled = compile_step(
-                    step,
-                    args,
-                    contract,
-                    passes=PASSES,
-                    certify=self.certify,
-                    certificates=self._directory,
-                    may_copy=MAY_COPY,
-                )
+                try:
+                    compiled = compile()
+                except jax.errors.JaxRuntimeError as error:
+                    # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
+                    if self._placement.target is None or NO_TILES not in str(error):
+                        raise
+                    compiled = compile(compiler_options=WITHOUT_TRITON)
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
                 f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "

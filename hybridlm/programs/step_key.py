@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import time
-from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +30,7 @@ from hybridlm.programs.loaded_code import patched_code
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.steps.structure import Structure
 from ir_passes.contract.declared import declarations
+from ir_passes.files.sources import changed_since, hash_of_sources
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -53,28 +53,10 @@ NO_PROGRAM = (
 _ADDRESS = re.compile(r"(at )?0x[0-9a-fA-F]+")
 
 
-def hash_of_sources(folders: Sequence[Path], newest: float | None = None) -> str | None:
-    """Return the sha256 of all Python files below some folders, their names included.
-
-    Args:
-        folders: in this order.
-        newest: None is returned if a file was changed after this time, for it may not be what was imported.
-    """
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            if newest is not None and path.stat().st_mtime > newest:
-                return None
-            content = path.read_bytes()
-            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
-            digest.update(content)
-    return digest.hexdigest()
-
-
 @cache
 def own_sources() -> str | None:
     """Return the hash of the three packages as they were imported; None if they have changed since."""
-    return hash_of_sources(PACKAGES, _STARTED)
+    return None if changed_since(PACKAGES, _STARTED) else hash_of_sources(PACKAGES)
 
 
 def structure_name(structure: Structure) -> str | None:
@@ -135,7 +117,9 @@ def versions() -> tuple[str, ...]:
 
 def devices_name(placement: Placement) -> list[str]:
     """Return what tells the devices from others: kind, number and place of each, the processor's instructions."""
-    mesh = placement.mesh
+    mesh, target = placement.mesh, placement.target
+    if target is not None:
+        return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]
     devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
     named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]

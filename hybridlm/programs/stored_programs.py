@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -42,7 +43,7 @@ class StoredPrograms:
         self._store, self._certify, self._placement, self._model = store, certify, placement, model
         self._structure = structure_name(structure)
         self._lock = threading.Lock()
-        self._ahead: dict[str, Future[StoredStep | None]] = {}
+        self._ahead: dict[str, Future[tuple[StoredStep, float] | None]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def key(self, shape: AnyShape, args: tuple[Any, ...], int8_head_lanes: frozenset[int]) -> str | None:
@@ -61,8 +62,8 @@ class StoredPrograms:
 
     def find(
         self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
-    ) -> StoredStep | None:
-        """The step of a key, if it is kept.
+    ) -> tuple[StoredStep, float] | None:
+        """The step of a key and the seconds that loading it took, if it is kept.
 
         Args:
             key: of `key`.
@@ -75,7 +76,12 @@ class StoredPrograms:
             ahead = self._ahead.pop(key, None)
         return self._load(key, args, compile_anew) if ahead is None else ahead.result()
 
-    def _load(self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> StoredStep | None:
+    def _load(
+        self, key: str, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
+    ) -> tuple[StoredStep, float] | None:
+        if not threading.main_thread().is_alive():
+            return None  # the interpreter ends once the threads do, and the other processes wait for this one
+        began = time.perf_counter()
         entry = self._store.find(key)
         if entry is None:
             return None
@@ -85,8 +91,7 @@ class StoredPrograms:
             # The last two where a later JAX has other names for what it does not make public.
             self._store.damaged(key, error)
             return None
-        _log.info("from the store: %s", entry.label)
-        return step
+        return step, time.perf_counter() - began
 
     def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> None:
         """Keep a step that was compiled; what cannot be kept is compiled by each process."""

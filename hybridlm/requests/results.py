@@ -35,14 +35,16 @@ class Completion:
     Attributes:
         text: decoded text without the stop that ended it; None if the model has no tokenizer.
         token_ids: the sampled tokens, including the stop token that ended it.
-        logprobs: natural log-probability of each token before temperature, filters and processors; None unless
-            requested.
+        logprobs: natural log-probability of each token before temperature, filters and processors, nan for an end
+            marker that the thinking budget has set; None unless requested.
         top_logprobs: for each token, the most likely tokens at its position and their log-probabilities, best first;
             None unless requested.
         finish_reason: "stop" (an end token or a stop string), "length" (max_tokens, or the context is full) or
             "cancelled".
         prompt_token_ids: the prompt.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
+        reasoning: the thoughts, if the model thought before its answer; None otherwise.
+        answer: the text without the thoughts and their markers; None if the model has no tokenizer.
     """
 
     text: str | None
@@ -52,6 +54,8 @@ class Completion:
     finish_reason: FinishReason
     prompt_token_ids: list[int]
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    reasoning: str | None = None
+    answer: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)

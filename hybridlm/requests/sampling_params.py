@@ -1,7 +1,7 @@
 """Sampling parameters of a request, and their use as keywords."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ParamSpec, TypedDict, TypeVar
 
@@ -26,8 +26,22 @@ class SamplingParams:
         seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
             the other requests, the lane and the number of lanes.
         stop: strings or token ids that end a completion, in addition to the model's own end tokens.
+        stop_token_ids: more token ids that end a completion.
         ignore_eos: do not end at the model's own end tokens.
         logprobs: report log-probabilities of the sampled tokens, and of this many most likely ones (0: none other).
+        repetition_penalty: logits of tokens of the prompt and the completion are divided by it if they are positive,
+            else multiplied; 1 for none. Penalties, biases and bans come before temperature, and change no reported
+            log-probability.
+        presence_penalty: subtracted from the logits of tokens of the completion; 0 for none.
+        frequency_penalty: subtracted as often as the token is in the completion; 0 for none.
+        logit_bias: token id -> number added to its logit, before the penalties.
+        min_tokens: no end token or stop token id before this many tokens.
+        bad_words: never sampled: strings (also behind a space, as in vLLM) or lists of token ids, whose last token is
+            banned where the others precede it.
+        skip_special_tokens: leave special tokens out of the text.
+        keep_tool_markers: but keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
+        thinking_budget: after this many tokens of thoughts, go on with the end marker of thoughts; None for no limit.
+        think_end: the end marker of thoughts; None for the tokenizer's own (</think>, ...).
     """
 
     max_tokens: int = 64
@@ -37,8 +51,19 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     stop: str | int | Sequence[str | int] | None = None
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    bad_words: Sequence[str | Sequence[int]] = ()
+    skip_special_tokens: bool = True
+    keep_tool_markers: bool = False
+    thinking_budget: int | None = None
+    think_end: str | None = None
 
 
 class Settings(TypedDict, total=False):
@@ -51,8 +76,19 @@ class Settings(TypedDict, total=False):
     min_p: float
     seed: int
     stop: str | int | Sequence[str | int] | None
+    stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    min_tokens: int
+    bad_words: Sequence[str | Sequence[int]]
+    skip_special_tokens: bool
+    keep_tool_markers: bool
+    thinking_budget: int | None
+    think_end: str | None
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:

@@ -25,6 +25,24 @@ class ResolvedParams:
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    skip_special_tokens: bool = True
+    keep_tool_markers: bool = False
+    thinking_budget: int | None = None
+    think_end: str | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before sampling, which needs all tokens sampled so far."""
+        penalties = self.presence_penalty, self.frequency_penalty
+        return (
+            self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
+        )
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,8 @@ class Request:
         priority: of waiting requests the highest goes first.
         sampling_index: part of the key of its random numbers; None for the index.
         start: the state after the first tokens of the prompt, if it is known.
+        completed: number of tokens at the end of the prompt that belong to the completion already: those before the
+            end of the thoughts was set.
     """
 
     index: int
@@ -46,6 +66,12 @@ class Request:
     priority: int = 0
     sampling_index: int | None = None
     start: Snapshot | None = None
+    completed: int = 0
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The prompt that the user gave."""
+        return self.prompt[: len(self.prompt) - self.completed]
 
     @property
     def key_index(self) -> int:
@@ -80,6 +106,11 @@ class ActiveSequence:
     finish_reason: FinishReason | None = None
     drafting: "Drafting | None" = None
     stops: tuple[int, ...] = ()
+
+    @property
+    def output(self) -> list[int]:
+        """All tokens of the completion so far."""
+        return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
         """Return the prompt tokens of the next step: a chunk, or what is left before the next stop."""

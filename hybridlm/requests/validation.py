@@ -2,13 +2,14 @@
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
+from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
@@ -123,8 +124,39 @@ def resolve(
             faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
         else:
             strings.append(item)
+    whole_ids = isinstance(params.stop_token_ids, list | tuple) and all(
+        _is_whole(token) and 0 <= token < vocab_size for token in params.stop_token_ids
+    )
+    need("stop_token_ids", lambda x: whole_ids, f"a list of token ids below {vocab_size}")
+    need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
+    need("presence_penalty", _is_number, "a number")
+    need("frequency_penalty", _is_number, "a number")
+    need(
+        "min_tokens",
+        lambda x: _is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
+        "a whole number in 0..max_tokens",
+    )
+    need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
+    need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
+    need("thinking_budget", lambda x: x is None or (_is_whole(x) and x >= 1), "a whole number of at least 1, or None")
+    need("think_end", lambda x: x is None or (isinstance(x, str) and x != ""), "a string, or None")
+    bias, words = _logit_bias(params.logit_bias, vocab_size), _bad_words(params.bad_words, tokenizer, vocab_size)
+    if isinstance(bias, str):
+        faults.append(f"logit_bias: expected token ids below {vocab_size} -> finite numbers, got {bias}")
+    if isinstance(words, str):
+        faults.append(f"bad_words: expected strings or lists of token ids below {vocab_size}, got {words}")
+    if params.thinking_budget is not None and tokenizer is None:
+        faults.append("thinking_budget: needs a tokenizer, the checkpoint has no tokenizer.json")
+    elif (
+        params.thinking_budget is not None and tokenizer is not None and markers_of(tokenizer, params.think_end) is None
+    ):
+        faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
     if faults:
         raise ValueError("; ".join(faults))
+    assert not isinstance(bias, str) and not isinstance(words, str)
+    ids += params.stop_token_ids
+    # As in transformers, a word that is an end token alone ends the completion.
+    words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
     return ResolvedParams(
         int(params.max_tokens),
         float(params.temperature),
@@ -135,7 +167,56 @@ def resolve(
         frozenset(int(token) for token in ids),
         tuple(strings),
         None if params.logprobs is None else int(params.logprobs),
+        float(params.repetition_penalty),
+        float(params.presence_penalty),
+        float(params.frequency_penalty),
+        bias,
+        int(params.min_tokens),
+        words,
+        params.skip_special_tokens,
+        params.keep_tool_markers,
+        params.thinking_budget,
+        params.think_end,
     )
+
+
+def _exceeds(value: int, most: Any) -> bool:
+    return _is_whole(most) and 1 <= most < value
+
+
+def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
+    """Return token ids and their biases, or what is wrong; keys may be decimal texts, as JSON has them."""
+    if bias is None:
+        return ()
+    if not isinstance(bias, Mapping):
+        return repr(bias)
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
+        if not _is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
+            return f"{key!r}: {value!r}"
+        found[int(token)] = float(value)
+    return tuple(found.items())
+
+
+def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
+    """Return the token ids of words that are not sampled, or what is wrong."""
+    if not isinstance(words, list | tuple):
+        return repr(words)
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        if isinstance(word, str) and tokenizer is not None and word.strip():
+            alone = tokenizer.encode(word, add_special_tokens=False)
+            behind = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            found.append(tuple(alone))
+            # Behind a space, if that is another first token of as many tokens, as in vLLM.
+            if behind[0] != alone[0] and len(behind) == len(alone):
+                found.append(tuple(behind))
+        elif isinstance(word, list | tuple) and word and all(_is_whole(t) and 0 <= t < vocab_size for t in word):
+            found.append(tuple(int(token) for token in word))
+        else:
+            return repr(word)
+    return tuple(dict.fromkeys(found))
 
 
 def _is_stop_list(stop: Any) -> bool:

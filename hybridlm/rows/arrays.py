@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from hybridlm.devices.mesh import DATA, MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.steps.structure import Rows
+from ir_passes.targets import local_target
 from models import Decoder
-from models.platform import platform
 from models.state.state import StateArray
 
 _ALIGNED = 64
@@ -27,10 +27,14 @@ class RowArrays:
         model: the model as one device holds it.
         dtype: dtype of convolution states and KV cache.
         placement: the devices; rows are split over the data axis.
+
+    Attributes:
+        model, dtype: as given.
     """
 
     def __init__(self, model: Decoder, dtype: DTypeLike, placement: Placement):
-        self._model, self._dtype, self._placement = model, dtype, placement
+        self.model = model
+        self.dtype, self._placement = dtype, placement
 
     def abstract(self, count: int, context: int) -> Rows:
         """ShapeDtypeStructs of `count` rows for contexts of up to `context` tokens."""
@@ -38,9 +42,9 @@ class RowArrays:
         lanes = DATA if count % self._placement.data == 0 else None
 
         def typed(array: StateArray) -> jax.ShapeDtypeStruct:
-            return self._over_devices(lanes, array.of(count, context, self._dtype), array)
+            return self._over_devices(lanes, array.of(count, context, self.dtype), array)
 
-        layers = jax.tree.map(typed, self._model.state_arrays())
+        layers = jax.tree.map(typed, self.model.state_arrays())
         over = self._placement.over(lanes)
         token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
         return Rows(layers, token)
@@ -60,7 +64,8 @@ class RowArrays:
 
 def zeros(types: Any) -> Any:
     """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
-    if platform() == "cpu" and jax.process_count() == 1:  # no program, which would be compiled for every shape
+    # Here without a program, which would be compiled for every shape.
+    if local_target().platform == "cpu" and jax.process_count() == 1:
         return jax.tree.map(lambda one: jax.device_put(_zeros_to_copy(one), one.sharding), types)
     return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
 

@@ -38,6 +38,19 @@ class CachedBuffers:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
+    def look(self) -> tuple[jax.Array, ...]:
+        """Return the arrays on their devices, for a step that reads them; those on the host stay there as well."""
+        arrays: Any = self.arrays
+        return arrays if self.on_device else jax.device_put(arrays, self._places)
+
+    def take(self) -> tuple[jax.Array | np.ndarray, ...]:
+        """Return the arrays, for the step that fills them."""
+        return self.arrays
+
+    def put(self, arrays: tuple[jax.Array, ...]) -> None:
+        """Set the arrays that a step returned."""
+        self.arrays = arrays
+
     def to_host(self) -> None:
         """Move them off the device."""
         self._places = tuple(array.sharding for array in self.arrays if isinstance(array, jax.Array))
@@ -45,7 +58,7 @@ class CachedBuffers:
 
     def to_device(self) -> None:
         """Move them back to their devices."""
-        self.arrays = tuple(jax.device_put(self.arrays, self._places))
+        self.arrays = self.look()
 
     @property
     def on_device(self) -> bool:

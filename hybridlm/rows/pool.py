@@ -5,7 +5,7 @@ their steps have lanes. The copy is a step of its own, one lane wide: it reads o
 by a write map, in all arrays of the group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,6 +96,36 @@ class RowPool:
     def lanes(self, slots: list[Slot]) -> list[int]:
         """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
         return self.owner.bind(slots, len(slots)).tolist()
+
+
+class PoolPart:
+    """Some of the arrays of a pool, which a step reads, or takes and replaces.
+
+    Args:
+        pool: the pool.
+        places: their indices among its arrays.
+    """
+
+    def __init__(self, pool: RowPool, places: Sequence[int]):
+        self.pool, self.places = pool, places
+        self._leaves: list[Any] = []
+
+    def look(self) -> tuple[jax.Array, ...]:
+        """Return the arrays, for a step that only reads them. Raises as `RowPool.take`."""
+        leaves = jax.tree.leaves(self.pool.look())
+        return tuple(leaves[i] for i in self.places)
+
+    def take(self) -> tuple[jax.Array, ...]:
+        """Take the arrays, for a step that donates them; the pool has none until `put`. Raises as `RowPool.take`."""
+        self._leaves, self._tree = jax.tree.flatten(self.pool.take())
+        return tuple(self._leaves[i] for i in self.places)
+
+    def put(self, arrays: Sequence[jax.Array]) -> None:
+        """Put back the arrays that a step returned."""
+        for i, array in zip(self.places, arrays, strict=True):
+            self._leaves[i] = array
+        self.pool.put(jax.tree.unflatten(self._tree, self._leaves))
+        self._leaves = []
 
 
 def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:

@@ -98,8 +98,9 @@ GREEDY, SAMPLED, FILTERED = range(3)
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if another lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
-"""Maximum number of logits that are sampled together; above it, each lane is sampled by itself. With more, XLA maps the
-scratch of the step anew in every call (docs/performance.md); with fewer, lane by lane would use one core only."""
+"""Maximum number of logits that are sampled together on a CPU; above it, each lane is sampled by itself. With more, XLA
+maps the scratch of the step anew in every call (docs/performance.md); with fewer, lane by lane would use one core only.
+"""
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
@@ -164,6 +165,7 @@ def sample_tokens(
     sampling: Sampling,
     positions: Int32[Array, "lane"],
     sampling_mode: Int32[Array, ""],
+    platform: str = "cpu",
 ) -> Int32[Array, "lane"]:
     """Sample the next token of every lane; `vocab` for a lane whose logits have NaN.
 
@@ -173,6 +175,7 @@ def sample_tokens(
         positions: position in its sequence of each lane's new token.
         sampling_mode: `GREEDY` if every lane has temperature 0, `SAMPLED` if no lane with a temperature has a filter,
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
+        platform: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
     greedy = most_likely(logits)
 
@@ -182,7 +185,7 @@ def sample_tokens(
 
     def sampled() -> Array:
         of_lanes = (logits, greedy, jax.tree.map(jnp.asarray, sampling), positions)
-        if logits.size <= MAX_BATCHED_LOGITS:
+        if platform != "cpu" or logits.size <= MAX_BATCHED_LOGITS:
             return _sampled(*of_lanes, sampling_mode)
         return lax.map(alone, of_lanes)
 

@@ -9,14 +9,17 @@ import pyarrow as pa
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import known
 from hybridlm.score_files.rows import InputRow, OutputRow
+from hybridlm.scoring.items import FORMS, form_of
 
-_TEXTS = ("text", "token_ids")
-COLUMNS = ("id", *_TEXTS)
+COLUMNS = ("id", *FORMS, "completion")
 """Columns that are read of a table."""
 
 
 def columns_of(schema: pa.Schema) -> list[str]:
-    """Return the columns to read: "text" (strings) or "token_ids" (lists of whole numbers) or both, and "id".
+    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", and "id".
+
+    Texts are strings, token ids lists of whole numbers, a prompt and its completion either of them, and messages lists
+    of structs.
 
     Raises:
         ValueError: they are missing, duplicate, or of other types.
@@ -25,9 +28,11 @@ def columns_of(schema: pa.Schema) -> list[str]:
     if twice:
         raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
     columns = [name for name in COLUMNS if name in schema.names]
-    if not set(columns) & set(_TEXTS):
+    if not set(columns) & set(FORMS):
         found = ", ".join(schema.names) or "none"
-        raise ValueError(f"expected a column {' or '.join(_TEXTS)}, found {found}")
+        raise ValueError(f"expected a column {' or '.join(FORMS)}, found {found}")
+    if ("prompt" in columns) != ("completion" in columns):
+        raise ValueError(f"expected columns prompt and completion together, found {', '.join(schema.names)}")
     faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
     if faults:
         raise ValueError("; ".join(faults))
@@ -37,14 +42,19 @@ def columns_of(schema: pa.Schema) -> list[str]:
 def _type_fault(name: str, type: pa.DataType) -> str | None:
     value = type.value_type if pa.types.is_dictionary(type) else type
     string = any(is_(value) for is_ in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    item = type.value_type if any(is_(type) for is_ in lists) else None
+    whole = item is not None and pa.types.is_integer(item)
     if name == "id":
         good, expected = string or pa.types.is_integer(value), "strings or whole numbers"
     elif name == "text":
         good, expected = string, "strings"
+    elif name == "messages":
+        good, expected = item is not None and pa.types.is_struct(item), "lists of structs (role, content)"
+    elif name == "token_ids":
+        good, expected = whole, "lists of whole numbers"
     else:
-        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        good = any(is_(type) for is_ in lists) and pa.types.is_integer(type.value_type)
-        expected = "lists of whole numbers"
+        good, expected = string or whole, "strings or lists of whole numbers (several completions are several rows)"
     # A column of nulls alone has no type; no row has a value then.
     return None if good or pa.types.is_null(type) else f"column {name}: expected {expected}, found {type}"
 
@@ -58,20 +68,39 @@ def read_rows(batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0) ->
         skipped: rows to leave out at its beginning.
     """
     columns = (_values(batch, name, skipped) for name in COLUMNS)
-    for number, (id, text, token_ids) in enumerate(zip(*columns, strict=True), first + skipped):
-        yield _row(number, id, text, token_ids)
+    for number, values in enumerate(zip(*columns, strict=True), first + skipped):
+        yield _row(number, dict(zip(COLUMNS, values, strict=True)))
 
 
-def _row(number: int, id: Any, text: Any, token_ids: list[Any] | None) -> InputRow:
-    for name, value in (("id", id), ("text", text)):
+def _row(number: int, values: dict[str, Any]) -> InputRow:
+    id = values.pop("id")
+    for name, value in (("id", id), *values.items()):
         if isinstance(value, UnicodeDecodeError):
             return InputRow(number, None if value is id else id, "", None, 0, f"{name}: expected UTF-8: {value}")
-    if token_ids is None and text is not None:
-        return InputRow(number, id, "text", text, len(text))
-    if text is None and token_ids is not None:
-        return InputRow(number, id, "token_ids", token_ids, 4 * len(token_ids))
-    found = "none of them" if text is None else ", ".join(_TEXTS)
-    return InputRow(number, id, "", None, 0, f"expected exactly one of {', '.join(_TEXTS)}, got {found}")
+    try:
+        form = form_of(values)
+    except ValueError as error:
+        return InputRow(number, id, "", None, 0, str(error))
+    item = values[form]
+    if form == "prompt":
+        item = {"prompt": item, "completion": values["completion"]}
+    elif form == "messages":
+        item = {"messages": _without_nulls(item)}
+    return InputRow(number, id, form, item, _size(item))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the null fields that a table gives to every struct."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _size(value: Any) -> int:
+    """Return the approximate number of bytes of a value."""
+    if isinstance(value, dict | list):
+        return sum(map(_size, value.values() if isinstance(value, dict) else value))
+    return len(value) if isinstance(value, str) else 4
 
 
 def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:

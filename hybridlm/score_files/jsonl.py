@@ -5,10 +5,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hybridlm.files.json_lines import Id, dump, finite, parse_object, read_id, read_item
+from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item
 from hybridlm.requests.results import Score
 from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+from hybridlm.scoring.items import form_of
 
+OBJECTS = {"prompt", "completion", "messages"}
+"""Fields of rows that are more than one text."""
+FIELDS = ("text", "token_ids", "prompt", "completion", "messages", "tools", "chat_template_kwargs")
 BLOCK_BYTES = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -47,7 +51,13 @@ def _read(number: int, line: bytes) -> InputRow:
     try:
         value = parse_object(line)
         id = read_id(value)
-        key, item = read_item(value, ("text",))
+        if not value.keys() & OBJECTS:
+            key, item = read_item(value, ("text",))
+        else:
+            key = form_of(value)
+            item = {name: value[name] for name in FIELDS if value.get(name) is not None}
+            if key not in OBJECTS:
+                key, item = read_item(item, ("text",))
         return InputRow(number, id, key, item, len(line))
     except ValueError as error:
         return InputRow(number, id, "", None, len(line), str(error))
@@ -85,16 +95,21 @@ class JsonScores:
 
 
 def _object(row: OutputRow) -> dict[str, Any]:
-    return {"id": row.id, "error": row.error} if row.score is None else _scored(row.id, row.score)
+    if row.score is None:
+        return {"id": row.id, "error": row.error}
+    before = {"prompt_tokens": row.score.prefix_tokens} if row.score.prefix_tokens else {}
+    if row.completions:
+        return {"id": row.id, **before, "completions": [_scored(score) for score in row.completions]}
+    return {"id": row.id, **before, **_scored(row.score)}
 
 
-def _scored(id: Id, score: Score) -> dict[str, Any]:
+def _scored(score: Score) -> dict[str, Any]:
     total = finite(score.sum_logprob)
     values: list[float] = score.logprobs.tolist()
     # The sum is finite if all values are: it has too few of them for a float64 to overflow.
-    logprobs = [None, *values[1:]] if total is not None else [finite(value) for value in values]
+    first = score.first_predicted
+    logprobs = [*[None] * first, *values[first:]] if total is not None else [finite(value) for value in values]
     return {
-        "id": id,
         "token_ids": score.token_ids,
         "logprobs": logprobs,
         "sum_logprob": total,

@@ -28,8 +28,8 @@ class InputRow(NamedTuple):
     Attributes:
         number: its number in messages; lines count from 1, rows of a table from 0.
         id: None if it has none that can be read.
-        key: the field that holds its text or token ids.
-        item: the text or the token ids, unchecked.
+        key: the field that holds its text, token ids, prompt or messages.
+        item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
         fault: why it cannot be read; it has no item then.
     """
@@ -41,13 +41,20 @@ class InputRow(NamedTuple):
     size: int
     fault: str | None = None
 
+    @property
+    def several(self) -> bool:
+        """Whether the row has a list of completions."""
+        given = self.item.get("completion") if isinstance(self.item, dict) else None
+        return isinstance(given, list) and not all(isinstance(one, int) for one in given)
+
 
 class OutputRow(NamedTuple):
-    """A row of the output: its score or its error."""
+    """A row of the output: its score, the scores of its list of completions, or its error."""
 
     id: Id
     score: Score | None
     error: str | None
+    completions: tuple[Score, ...] = ()
 
 
 class TextSource(Protocol):

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from hybridlm.files.atomic import replaceable
+from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
-from hybridlm.score_files.parts import Origin, Parts, parts_of
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, identity, survey, used_twice

@@ -9,7 +9,7 @@ import numpy as np
 from hybridlm.engine.inputs import Inputs
 from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Score
-from hybridlm.scoring.pairs import encode_pair
+from hybridlm.scoring.items import token_pair
 
 By = Literal["sum", "token", "byte"]
 
@@ -86,7 +86,9 @@ def choose(
     """
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
-    pairs = [_pair(context, option, f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
+    pairs = [
+        token_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)
+    ]
     scores = score([before + after for before, after in pairs])
     for i, one in enumerate(scores):
         if one.first_nan is not None:
@@ -98,19 +100,3 @@ def choose(
         logprobs=[one.logprobs[-count:] for one, count in zip(scores, counts, strict=True)],
         greedy=[bool(one.greedy[-count:].all()) for one, count in zip(scores, counts, strict=True)],
     )
-
-
-def _pair(
-    context: Any, option: Any, where: str, inputs: Inputs, prefix: Callable[[], int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if isinstance(context, str) != isinstance(option, str):
-        raise TypeError(f"{where}: expected what the context is, text or token ids, got {type(option)}")
-    if isinstance(context, str):
-        if inputs.tokenizer is None:
-            raise ValueError("context: got text, but the checkpoint has no tokenizer.json; pass lists of token ids")
-        before, after = map(tuple, encode_pair(context, option, inputs.tokenizer, prefix()))
-        if not after:
-            raise ValueError(f"{where}: {option!r} adds no token to the context")
-    else:
-        before, after = inputs.encode(context, "context"), inputs.encode(option, where)
-    return before, inputs.encode(before + after, where)[len(before) :]

@@ -20,10 +20,11 @@ from hybridlm.steps.score import Scored
 def scores(engine: Engine, texts: Sequence[tuple[int, ...]], top: int = 0, prefix: Prefix | None = None) -> list[Score]:
     """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
-    for one in score(engine, texts, top, prefix):
-        assert one.index is not None
-        tops = one.top_logprobs if top else None
-        found[one.index] = Score(list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before)
+    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix):
+        for one in score(engine, texts, top, prefix):
+            assert one.index is not None
+            tops = one.top_logprobs if top else None
+            found[one.index] = Score(list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before)
     return [found[index] for index in range(len(texts))]
 
 
@@ -88,10 +89,11 @@ def _score(engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int) -> It
             _join(engine, pool, lanes, text)
             waiting.begun(text)
         if any(lanes):
+            engine.decisions.checkpoint()
             flights.append(_dispatch(engine, pool, shape, lanes, waiting))
         if len(flights) > 1 or not any(lanes):
             outputs, parts = flights.popleft()
-            scored = engine.calls.read(outputs)
+            scored = engine.runner.read(outputs)
             for lane, text, first, count in parts:
                 text.take(scored, lane, first, count)
                 engine.stats["scored_tokens"] += count

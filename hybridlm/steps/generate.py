@@ -4,7 +4,8 @@ All steps share everything up to the final residual stream; `lengths` gives the 
 a lane of length 0 keeps its rows.
 """
 
-from typing import Any, NamedTuple
+import itertools
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.int8_head import sample_with_int8_head
+from hybridlm.sampling.logit_changes import LogitChanges, changed_logits
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
@@ -19,8 +21,18 @@ from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.ops.expert_dot import expert_dot
+from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
+from models.ops.quantised_weight import Codes
 
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=({"absent": False}, {"absent": True}))
+_DTYPES = ("bfloat16", "float16", "float32")
+_FORMS = [{"absent": absent, "ragged": ragged} for ragged, absent in itertools.product((False, True), repeat=2)]
+_QUANTISED = [
+    form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
+]
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
+rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
+rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
+rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 
@@ -46,6 +58,8 @@ GENERATE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
     outputs=(Lane(), STATE),
 )
+CHANGED_GENERATE_CONTRACT = LaneContract(inputs=(*GENERATE_CONTRACT.inputs, Lane()), outputs=GENERATE_CONTRACT.outputs)
+"""That of a step that changes logits."""
 
 
 def generate_step(
@@ -57,7 +71,8 @@ def generate_step(
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
-    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step.
+    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step. A step may have one operand
+    more, `LogitChanges`.
 
     Args:
         structure: structure of the model.
@@ -79,6 +94,7 @@ def generate_step(
         kv_blocks: Int32[Array, ""],
         sampling: Sampling,
         sampling_mode: Int32[Array, ""],
+        changes: LogitChanges | None = None,
     ) -> tuple[SampledTokens, Rows]:
         int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
@@ -89,9 +105,9 @@ def generate_step(
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
         def from_logits() -> SampledTokens:
-            logits = Vocabulary.of(model.config).whole(model.logits(hidden))
+            logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
             return sample_with_logprobs(
-                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor
+                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform, changes
             )
 
         if int8_head is None:
@@ -142,6 +158,8 @@ def sample_with_logprobs(
     sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
+    platform: str,
+    changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
 
@@ -152,14 +170,16 @@ def sample_with_logprobs(
         sampling: settings of each row.
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
+        platform: that the step is for.
+        changes: of each row's logits, before the processor; None for none.
     """
     logprob = top_tokens = top_logprobs = None
-    processed = logits
+    processed = logits if changes is None else changed_logits(logits, changes)
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
-        processed = jax.vmap(processor)(logits, last_token, positions)
+        processed = jax.vmap(processor)(processed, last_token, positions)
     with jax.named_scope("sample"):
-        token = sample_tokens(processed, sampling, positions, sampling_mode)
+        token = sample_tokens(processed, sampling, positions, sampling_mode, platform)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)

@@ -12,6 +12,7 @@ from jaxtyping import Int32
 
 from ir_passes import Pool
 from models import Decoder
+from models.ops.linear import LinearWeight
 from models.state.state import state_array
 
 STATE = Pool("state")
@@ -57,9 +58,9 @@ class Structure:
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     """Split a model into its structure and a flat tuple of arrays, which costs a step nothing per call.
 
-    For an abstract model the tuple holds ShapeDtypeStructs.
+    For an abstract model the tuple holds ShapeDtypeStructs; a weight that is no plain array is one entry.
     """
     graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(state)
+    leaves, tree = jax.tree.flatten(state, is_leaf=lambda one: isinstance(one, LinearWeight))
     arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, token=1))
     return Structure(graph, tree, arrays), tuple(leaves)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int32
 
+from hybridlm.sampling.logit_changes import LogitChanges
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
@@ -25,6 +26,8 @@ VERIFY_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Lane(), Shared()),
     outputs=((Lane(role="accepted"), Lane()), STATE),
 )
+CHANGED_VERIFY_CONTRACT = LaneContract(inputs=(*VERIFY_CONTRACT.inputs, Lane()), outputs=VERIFY_CONTRACT.outputs)
+"""That of a step that changes logits, by the tokens before the step: lanes with changes have no drafts."""
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
@@ -52,11 +55,12 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         drafts: Int32[Array, "lane"],
         sampling: Sampling,
         sampling_mode: Int32[Array, ""],
+        changes: LogitChanges | None = None,
     ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        sampled = _sample_after_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor)
+        sampled = _sample_after_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor, changes)
         accepted = accept(tokens, sampled.token, lengths, drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
@@ -97,12 +101,16 @@ def _sample_after_each(
     sampling_mode: Array,
     top: int | None,
     processor: LogitsProcessor | None,
+    changes: LogitChanges | None,
 ) -> SampledTokens:
     """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
-    each = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), sampling)
+    each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
-    sampled = sample_with_logprobs(logits, last, behind.reshape(-1), each, sampling_mode, top, processor)
+    platform = model.config.devices.platform
+    sampled = sample_with_logprobs(
+        logits, last, behind.reshape(-1), each, sampling_mode, top, processor, platform, changes
+    )
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), sampled)

@@ -6,92 +6,196 @@ their input; it does not limit their time or memory.
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
-
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
-import jinja2.utils
 
 
 class ChatTemplateError(ValueError):
     """A chat template that is missing, unusable, or refuses the messages."""
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text; it renders its body unchanged."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` that refuses underscore names, which jinja2's own passes to Python."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
-        super().__setitem__(name, value)
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, which raises when it refuses an access instead of rendering nothing."""
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning, in the order of precedence of transformers."""
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Mark behind the message that is continued, the one of transformers: templates see the same text."""
+MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_url"})
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """A compiled chat template.
+
+    Attributes:
+        variables: names that it reads.
+    """
 
     def __init__(self, source: str) -> None:
         """Compile a template; raise ChatTemplateError for a syntax error or a template that does not use `messages`."""
-        sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
-        sandbox.filters["tojson"] = _to_json
-        sandbox.globals.update(
-            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_namespace, dict=_dict
-        )
+        from hybridlm.text.sandbox import TemplateError, compile_template  # jinja2 takes a while to import
+
         try:
-            names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
-            self._template = sandbox.from_string(source)
-        except jinja2.TemplateError as error:
+            self._template, names = compile_template(source)
+        except TemplateError as error:
             raise ChatTemplateError(f"chat template: {error}") from error
         except RecursionError as error:
             raise ChatTemplateError("chat template: nested too deeply") from error
+        self._source, self.variables = source, frozenset(names)
         if "messages" not in names:
             raise ChatTemplateError("chat template: expected it to use `messages`, found no use of them")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool | str = False,
+        **variables: Any,
+    ) -> str:
         """Return the text of a conversation.
 
         Args:
             messages: {"role": ..., "content": ...} in order; keys whose value is None are left out, as in transformers.
+                Reasoning is known to the template by each of its names, whichever the message has.
+            continue_final_message: end within the last message, in its content or in the field of this name.
             variables: other variables of the template; JSON values.
 
         Raises:
-            ChatTemplateError: no messages, a message without a role, or an error in the template, also from its
-                `raise_exception` or from the sandbox.
+            ChatTemplateError: no messages, a message without a role or with parts that are not text, a last message
+                that cannot be continued, or an error in the template, also from its `raise_exception` or from the
+                sandbox.
             TypeError: a message or value that is not plain data.
         """
         if isinstance(messages, str | Mapping):
             raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")
         if not messages:
             raise ChatTemplateError("messages: expected at least one message, got none")
-        plain = [_message(index, message) for index, message in enumerate(messages)]
+        plain = [_with_reasoning(_message(index, message)) for index, message in enumerate(messages)]
         variables = {name: _plain(value, name) for name, value in variables.items()}
+        plain = self._with_known_content(plain, variables)
+        plain = self._with_known_arguments(plain, variables)
+        if not continue_final_message:
+            return self._text(plain, variables)
+        field = continue_final_message if isinstance(continue_final_message, str) else "content"
+        return self._continued(plain, field, variables)
+
+    def _text(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(messages=plain, **variables)
+            return self._template.render(messages=messages, **variables)
         except Exception as error:
             # The template is a program and can raise anything.
             raise ChatTemplateError(f"chat template: {error or type(error).__name__}") from error
+
+    def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages with lists of text parts joined by line ends, as in vLLM, if the template takes no lists.
+
+        It takes none if it raises, or writes Python's form of the list into the prompt.
+        """
+        listed = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        if not listed or not all(_is_text_part(part) for content in listed for part in content):
+            return messages
+        joined = [
+            message | {"content": "\n".join(part["text"] for part in message["content"])}
+            if isinstance(message.get("content"), list)
+            else message
+            for message in messages
+        ]
+        try:
+            text = self._text(messages, variables)
+        except ChatTemplateError:
+            return joined
+        return joined if any(content and str(content) in text for content in listed) else messages
+
+    def _with_known_arguments(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the messages with arguments of tool calls as objects, if the template leaves strings out or fails."""
+        places = [
+            (i, j, function)
+            for i, message in enumerate(messages)
+            for j, function in enumerate(_functions(message))
+            if isinstance(function.get("arguments"), str)
+        ]
+        if not places:
+            return messages
+        names = {id(function): f"ARGUMENTS-{number}-OF-CALL" for number, (_, _, function) in enumerate(places)}
+        try:
+            text = self._text(_with_arguments(messages, names), variables)
+        except ChatTemplateError:
+            text = ""
+        if all(name in text for name in names.values()):
+            return messages
+        return _with_arguments(messages, {id(function): _arguments(i, j, function) for i, j, function in places})
+
+    def _continued(self, messages: list[dict[str, Any]], field: str, variables: Mapping[str, Any]) -> str:
+        """Return the text up to the end of a field of the last message, which a mark finds."""
+        said = messages[-1].get(field)
+        fields = [name for name in REASONING if messages[-1].get(name) == said] if field in REASONING else [field]
+        if said is None:
+            raise ChatTemplateError(f"continue_final_message: the last message has no {field!r} to continue")
+        if not any(name in self._source for name in fields):
+            raise ChatTemplateError(f"continue_final_message: the chat template does not use {field!r}")
+        if isinstance(said, list):
+            texts = [i for i, part in enumerate(said) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            if not texts:
+                raise ChatTemplateError(f"continue_final_message: {field!r} of the last message has no text part")
+            parts = list(said)
+            parts[texts[-1]] = parts[texts[-1]] | {"text": said[texts[-1]]["text"] + CONTINUED}
+            marked, said = messages[-1] | {field: parts}, said[texts[-1]]["text"]
+        elif isinstance(said, str):
+            marked = messages[-1] | {name: said + CONTINUED for name in fields}
+        else:
+            raise ChatTemplateError(f"continue_final_message: {field!r} of the last message is not text")
+        text = self._text([*messages[:-1], marked], variables)
+        place = text.rfind(CONTINUED.strip())
+        if place < 0 or said.strip() not in text:
+            raise ChatTemplateError(
+                "continue_final_message: the chat template leaves the last message out or changes it"
+            )
+        # A template that trims the message trims the space of the mark, too, and would have trimmed that of the text.
+        return text[:place] if text.startswith(CONTINUED, place) else text[:place].rstrip()
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning under the names that templates read, as in transformers."""
+    found = next((message[name] for name in REASONING if name in message), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the functions of a message's tool calls; a call may also be written without "function"."""
+    calls = message.get("tool_calls")
+    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [function for function in found if isinstance(function, dict)]
+
+
+def _with_arguments(messages: list[dict[str, Any]], arguments: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """Return the messages with other arguments, by the id() of each function."""
+
+    def changed(call: Any) -> Any:
+        if id(call) in arguments:
+            return call | {"arguments": arguments[id(call)]}
+        if isinstance(call, dict) and id(call.get("function")) in arguments:
+            return call | {"function": call["function"] | {"arguments": arguments[id(call["function"])]}}
+        return call
+
+    return [
+        message | {"tool_calls": [changed(call) for call in message["tool_calls"]]} if _functions(message) else message
+        for message in messages
+    ]
+
+
+def _arguments(index: int, call: int, function: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"messages[{index}].tool_calls[{call}].function.arguments"
+    try:
+        value = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise ChatTemplateError(
+            f"{where}: expected an object or its JSON text, got {function['arguments']!r}"
+        ) from error
+    if not isinstance(value, dict):
+        raise ChatTemplateError(f"{where}: expected an object or its JSON text, got {function['arguments']!r}")
+    return value
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +203,13 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"messages[{index}]: expected a dict with role and content, got {type(message).__name__}")
     if not isinstance(message.get("role"), str):
         raise ChatTemplateError(f"messages[{index}]: expected a role, found the keys {sorted(map(str, message))}")
+    content = message.get("content")
+    parts: Any = content if isinstance(content, list | tuple) else ()
+    for place, part in enumerate(parts):
+        if isinstance(part, Mapping) and (str(part.get("type")).removeprefix("input_") in MEDIA or MEDIA & {*part}):
+            raise ChatTemplateError(
+                f"messages[{index}].content[{place}]: expected text, the only input of these models, got {sorted(part)}"
+            )
     return {key: _plain(value, f"messages[{index}].{key}") for key, value in message.items() if value is not None}
 
 
@@ -111,29 +222,3 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     raise TypeError(f"{where}: expected str, number, bool, None, list or dict, got {type(value).__name__}")
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # jinja2's own filter escapes HTML, which is not in the models' training data.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _namespace(*args: Any, **kwargs: Any) -> _Namespace:
-    for name in dict(*args, **kwargs):
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
-    return _Namespace(*args, **kwargs)
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)

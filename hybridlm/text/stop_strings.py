@@ -13,8 +13,15 @@ class GrowingText:
         stopped: whether a stop string was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]):
-        self._stream = tokenizer.stream()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        *,
+        skip_special_tokens: bool = True,
+        keep_tool_markers: bool = False,
+    ):
+        self._stream = tokenizer.stream(skip_special_tokens, keep_tool_markers)
         self._stops = stop_strings
         self._given = 0
         self.text = ""
@@ -23,6 +30,8 @@ class GrowingText:
     def push(self, token: int) -> None:
         """Add one token."""
         self._add(self._stream.push(token))
+        if self._stops and not self.stopped:
+            self._stop_in(self._stream.unsettled())
 
     def finish(self) -> None:
         """Add the text that was held back, when no more tokens will come."""
@@ -32,10 +41,18 @@ class GrowingText:
     def _add(self, piece: str) -> None:
         seen = len(self.text)
         self.text += piece
-        found = [self.text.find(stop, max(0, seen - len(stop) + 1)) for stop in self._stops]
+        self._find(self.text, seen)
+
+    def _stop_in(self, rest: str) -> None:
+        """End the text if a stop string is in what is held back: if it ends here, no token can change that any more."""
+        if rest:
+            self._find(self.text + rest, len(self.text))
+
+    def _find(self, text: str, seen: int) -> None:
+        found = [text.find(stop, max(0, seen - len(stop) + 1)) for stop in self._stops]
         found = [place for place in found if place >= 0]
         if found:
-            self.text = self.text[: min(found)]
+            self.text = text[: min(found)]
             self.stopped = True
 
     def take(self, final: bool = False) -> str:

@@ -1,62 +1,161 @@
-"""Incremental detokenization: text that was returned never changes."""
+"""Incremental detokenization: the pieces of a stream joined are the text of all its ids, and a piece never changes.
 
+`tokenizers.decoders.DecodeStream` was tried first. It raises for bytes that turn out to be invalid behind a character
+that it has given out, holds back a U+FFFD that is part of the text, and has no end.
+"""
+
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
 
 REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most four bytes, so at most three replacement characters can still become one.
-_MAX_UNSETTLED = 3
-# Tokens after which the window is shortened although its end is not valid UTF-8; bounds the work per token.
 _MAX_WINDOW = 64
+"""Tokens after which the window is shortened; bounds the work per token."""
+_MIN_CONTEXT = 4
+"""Tokens that stay in a shortened window, because decoders treat the first token of a text differently."""
+_OF_ONE_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")
+"""Decoders that change each token by itself, but for the first one and repetitions."""
+_IN_BYTE_TOKENS = frozenset("<0x123456789abcdefABCDEF>")
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Properties of a tokenizer's decoder that decide when a text is final.
+
+    Attributes:
+        by_token: a token changes no text before it, but for what the next two name; otherwise nothing is final before
+            the end.
+        joins_bytes: the text may end within a character, which the next token completes (byte level).
+        byte_tokens: ids of tokens for one byte; a run of them is text only if all of it is valid (byte fallback), so it
+            is final once another token follows.
+    """
+
+    by_token: bool = True
+    joins_bytes: bool = True
+    byte_tokens: frozenset[int] = frozenset()
+
+
+def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
+    """Return the properties of a tokenizer's decoder."""
+    if backend.decoder is None:
+        return Streaming(joins_bytes=False)
+    steps = _flat(json.loads(backend.decoder.__getstate__()))
+    kinds = [step.get("type") for step in steps]
+    byte_tokens = frozenset[int]()
+    if "ByteFallback" in kinds:
+        digits = "0123456789abcdefABCDEF"
+        ids = (backend.token_to_id(f"<0x{high}{low}>") for high in digits for low in digits)
+        byte_tokens = frozenset(token for token in ids if token is not None)
+    return Streaming(_by_token(steps), "ByteLevel" in kinds, byte_tokens)
+
+
+def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step.get("type") != "Sequence":
+        return [step]
+    return [one for part in step["decoders"] for one in _flat(part)]
+
+
+def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
+    """Whether each token of a chain of decoders adds its text to the end."""
+    joined = after_suffix = False
+    for place, step in enumerate(steps):
+        kind = step.get("type")
+        if joined and (kind not in ("Fuse", "Strip") or step.get("stop")):
+            return False  # it sees one token, the whole text
+        if after_suffix and kind != "Fuse":
+            return False  # the last token's text changes when it is no longer the last
+        if kind in ("Fuse", "ByteLevel"):
+            joined = True
+        elif kind == "ByteFallback":
+            if not all(map(_keeps_byte_tokens, steps[:place])):
+                return False
+        elif kind == "BPEDecoder":
+            after_suffix = True
+        elif kind not in _OF_ONE_TOKEN:
+            return False
+    return True
+
+
+def _keeps_byte_tokens(step: dict[str, Any]) -> bool:
+    """Whether a decoder neither changes nor makes a token such as "<0x0A>"."""
+    pattern = (step.get("pattern") or {}).get("String")
+    return step.get("type") == "Replace" and bool(pattern) and not _IN_BYTE_TOKENS & {*pattern, *step["content"]}
 
 
 class StreamDecoder:
     """Decoder of token ids to text, one at a time.
 
-    A token may end in the middle of a UTF-8 character; its text is held back until the character is complete. The
-    pieces together are the text of all ids at once (a vocabulary with byte fallback may decode invalid UTF-8 to a
-    different number of replacement characters).
+    Text is held back while a later token could still change it: an incomplete UTF-8 character, a run of byte-fallback
+    tokens, and everything with a decoder that looks at the whole text.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """Begin a sequence; `decode` returns the text of a list of ids."""
-        self._decode = decode
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        streaming: Streaming | None = None,
+        has_text: Callable[[int], bool] = lambda token: True,
+    ) -> None:
+        """Begin a sequence.
+
+        Args:
+            decode: returns the text of a list of ids.
+            streaming: properties of the decoder; None for those of a byte-level one.
+            has_text: whether `decode` uses an id at all.
+        """
+        self._decode, self._has_text = decode, has_text
+        self._streaming = Streaming() if streaming is None else streaming
         # Some decoders drop a leading space, so the last returned tokens stay in the window as context.
         self._window: list[int] = []
-        self._context = 0
         self._given = 0
+        self._held = False
 
     def push(self, token_id: int) -> str:
         """Add a token; return the text that is now final, often "" within a character."""
+        if not self._has_text(token_id):
+            return ""
         self._window.append(token_id)
+        self._held = True
+        if not self._streaming.by_token or token_id in self._streaming.byte_tokens:
+            return ""
         text = self._decode(self._window)
-        trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        return self._give(text, len(text) - min(trailing, _MAX_UNSETTLED))
+        settled = len(text)
+        if self._streaming.joins_bytes and text.endswith(REPLACEMENT):
+            settled -= 1  # one stands for all bytes of an incomplete character
+        piece = text[self._given : settled]
+        self._given = max(self._given, settled)
+        self._held = self._given < len(text)
+        if len(self._window) > _MAX_WINDOW:
+            self._shorten(text)
+        return piece
+
+    def unsettled(self) -> str:
+        """Return the text that is held back, as it would be if the sequence ended now, without an incomplete end."""
+        return self._decode(self._window)[self._given :].rstrip(REPLACEMENT) if self._held else ""
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the sequence; an incomplete character is U+FFFD."""
-        text = self._decode(self._window)
-        rest = text[self._given :]
-        self._window, self._context, self._given = [], 0, 0
+        rest = self._decode(self._window)[self._given :] if self._held else ""
+        self._window, self._given, self._held = [], 0, False
         return rest
 
-    def _give(self, text: str, settled: int) -> str:
-        piece = text[self._given : settled]
-        self._given = max(self._given, settled)
-        if self._given == len(text):
-            self._cut(self._context)
-            self._context = len(self._window)
-        elif len(self._window) > _MAX_WINDOW:
-            self._cut_where_equal(text)
-        return piece
-
-    def _cut(self, count: int) -> None:
-        del self._window[:count]
-        self._given = len(self._decode(self._window)) if self._window else 0
-
-    def _cut_where_equal(self, text: str) -> None:
-        half = len(self._window) // 2
-        before, after = self._decode(self._window[:half]), self._decode(self._window[half:])
-        if before + after == text and len(before) <= self._given:
-            del self._window[:half]
-            self._given -= len(before)
-            self._context = 0
+    def _shorten(self, text: str) -> None:
+        """Drop tokens at the beginning of the window, if what follows does not depend on them."""
+        if self._held:
+            half = len(self._window) // 2
+            before, after = self._decode(self._window[:half]), self._decode(self._window[half:])
+            if before + after == text and len(before) <= self._given and after:
+                del self._window[:half]
+                self._given -= len(before)
+            return
+        keep = _MIN_CONTEXT
+        while keep < len(self._window):
+            # A context without text would leave the next token the first one of a text.
+            if context := self._decode(self._window[-keep:]):
+                del self._window[:-keep]
+                self._given = len(context)
+                return
+            keep *= 2

@@ -6,22 +6,28 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
 from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
-from hybridlm.text.stream_decoder import StreamDecoder
+from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
+
+if TYPE_CHECKING:
+    import tokenizers
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "StreamDecoder", "Tokenizer"]
 
-MAX_TOKENIZER_BYTES = 200 * MEGABYTE
-MAX_CONFIG_BYTES = 16 * MEGABYTE
-MAX_TEMPLATE_BYTES = 4 * MEGABYTE
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_OTHER_FORMATS = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json")
+TOOL_WORDS = ("tool", "function")
+"""Words in the names of special tokens that mark tool calls and their results."""
+
+
+THINK_MARKERS = (
+    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"), ("◁think▷", "◁/think▷"),
+)  # fmt: skip
+"""Markers before and after thoughts that models write."""
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""Names under which chat templates read whether the model shall think."""
 
 
 class Tokenizer:
@@ -34,7 +40,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: "tokenizers.Tokenizer",
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
@@ -46,24 +52,27 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._compiled: dict[str, ChatTemplate] = {}
-        for role in ("bos_token", "eos_token"):
-            token = self.special_tokens.get(role)
-            if token is not None and backend.token_to_id(token) is None:
+        for role, token in self.special_tokens.items():
+            if role in ("bos_token", "eos_token") and backend.token_to_id(token) is None:
                 raise ValueError(f"{role}: expected a token of the vocabulary, found {token!r}")
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
         """Return the tokenizer of a checkpoint directory; None if there is none (token ids always work).
 
-        Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template) and chat_template.jinja.
-        Warns if there is a tokenizer in another format only.
+        Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template), chat_template.jinja,
+        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json. Warns if
+        there is a tokenizer in another format only.
 
         Raises:
             CheckpointError: a file that is too long or cannot be read.
         """
+        # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
+        from hybridlm.text import tokenizer_files as files
+
         directory = Path(path)
         if not (directory / "tokenizer.json").exists():
-            others = [name for name in _OTHER_FORMATS if (directory / name).exists()]
+            others = [name for name in files.OTHER_FORMATS if (directory / name).exists()]
             if others:
                 warnings.warn(
                     f"{directory}: found {', '.join(others)} but no tokenizer.json, the only format that is read: "
@@ -71,19 +80,13 @@ class Tokenizer:
                     stacklevel=2,
                 )
             return None
-        config: dict[str, Any] = {}
-        if (directory / "tokenizer_config.json").exists():
-            config = read_object(directory / "tokenizer_config.json", MAX_CONFIG_BYTES)
-        text = read_text(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        backend = files.read_backend(directory / "tokenizer.json")
         try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:
-            # The library raises bare Exception for everything that it cannot read.
-            raise CheckpointError(directory / "tokenizer.json", f"cannot be read: {error}") from error
-        try:
-            special = _special_tokens(config)
-            _add_tokens(backend, config, special)
-            return Tokenizer(backend, special, _chat_templates(directory, config))
+            settings = files.read_settings(directory)
+            named = files.special_tokens(settings)
+            files.add_tokens(backend, settings, named)
+            roles = {role: files.str_of(token) for role, token in named.items()}
+            return Tokenizer(backend, roles, files.chat_templates(directory, settings))
         except CheckpointError:
             raise
         except ValueError as error:
@@ -128,8 +131,28 @@ class Tokenizer:
             raise ValueError(f"text is not valid Unicode: {error}") from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
+        """Return the ids that have no text.
+
+        Args:
+            skip_special_tokens: special tokens have none.
+            keep_tool_markers: but those whose name has "tool" or "function" in it have (<tool_call>, ...).
+        """
+        if not skip_special_tokens:
+            return frozenset()
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(
+            key
+            for key, token in added.items()
+            if token.special and not (keep_tool_markers and any(word in token.content.lower() for word in TOOL_WORDS))
+        )
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
         """Return the text of token ids. Ids beyond the vocabulary (a model's padding) have no text, as in transformers.
+
+        Args:
+            ids: token ids.
+            skip_special_tokens, keep_tool_markers: see `skipped`.
 
         Raises:
             ValueError: an id that is negative or has more than 32 bits.
@@ -138,11 +161,63 @@ class Tokenizer:
         bad = [token for token in ids if not 0 <= token < 2**32]
         if bad:
             raise ValueError(f"token ids: expected 0 <= id < 2**32, got {bad[:5]}")
+        if skip_special_tokens and keep_tool_markers:
+            skipped = self.skipped(skip_special_tokens, keep_tool_markers)
+            return self._backend.decode([token for token in ids if token not in skipped], skip_special_tokens=False)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
-        """Return an incremental decoder for one sequence."""
-        return StreamDecoder(lambda ids: self.decode(ids, skip_special_tokens))
+    @cached_property
+    def _streaming(self) -> Streaming:
+        return streaming_of(self._backend)
+
+    def stream(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> StreamDecoder:
+        """Return an incremental decoder for one sequence; arguments as for `decode`."""
+        skipped = self.skipped(skip_special_tokens, keep_tool_markers)
+        return StreamDecoder(
+            lambda ids: self._backend.decode(list(ids), skip_special_tokens=False),
+            self._streaming,
+            lambda token: token not in skipped and self._backend.id_to_token(token) is not None,
+        )
+
+    @cached_property
+    def think_markers(self) -> tuple[str, str] | None:
+        """The markers before and after thoughts, by vocabulary or chat templates; None for none."""
+        sources = list(self.chat_templates.values())
+        for pair in THINK_MARKERS:
+            if self.token_to_id(pair[1]) is not None or any(pair[1] in source for source in sources):
+                return pair
+        return None
+
+    def thinking_variables(
+        self, enable_thinking: bool | None, chat_template: str | None = None, tools: Any = None
+    ) -> dict[str, bool]:
+        """Return the template variables that turn thinking on or off; none for None.
+
+        Raises:
+            ChatTemplateError: the template knows no such variable.
+        """
+        if enable_thinking is None:
+            return {}
+        known = self._template(chat_template, tools).variables
+        found = {name: enable_thinking for name in THINKING_VARIABLES if name in known}
+        if not found:
+            raise ChatTemplateError(
+                f"enable_thinking: the chat template reads none of {', '.join(THINKING_VARIABLES)}; it reads "
+                f"{', '.join(sorted(known))}"
+            )
+        return found
+
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """The special token that the chat template writes behind an answer; None if it writes none."""
+        mark = "ANSWER-OF-THE-TURN"
+        try:
+            chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+            text = self.apply_chat_template(chat, add_generation_prompt=False)
+        except ChatTemplateError:
+            return None
+        ids = self.encode(text.partition(mark)[2].lstrip(), add_special_tokens=False)
+        return ids[0] if ids and ids[0] in self.skipped() else None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the token ids of a conversation; arguments as for `apply_chat_template`."""
@@ -151,100 +226,69 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         *,
-        template: str | None = None,
+        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
         """Return the text of a conversation; encode it with `add_special_tokens=False`.
 
+        It is what transformers renders, but for two things: parts of a content are joined by line ends if the template
+        takes no lists, and arguments of tool calls that are JSON texts become objects if the template takes no texts.
+
         Args:
-            messages: {"role": ..., "content": ...} in order.
-            add_generation_prompt: end with the beginning of the assistant's answer.
-            template: name of one of `chat_templates`; by default "tool_use" if tools are given and it exists, else
-                "default".
+            messages: {"role": ..., "content": ...} in order; a content is a text or a list of text parts.
+            add_generation_prompt: end with the beginning of the assistant's answer; None does unless the last message
+                is continued.
+            chat_template: name of one of `chat_templates`, or the source of a template; by default "tool_use" if tools
+                are given and it exists, else "default".
             tools: JSON schemas of functions.
+            documents: objects, for templates that use them.
+            continue_final_message: end within the last message, for the model to continue it; the name of a field
+                continues that one (reasoning_content, ...) instead of the content.
             variables: other variables of the template (`enable_thinking=False`, ...).
 
         Raises:
             ChatTemplateError: no template, or it cannot be used with these messages.
+            TypeError: a value that is not plain data.
         """
-        name = self._template_name(template, tools)
-        if name not in self._compiled:
-            self._compiled[name] = ChatTemplate(self.chat_templates[name])
-        variables = {"documents": None, **self.special_tokens, **variables}
-        return self._compiled[name].render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        if add_generation_prompt and continue_final_message:
+            raise ChatTemplateError("add_generation_prompt: begins an answer, continue_final_message goes on with one")
+        for name, given in (("tools", tools), ("documents", documents)):
+            wrong = [item for item in given or () if not isinstance(item, Mapping)]
+            if wrong:
+                raise TypeError(f"{name}: expected objects (JSON schemas for tools), got {wrong[0]!r}")
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        variables = {**self.special_tokens, **variables, "tools": tools, "documents": documents}
+        return self._template(chat_template, tools).render(
+            messages,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
         )
 
-    def _template_name(self, template: str | None, tools: Any) -> str:
+    def _template(self, name: str | None, tools: Any) -> ChatTemplate:
         names = sorted(self.chat_templates)
+        if name is not None and name not in names and "{" in name:
+            return ChatTemplate(name)
         if not names:
             raise ChatTemplateError(
                 "this checkpoint has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json): write the prompt as text and use generate"
             )
-        if template is None:
-            template = "tool_use" if tools is not None and "tool_use" in names else "default"
-        if template not in names:
-            raise ChatTemplateError(f"no chat template named {template!r}, expected template=one of {', '.join(names)}")
-        return template
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in names else "default"
+        if name not in names:
+            expected = f"expected chat_template=one of {', '.join(names)}"
+            raise ChatTemplateError(f"no chat template named {name!r}, {expected}")
+        if name not in self._compiled:
+            self._compiled[name] = ChatTemplate(self.chat_templates[name])
+        return self._compiled[name]
 
     def _id_of(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    special: dict[str, str] = {}
-    for role in SPECIAL_TOKENS:
-        token = config.get(role)
-        # Either the token itself or the object of an AddedToken.
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            special[role] = token
-        elif token is not None:
-            raise ValueError(f"{role}: expected a token, found {token!r}")
-    return special
-
-
-def _add_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Add the tokens that only tokenizer_config.json has, at the ids that it gives them."""
-    known = backend.get_added_tokens_decoder()
-    declared = config.get("added_tokens_decoder") or {}
-    if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
-        raise ValueError("added_tokens_decoder: expected an object of token id -> token")
-    for key in sorted(declared, key=int):
-        entry = declared[key]
-        content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str):
-            raise ValueError(f"added_tokens_decoder[{key}]: expected a token with content, found {entry!r}")
-        if int(key) not in known:
-            flags = {flag: bool(entry.get(flag, False)) for flag in ("lstrip", "rstrip", "single_word", "special")}
-            normalized = bool(entry.get("normalized", not flags["special"]))
-            backend.add_tokens([tokenizers.AddedToken(content, normalized=normalized, **flags)])
-        if backend.token_to_id(content) != int(key):
-            raise ValueError(
-                f"added_tokens_decoder[{key}]: expected {content!r} at that id, found {backend.token_to_id(content)}"
-            )
-    # Tokens with a role are special, and skipped in decoded text, even if the file does not say so.
-    added = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    present = [token for token in special.values() if token not in added and backend.token_to_id(token) is not None]
-    backend.add_special_tokens(list(dict.fromkeys(present)))
-
-
-def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    if (directory / "chat_template.jinja").exists():
-        return {"default": read_text(directory / "chat_template.jinja", MAX_TEMPLATE_BYTES)}
-    found = config.get("chat_template")
-    if found is None:
-        return {}
-    entries = [{"name": "default", "template": found}] if isinstance(found, str) else found
-    valid = isinstance(entries, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        for entry in entries
-    )
-    if not valid:
-        raise ValueError("chat_template: expected a string, or a list of objects with name and template")
-    return {entry["name"]: entry["template"] for entry in entries}

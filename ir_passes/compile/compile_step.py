@@ -11,6 +11,7 @@ from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr.tracing import Parameters
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
+from ir_passes.targets import Target, as_target
 
 
 def compile_step(
@@ -28,6 +29,7 @@ def compile_step(
     temp_ratio: float = 1.5,
     axes: Sequence[str] = (),
     compiler_options: dict[str, Any] | None = None,
+    target: Target | str | None = None,
 ) -> CompiledStep:
     """Compile a step that is proved to keep its lanes apart and whose program XLA laid out as the contract says.
 
@@ -53,6 +55,9 @@ def compile_step(
             collectives of its own, to a step that leaves it to XLA who computes what. Those that the program says
             itself need no leave.
         compiler_options: for XLA.
+        target: machine to compile for, as "nvidia-h100"; None for the devices that the arguments lie on. Arguments
+            without a mesh are taken to lie on its first device. The step of a target that is not here has a
+            certificate, a plan and its kernels, and cannot be called.
 
     Returns:
         The step; calling it consumes its pools that have successors, and nothing else.
@@ -63,8 +68,14 @@ def compile_step(
         AuditError: XLA's program does not do what the contract says.
         HloError: this version of JAX or XLA does not give out what the audit reads.
         ValueError: `certify` is none of the three.
+        TargetError: there is no such target, or its compiler is not installed.
     """
     parameters = Parameters.of(fn, static_argnums, static_argnames)
+    machine = None if target is None else as_target(target)
+    if machine is not None:
+        args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
+        named = (kwargs or {}).items()
+        kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in named}
     traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters)
     lowered = traced.prove(passes=passes, certify=certify, certificates=certificates).lower()
-    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes)
+    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes, target=machine)

@@ -1,10 +1,11 @@
 """A compiled step with its certificate: what `compile_step` and the stages end in."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
 
+from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.exported import Exported, export
@@ -13,17 +14,27 @@ from ir_passes.compile.proving import Certify, Proved
 from ir_passes.compile.running import Running
 from ir_passes.compile.stage import Stage
 from ir_passes.contract.contract import BoundContract
+from ir_passes.jaxpr.timing import paused
 from ir_passes.jaxpr.tracing import Trace
 from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
 from ir_passes.report.svg import arena_map, key, live_ranges
 from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.plan import Plan
+from ir_passes.targets import Target, TargetError
 from ir_passes.xla_audit.audit import AuditReport
 from ir_passes.xla_audit.first_run import successors_of
+from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
 MAX_BARS = 60
 """Live ranges in a notebook's picture: those of the largest values."""
+
+
+def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
+    raise TargetError(
+        f"the step was compiled for {target.name} ({target.device_kind}), which this process does not have: it can be "
+        "looked at and not called"
+    )
 
 
 class CompiledStep(Running, Stage):
@@ -39,6 +50,7 @@ class CompiledStep(Running, Stage):
         compiled: XLA's.
         audit: the report of the audit; None where there was none.
         passes: the effect of each rewrite.
+        target: machine that it was compiled for, which is not here; None for a step that can be called.
         calling: its calling convention.
     """
 
@@ -47,25 +59,39 @@ class CompiledStep(Running, Stage):
         trace: Trace,
         proved: Proved,
         calling: Calling,
-        compiled: jax.stages.Compiled,
+        program: CompiledProgram,
         bound: BoundContract,
         certificate: Certificate,
         report: AuditReport | None,
         certify: Certify,
+        target: Target | None = None,
     ):
-        Running.__init__(self, calling.entry(compiled), successors_of(bound), certify)
+        entry = calling.entry(program.compiled) if target is None else partial(_refuse, target)
+        Running.__init__(self, entry, successors_of(bound), certify)
         Stage.__init__(self, trace, bound)
         self.certificate = certificate
         self.jaxpr = proved.graph.program
-        self.compiled = compiled
+        self.compiled = program.compiled
+        self._dump = program.dump
         self.audit = report
         self.passes = proved.passes
+        self.target = target
         self.calling = calling
 
     @cached_property
     def plan(self) -> Plan:
         """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
         return plan_graph(Graph(self.jaxpr, self.bound))
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The operations of XLA's program with what each moves, computes and touches, read when first asked for.
+
+        Raises:
+            HloError: this version of JAX or XLA does not give out the program.
+        """
+        with paused():
+            return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
 
     def __repr__(self) -> str:
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"

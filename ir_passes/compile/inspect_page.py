@@ -11,6 +11,8 @@ from ir_passes.report.html import table
 from ir_passes.report.svg import arena_map, key, live_ranges
 
 MAX_BARS = 150
+MAX_KERNELS = 40
+"""Operations on the page: those that move most."""
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -58,6 +60,7 @@ def inspect_page(
         _copies("before the rewrites", certificate if before is None else before.certificate),
         _copies("after", certificate),
         *_collectives(certificate),
+        *_kernels(step),
         "<h2>Scratch: when each value is live</h2>",
         key(certificate.lanes),
         f"<p>Equations to the right. {_left_out(left_out)}</p>",
@@ -126,6 +129,27 @@ def _collectives(certificate: Certificate) -> Iterable[str]:
         yield "<h2>What devices exchange</h2>"
         yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
         yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in certificate.exchanged)}</ul>"
+
+
+def _kernels(step: CompiledStep) -> Iterable[str]:
+    """Yield the operations that move most, of a step that was compiled for another machine than this."""
+    if step.target is None:
+        return
+    found = step.kernels
+    yield "<h2>Kernels</h2>"
+    yield (
+        f"<p>{found.count:,} runs move {found.moved:,} bytes and compute {found.flops:,} operations of products; one "
+        f"turn of each loop whose turns the data decide {found.moved_in_a_turn:,} bytes and "
+        f"{found.flops_in_a_turn:,} operations. The {MAX_KERNELS} largest, bytes of one run:</p>"
+    )
+    rows = (
+        (
+            one.name, one.kind, one.source, f"{one.times:,}{' a turn' if one.by_data else ''}", one.read, one.written,
+            one.flops, ", ".join(one.pools),
+        )
+        for one in found.largest(MAX_KERNELS)
+    )  # fmt: skip
+    yield table(("kernel", "kind", "made for", "runs", "reads", "writes", "operations", "pools"), rows)
 
 
 def _left_out(count: int) -> str:

@@ -7,6 +7,7 @@ gives its own: `jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_ana
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ from ir_passes.contract.statements import Refusal, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.jaxpr.tracing import Parameters, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
+from ir_passes.targets import Target
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.hlo import HloError
 
@@ -203,19 +206,26 @@ class LoweredStep(Stage):
         may_copy: Sequence[str] = (),
         temp_ratio: float = 1.5,
         axes: Sequence[str] = (),
+        target: Target | None = None,
     ) -> CompiledStep:
-        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
+        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`.
+
+        A target is the machine on whose devices the arguments lie that the step was traced with (`target.place`).
+        """
+        away = None if target is None or target.is_local else target
         clock, bound, proved = Clock(self._clock), self.bound, self._proved
         given = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, proved.graph.program)
         versions = current_versions(compiler_options, device_of(given))
-        if self._certify == "off":
-            compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
-            program = CompiledProgram(compiled, absent="certify is 'off'")
-        else:
-            program = clock.time(
-                "compile", compile_with_assignment, self.lowered, compiler_options, versions, self._store
-            )
+        # JAX's cache would load a program of devices that are not here.
+        with nullcontext() if away is None else without_compilation_cache():
+            if self._certify == "off":
+                compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
+                program = CompiledProgram(compiled, absent="certify is 'off'")
+            else:
+                program = clock.time(
+                    "compile", compile_with_assignment, self.lowered, compiler_options, versions, self._store
+                )
         report, audit_faults, not_audited = None, (), program.absent
         if not_audited is None:
             report, audit_faults, not_audited = clock.time(
@@ -247,7 +257,7 @@ class LoweredStep(Stage):
         if self._store is not None and proved.reused is None and certificate.is_proof:
             _keep(self._store, self._key, certificate)
         return CompiledStep(
-            self._trace, proved, self._calling, program.compiled, bound, certificate, report, self._certify
+            self._trace, proved, self._calling, program, bound, certificate, report, self._certify, away
         )
 
 

@@ -1,6 +1,5 @@
 """The versions, settings, device and sources of this package that take part in making an executable."""
 
-import hashlib
 import os
 import platform
 from functools import cache
@@ -11,6 +10,7 @@ import jax
 from jaxlib import version as jaxlib_version
 
 from ir_passes.compile.certificate import Versions
+from ir_passes.files.sources import hash_of_sources
 
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -40,9 +40,4 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
 @cache
 def sources_hash() -> str:
     """sha256 of this package's sources: a proof by other rules is no proof."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hash_of_sources([Path(__file__).parents[1]])

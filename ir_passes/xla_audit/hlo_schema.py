@@ -104,6 +104,35 @@ INSTRUCTION = Message(
     },
     rest="attributes",
 )
+CONVOLUTION = Message(
+    "ConvolutionDimensionNumbers",
+    {
+        3: Field("kernel_input_feature", "int"),
+        9: Field("output_batch", "int"),
+        10: Field("output_feature", "int"),
+        11: _many("input_spatial", "int"),
+    },
+)
+WINDOW = Message(
+    "WindowDimension",
+    {
+        1: Field("size", "int"),
+        2: Field("stride", "int"),
+        3: Field("padding_low", "int"),
+        4: Field("padding_high", "int"),
+        5: Field("window_dilation", "int"),
+        6: Field("base_dilation", "int"),
+    },
+)
+PRODUCT = Message(
+    "HloInstructionProto",
+    {
+        15: _one("window", Message("Window", {1: _list("dimensions", WINDOW)})),
+        16: _one("convolution", CONVOLUTION),
+        30: _one("dot", Message("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
+    },
+)
+"""Of an instruction's `attributes`: what the products and convolutions sum over."""
 COMPUTATION = Message(
     "HloComputationProto",
     {

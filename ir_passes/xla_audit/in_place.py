@@ -27,6 +27,8 @@ ELEMENTWISE = frozenset({
 """Element i of the result is computed from element i of every operand."""
 IN_PLACE: dict[str, int] = {"all-reduce": 0, "cholesky": 0, "dynamic-update-slice": 0, "scatter": 0, "sort": 0}
 """Other operations that may write over this operand; triangular-solve over its second."""
+# openxla/xla, xla/hlo/analysis/alias_info.cc, GetInPlaceInputOutputPairs; with NVSHMEM the operand is read all along.
+IN_PLACE["all-reduce-start"] = 0
 IN_PLACE["triangular-solve"] = 1
 
 Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
@@ -91,11 +93,13 @@ def _shared(one: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
 
 def _may(one: Instruction, operand: int, index: Index, array: Array) -> bool:
     result = one.arrays[index]
+    if one.opcode == "all-reduce-start" and b"nvshmem" in one.backend_config.lower():
+        return False
     if one.opcode in ELEMENTWISE:
         return array.layout == result.layout
     if one.opcode == "custom-call":
         return any(output == index and number == operand for output, number, _ in one.aliasing)
-    if one.opcode in ("sort", "all-reduce") and len(one.operands) > 1:
+    if one.opcode in ("sort", "all-reduce", "all-reduce-start") and len(one.operands) > 1:
         return index == (operand,)
     if one.opcode in ("reshape", "broadcast"):
         return _keeps_order(one, array)

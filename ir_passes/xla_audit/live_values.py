@@ -14,6 +14,7 @@ from ir_passes.xla_audit.program import Array, Computation, Executable, Index, I
 FOREVER = 1 << 62
 FORWARDS = {"add-dependency", "all-reduce-done", "bitcast", "domain", "opt-barrier"}
 """Opcodes whose result is their first operand."""
+GATHERING, GATHERED = "all-gather-start", "all-gather-done"
 
 Leaves = dict[Index, int]
 """Values of a result by index."""
@@ -144,10 +145,11 @@ class _Flow:
         self._same.append(len(self._same))
         return len(self._same) - 1
 
-    def _define(self, instruction: Instruction, at: int) -> Leaves:
+    def _define(self, instruction: Instruction, at: int, known: frozenset[Index] = frozenset()) -> Leaves:
         return {
             index: self._new(instruction, index, array, self._slices.get((instruction.id, index)), at)
             for index, array in instruction.arrays.items()
+            if index not in known
         }
 
     def _find(self, value: int) -> int:
@@ -204,6 +206,14 @@ class _Flow:
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)
+        if one.opcode == GATHERED:
+            return {index[1:]: value for index, value in operands[0].items() if index[:1] == (1,)}
+        if one.opcode == GATHERING:
+            # Its result is the operands themselves beside the gathered arrays; all are in use until it is done.
+            places = [(0,)] if len(operands) == 1 else [(0, i) for i in range(len(operands))]
+            pairs = zip(places, operands, strict=True)
+            own = {(*place, *index): value for place, operand in pairs for index, value in operand.items()}
+            return own | self._define(one, at, frozenset(own))
         defined = self._define(one, at)
         if one.opcode == "constant":
             for value in defined.values():

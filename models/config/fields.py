@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from models.config.reader import ConfigReader
+from models.config.rope import max_positions
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.layers.rope import Rope
 
@@ -36,10 +37,16 @@ def paired(
     return tuple((mixers[kind], forward) for kind, forward in zip(kinds, feed_forward, strict=True))
 
 
-def read_heads(reader: ConfigReader) -> tuple[int, int, int]:
-    """Read query heads, key/value heads (a divisor, GQA) and head size, which defaults to hidden/heads."""
+def read_heads(reader: ConfigReader, default_kv_heads: int | None = None) -> tuple[int, int, int]:
+    """Read query heads, key/value heads (a divisor, GQA) and head size, which defaults to hidden/heads.
+
+    Args:
+        reader: of config.json.
+        default_kv_heads: where there is no such field, as in transformers; None, or a null field, for `heads`.
+    """
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", heads)
+    absent = default_kv_heads is not None and reader.absent("num_key_value_heads")
+    kv_heads = reader.integer("num_key_value_heads", default_kv_heads if absent else heads)
     if heads % kv_heads:
         reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     if "head_dim" in reader:
@@ -60,9 +67,20 @@ def read_dtype(*places: ConfigReader) -> str:
 
 
 def read_decoder_config(
-    reader: ConfigReader, layers: tuple[tuple[BranchConfig, ...], ...], eps: float, tied: bool
+    reader: ConfigReader,
+    layers: tuple[tuple[BranchConfig, ...], ...],
+    eps: float,
+    tied: bool,
+    positions: int,
+    rope: Rope | None = None,
 ) -> DecoderConfig:
     """Build the decoder config of a flat config.json, after every other field has been read.
+
+    Args:
+        reader: of config.json.
+        layers, eps, tied: of the decoder.
+        positions: default of `max_position_embeddings`, that of transformers.
+        rope: of its attention layers, which may extend the context.
 
     Raises:
         ConfigError: with every fault that the reader has collected.
@@ -71,7 +89,9 @@ def read_decoder_config(
         family=reader.family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        max_position_embeddings=reader.integer(spelled(reader, "model_max_length", "max_position_embeddings"), 32768),
+        max_position_embeddings=max_positions(
+            reader.integer(spelled(reader, "model_max_length", "max_position_embeddings"), positions), rope
+        ),
         layers=layers,
         eps=eps,
         norm_offset=0.0,
@@ -80,34 +100,3 @@ def read_decoder_config(
         dtype=read_dtype(reader),
         unknown_keys=reader.close(),
     )
-
-
-def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
-    """Read RoPE settings from `rope_parameters`, or from the older top-level fields.
-
-    Args:
-        reader: of config.json or its `text_config`.
-        head_dim: size of a head.
-        theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
-    """
-    scaling = reader.child("rope_scaling")
-    parameters = reader.child("rope_parameters")
-    for place in (scaling, parameters):
-        if place is not None:
-            name = "rope_type" if "rope_type" in place or "type" not in place else "type"
-            place.choice(name, ["default", "mrope"] if place is scaling else ["default"], "default")
-            place.get("type")
-            place.get("mrope_section")
-            place.get("mrope_interleaved")
-    theta = reader.number("rope_theta", theta)
-    partial = reader.number("partial_rotary_factor", partial)
-    place = reader
-    if parameters is not None:
-        theta = parameters.number("rope_theta", theta)
-        partial = parameters.number("partial_rotary_factor", partial)
-        place = parameters if "partial_rotary_factor" in parameters else reader
-    size = int(head_dim * partial)
-    if size % 2 or not 0 < size <= head_dim:
-        place.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
-        size = 2
-    return Rope(size, theta)

@@ -65,6 +65,10 @@ class ConfigReader:
         self._read.add(name)
         return self._fields.get(name)
 
+    def absent(self, name: str) -> bool:
+        """Whether there is no such field, not even a null one."""
+        return name not in self._fields
+
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         """Read a whole number of at least `minimum`; required where there is no default."""
         value = self.get(name)
@@ -157,6 +161,15 @@ class ConfigReader:
     def _all_unknown(self) -> list[str]:
         own = [self._where + name for name in self._fields if name not in self._read and name not in _BOILERPLATE]
         return own + [name for child in self._children for name in child._all_unknown()]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the object has no fields."""
+        return not self._fields
+
+    def objects(self) -> list[str]:
+        """Return the names of the fields that are objects."""
+        return [name for name, value in self._fields.items() if isinstance(value, Mapping)]
 
     def close(self) -> tuple[str, ...]:
         """Raise `ConfigError` with all faults, or return the fields that were not read."""

@@ -95,7 +95,7 @@ class DecoderConfig:
             ShardingError: with every size that does not divide, and the numbers of devices that divide all.
             ValueError: this config is of a shard already.
         """
-        if self.devices != SINGLE_DEVICE:
+        if self.devices.sharded:
             raise ValueError(f"expected the config of a whole model, got that of a shard of {self.devices}")
         vocabulary = ShardedSize("DecoderConfig.vocab_size", self.vocab_size)
         branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
@@ -181,7 +181,7 @@ class Decoder(Stateful):
         They are those of the whole model: a parameter of the model of `config.shard(devices)`, on the device with index
         i along `model` and j along `expert`, has the `ShardedDim.slices` of i or j in each sharded dimension.
         """
-        if self.config.devices != SINGLE_DEVICE:
+        if self.config.devices.sharded:
             raise ValueError(f"shard specs are those of the whole model; this is a shard of {self.config.devices}")
         flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
         return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}

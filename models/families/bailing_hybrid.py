@@ -1,10 +1,12 @@
 """Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, latent attention (MLA) with RoPE and an output gate, MoE."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_decoder_config, read_rope
+from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
 from models.families.kimi import (
@@ -20,6 +22,8 @@ from models.mixers.latent_attention import LatentAttentionConfig
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
+DEFAULT_POSITIONS = 262_144
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 # Unused fields: a head size that follows from others, MTP heads (skipped), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
@@ -74,12 +78,15 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     shared = reader.integer("qk_rope_head_dim")
     # A fraction is relative to the whole head; the rotated entries must be the shared ones in any case.
     fraction = reader.number("partial_rotary_factor", 1.0)
-    rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0)
+    rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0, DEFAULT_POSITIONS)
     if rope.size != shared:
         reader.fault("partial_rotary_factor", f"qk_rope_head_dim ({shared}) of the {size} values of a head, or 1")
-    attention = read_latent_attention(reader, rope, head_gate=True)
+    attention = replace(
+        read_latent_attention(reader, rope, head_gate=True),
+        score_factor=yarn_score_factor(reader.get("rope_scaling") or reader.get("rope_parameters")),
+    )
     types = read_attending(reader, layers, "layer_group_size", 6)
-    feed_forward = read_feed_forward(reader, layers, dense=2)
+    feed_forward = read_feed_forward(reader, layers, dense=2, groups=(8, 4), scale=2.5)
     if layers % reader.integer("layer_group_size", 6) and "layer_types" not in reader:
         reader.fault("layer_group_size", f"a divisor of num_hidden_layers ({layers}) where there are no layer_types")
     reader.choice("rotary_dim", [shared], shared)
@@ -95,6 +102,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         tied=reader.choice("tie_word_embeddings", [False], False),
+        positions=DEFAULT_POSITIONS,
+        rope=rope,
     )
 
 
@@ -114,6 +123,10 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
 
 
-BAILING_HYBRID = Family(
-    "bailing_hybrid", ("bailing_hybrid",), read_config, weights, (r"model\.mtp_layers\..*", r"mtp\..*"), ()
+SKIPPED = (r"model\.mtp_layers\..*", r"mtp\..*")
+MODULES = (
+    (r"^model\.embed_tokens\.", "model.word_embeddings."),
+    (r"\.self_attn\.(forget_gate\.)?", ".attention."),
+    (r"\.e_score_correction_bias$", ".expert_bias"),
 )
+BAILING_HYBRID = Family("bailing_hybrid", ("bailing_hybrid",), read_config, weights, SKIPPED, (), modules=MODULES)

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads, read_rope
+from models.config.fields import read_decoder_config, read_heads
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.parallel import ParallelConfig
 from models.families.family import Family
@@ -16,6 +17,8 @@ from models.mixers.mamba2 import Mamba2Config
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight
 
+BAMBA_POSITIONS, FALCON_POSITIONS = 262_144, 8192
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
 
@@ -29,8 +32,8 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `bamba`: attention in the listed layers, with RoPE on half of each head."""
     reader = ConfigReader("bamba", config)
     eps = reader.number("rms_norm_eps", 1e-5)
-    heads, kv_heads, head_dim = read_heads(reader)
-    rope = read_rope(reader, head_dim, 1e4, 0.5)
+    heads, kv_heads, head_dim = read_heads(reader, 8)
+    rope = read_rope(reader, head_dim, 1e4, 0.5, BAMBA_POSITIONS)
     reader.choice("attn_rotary_emb", [rope.size], rope.size)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope)
     mixer = read_mamba2(reader, HYBRID_FIELDS, eps, reader.integer("mamba_expand", 2) * reader.integer("hidden_size"))
@@ -42,7 +45,7 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
     if any(index >= count for index in attending):
         reader.fault("attn_layer_indices", f"indices of the {count} layers")
     layers = tuple((attention if i in attending else mixer, mlp) for i in range(count))
-    return read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    return read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False), BAMBA_POSITIONS, rope)
 
 
 def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
@@ -59,18 +62,19 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     }
     gate, down = reader.numbers("mlp_multipliers", (1.0, 1.0))
     parts = reader.numbers("ssm_multipliers", (1.0,) * 5)
-    heads, kv_heads, head_dim = read_heads(reader)
+    heads, kv_heads, head_dim = read_heads(reader, 8)
     into = factor["attention_in_multiplier"]
+    rope = read_rope(reader, head_dim, 1e4, 1.0, FALCON_POSITIONS)
     attention = AttentionConfig(
         heads,
         kv_heads,
         head_dim,
-        read_rope(reader, head_dim, 1e4, 1.0),
+        rope,
         scale=into * into * factor["key_multiplier"] * head_dim**-0.5,
     )
     width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
-    if "mamba_d_ssm" in reader:
-        width = reader.integer("mamba_d_ssm")
+    if "mamba_d_ssm" in reader or reader.absent("mamba_d_ssm"):
+        width = reader.integer("mamba_d_ssm", 1024)
     norm = "normed" if reader.flag("mamba_norm_before_gate", True) else "gated"
     if not reader.flag("mamba_rms_norm", False):
         norm = "none"
@@ -83,7 +87,9 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("mlp_expansion_factor")
     reader.choice("attn_layer_indices", [None], None)
     layers = ((both, mlp),) * reader.integer("num_hidden_layers")
-    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    decoder = read_decoder_config(
+        reader, layers, eps, reader.flag("tie_word_embeddings", False), FALCON_POSITIONS, rope
+    )
     return dataclasses.replace(
         decoder,
         embedding_multiplier=factor["embedding_multiplier"],

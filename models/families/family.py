@@ -5,11 +5,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from flax import nnx
 
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.weights.sources import Weight
+
+
+class _OneKey(nnx.Rngs):
+    """One key for all parameters, which are only shapes; the counters of `nnx.Rngs` are slow to trace."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 @dataclass(frozen=True)
@@ -23,9 +31,12 @@ class Family:
         weights: the parameters of a model and the checkpoint tensors they come from.
         skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
             part of the language model (vision towers, multi-token prediction heads).
-        prefixes: prefixes that stand for `model.` in multimodal checkpoints.
+        prefixes: prefixes that stand for `root`, in multimodal checkpoints or in those of other programs.
         with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
             have one; None where heads of the family are not implemented.
+        root: first part of the names of the decoder's tensors.
+        modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
+            tensors in files.
     """
 
     name: str
@@ -35,6 +46,8 @@ class Family:
     skipped: tuple[str, ...]
     prefixes: tuple[str, ...]
     with_head: "Family | None" = None
+    root: str = "model."
+    modules: tuple[tuple[str, str], ...] = ()
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         """Build a model with random parameters."""
@@ -42,14 +55,22 @@ class Family:
 
     def abstract(self, config: DecoderConfig) -> Decoder:
         """Build a model whose parameters are ShapeDtypeStructs."""
-        return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0)))
+        return nnx.eval_shape(lambda: self.build(config, _OneKey()))
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor as in `weights`, from its name in the file."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
-                return "model." + name.removeprefix(prefix)
+                return self.root + name.removeprefix(prefix)
         return name
+
+    def tensor_names(self, name: str) -> tuple[str, ...]:
+        """Return the names in `weights` that a parameter of transformers' modules may have."""
+        found = self.canonical(name)
+        renamed = found
+        for pattern, replacement in self.modules:
+            renamed = re.sub(pattern, replacement, renamed)
+        return tuple(dict.fromkeys((renamed, found)))
 
     def skips(self, name: str) -> bool:
         """Whether a tensor of the file is skipped by its name."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import read_decoder_config, read_heads, read_rope
+from models.config.fields import read_decoder_config, read_heads
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
@@ -22,6 +23,8 @@ from models.mixers.mamba2 import Mamba2Config
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, rows, tensor
 
+DEFAULT_POSITIONS = 2_048
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 
 
@@ -56,7 +59,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("granitemoehybrid", config)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader)
-    rope = read_rope(reader, head_dim, 1e4, 1.0)
+    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
     positions = reader.choice("position_embedding_type", [None, "rope", "nope"], None)
     attention = AttentionConfig(
         heads,
@@ -83,7 +86,14 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
     }
     layers = tuple((mixers[kind], forward) for kind in types)
-    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    decoder = read_decoder_config(
+        reader,
+        layers,
+        eps,
+        reader.flag("tie_word_embeddings", False),
+        DEFAULT_POSITIONS,
+        rope if positions == "rope" else None,
+    )
     return dataclasses.replace(decoder, **multipliers)
 
 
@@ -124,4 +134,11 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe)
 
 
-GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), ())
+# transformers has the tensors of the experts in a module of their own.
+MODULES = (
+    (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
+    (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
+    (r"\.block_sparse_moe\.experts\.weight$", ".block_sparse_moe.weight"),
+    (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
+)
+GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), (), modules=MODULES)

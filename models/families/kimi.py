@@ -19,14 +19,19 @@ from models.mixers.latent_attention import LatentAttentionConfig
 from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 
-def read_moe(reader: ConfigReader) -> MoeConfig:
-    """Read the MoE: sigmoid router with correction bias and expert groups, and a shared expert of several widths."""
+def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> MoeConfig:
+    """Read the MoE: sigmoid router with correction bias and expert groups, and a shared expert of several widths.
+
+    Args:
+        reader: of config.json.
+        grouped, scale: defaults of the groups, of those that are kept, and of `routed_scaling_factor`.
+    """
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = reader.integer(spelled(reader, *names))
     name = spelled(reader, "num_experts_per_token", "num_experts_per_tok")
     per_token = reader.integer(name)
     group_name = spelled(reader, "num_expert_group", "n_group")
-    groups, kept = reader.integer(group_name, 1), reader.integer("topk_group", 1)
+    groups, kept = reader.integer(group_name, grouped[0]), reader.integer("topk_group", grouped[1])
     if experts % groups or (groups > 1 and experts // groups < 2):
         reader.fault(group_name, f"a divisor of the {experts} experts that leaves at least two in a group")
         groups = 1
@@ -35,7 +40,7 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
     kept = min(kept, groups)
     if per_token > kept * (experts // groups):
         reader.fault(name, f"at most the {kept * (experts // groups)} experts of the groups that are kept")
-    shared = reader.integer(spelled(reader, "num_shared_experts", "n_shared_experts"), 0, minimum=0)
+    shared = reader.integer(spelled(reader, "num_shared_experts", "n_shared_experts"), 1, minimum=0)
     width = reader.integer("moe_intermediate_size")
     reader.choice("moe_router_activation_func", ["sigmoid"], "sigmoid")
     reader.choice("score_function", ["sigmoid"], "sigmoid")
@@ -50,19 +55,28 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
         groups_kept=kept,
         normalise=reader.flag(spelled(reader, "moe_renormalize", "norm_topk_prob"), True),
         epsilon=1e-20,
-        scale=reader.number("routed_scaling_factor", 1.0),
+        scale=reader.number("routed_scaling_factor", scale),
     )
     return MoeConfig(router, width, shared_width=shared * width)
 
 
-def read_feed_forward(reader: ConfigReader, layers: int, dense: int) -> list[MlpConfig | MoeConfig]:
-    """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense."""
+def read_feed_forward(
+    reader: ConfigReader, layers: int, dense: int, groups: tuple[int, int], scale: float
+) -> list[MlpConfig | MoeConfig]:
+    """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense.
+
+    Args:
+        reader: of config.json.
+        layers: number of layers.
+        dense: default of `first_k_dense_replace`.
+        groups, scale: as `grouped` and `scale` of `read_moe`.
+    """
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
     kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
     if "mlp_layer_types" in reader:
         kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers)
     mlp = MlpConfig(reader.integer("intermediate_size"))
-    moe = read_moe(reader) if "sparse" in kinds else mlp
+    moe = read_moe(reader, groups, scale) if "sparse" in kinds else mlp
     return [mlp if kind == "dense" else moe for kind in kinds]
 
 
@@ -71,7 +85,8 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
     reader.choice("q_lora_rank", [None], None)
     reader.choice("attention_bias", [False], False)
     heads = reader.integer("num_attention_heads")
-    if reader.integer("num_key_value_heads", heads) != heads:
+    # Absent it is 32 in transformers.
+    if reader.integer("num_key_value_heads", 32 if reader.absent("num_key_value_heads") else heads) != heads:
         reader.fault("num_key_value_heads", f"num_attention_heads ({heads}): all heads share the compressed rows")
     return LatentAttentionConfig(
         heads,

@@ -21,6 +21,8 @@ from models.mixers.latent_attention import LatentAttentionConfig
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
+DEFAULT_POSITIONS = 1_048_576
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 # Positions are not used; the sizes follow from others.
@@ -52,7 +54,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     mixer = KimiDeltaAttentionConfig(heads, size, kernel, eps, bottleneck=size)
     attention = read_latent_attention(reader, rope=None, head_gate=False)
     types = read_layer_types(reader, linear, layers)
-    feed_forward = read_feed_forward(reader, layers, dense=1)
+    feed_forward = read_feed_forward(reader, layers, dense=1, groups=(1, 1), scale=2.446)
     reader.choice("hidden_act", ["silu"], "silu")
     reader.choice("mla_use_nope", [True], True)
     for name in UNUSED:
@@ -62,6 +64,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         tied=reader.choice("tie_word_embeddings", [False], False),
+        positions=DEFAULT_POSITIONS,
     )
 
 
@@ -84,4 +87,5 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe)
 
 
-KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), ())
+MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
+KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), (), modules=MODULES)

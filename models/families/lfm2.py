@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, read_rope
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
@@ -15,6 +16,8 @@ from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight, tensor
 
+DEFAULT_POSITIONS = 128_000
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Fields of published configs about initialisation, and duplicates of other fields.
@@ -64,10 +67,12 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader(family, config)
     layers = reader.integer("num_hidden_layers")
     eps = reader.number("norm_eps", 1e-5)
-    heads, kv_heads, head_dim = read_heads(reader)
-    rope = read_rope(reader, head_dim, 1e6, 1.0)
+    heads, kv_heads, head_dim = read_heads(reader, 8)
+    rope = read_rope(reader, head_dim, 1e6, 1.0, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2), reader.integer("hidden_size"))
+    if family == "lfm2_moe" and "layer_types" not in reader:
+        reader.fault("layer_types", f"a list of {layers} items")
     types = read_layer_types(reader, layers)
     if family == "lfm2":
         feed_forward: list[BranchConfig] = [read_mlp(reader)] * layers
@@ -84,6 +89,8 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
         reader,
         layers=paired(types, {"conv": conv, "full_attention": attention}, feed_forward),
         eps=eps,
+        positions=DEFAULT_POSITIONS,
+        rope=rope,
         tied=reader.flag("tie_embedding" if "tie_embedding" in reader else "tie_word_embeddings", True),
     )
 

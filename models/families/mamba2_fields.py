@@ -24,7 +24,12 @@ _UNUSED = """chunk_size mamba_chunk_size expand mamba_expand time_step_min time_
 
 
 def read_mamba2(
-    reader: ConfigReader, fields: Mapping[str, str], eps: float, width: int | None = None, **variant: Any
+    reader: ConfigReader,
+    fields: Mapping[str, str],
+    eps: float,
+    width: int | None = None,
+    default_groups: int = 1,
+    **variant: Any,
 ) -> Mamba2Config:
     """Read the sizes and limits of the Mamba2 layers.
 
@@ -33,6 +38,7 @@ def read_mamba2(
         fields: names of the fields, by the names in `HYBRID_FIELDS`.
         eps: of the gated norm.
         width: inner width, which must be heads times their size; None where the config has no field for it.
+        default_groups: groups where there is no such field, as in transformers.
         variant: further options of `Mamba2Config`.
     """
     heads = reader.integer(fields["heads"])
@@ -42,7 +48,7 @@ def read_mamba2(
         head_size = reader.integer(fields["head_size"])
     if width is not None and heads * head_size != width:
         reader.fault(fields["heads"], f"as many heads of size {head_size} as make the inner width {width}")
-    groups = reader.integer(fields["groups"], 1)
+    groups = reader.integer(fields["groups"], default_groups)
     if heads % groups:
         reader.fault(fields["groups"], f"a divisor of {fields['heads']} ({heads})")
         groups = 1

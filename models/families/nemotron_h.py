@@ -27,6 +27,8 @@ from models.mixers.mamba2 import Mamba2Config
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 
+DEFAULT_POSITIONS = 4_096
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 NEMOTRON_H_FIELDS = {
     "heads": "mamba_num_heads",
     "head_size": "mamba_head_dim",
@@ -102,13 +104,13 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
     reader.get("norm_eps")
     types = read_layer_types(reader)
-    mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps)
+    mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps, default_groups=8)
     if reader.flag("hf_compat_dt_floor", False):
         low, high = mixer.step_limits
         mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
     mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
     if "full_attention" in types:
-        heads, kv_heads, _ = read_heads(reader)
+        heads, kv_heads, _ = read_heads(reader, 8)
         size = reader.integer("head_dim" if "head_dim" in reader else "attention_head_dim", 128)
         mixers["full_attention"] = AttentionConfig(heads, kv_heads, size)
     if "mlp" in types:
@@ -124,7 +126,7 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     for name in (*UNUSED, *unused_sizes(types)):
         reader.get(name)
     tied = reader.flag("tie_word_embeddings", False)
-    return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied)
+    return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied, DEFAULT_POSITIONS)
 
 
 def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
@@ -132,11 +134,11 @@ def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("mamba2", config)
     eps = reader.number("layer_norm_epsilon", 1e-5)
     width = reader.integer("expand", 2) * reader.integer("hidden_size")
-    mixer = read_mamba2(reader, MAMBA2_FIELDS, eps, width)
+    mixer = read_mamba2(reader, MAMBA2_FIELDS, eps, width, default_groups=8)
     reader.choice("hidden_act", ["silu"], "silu")
     reader.choice("use_bias", [False], False)
     layers = ((mixer,),) * reader.integer("num_hidden_layers")
-    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False))
+    decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False), MAX_MAMBA2_POSITIONS)
     return replace(decoder, max_position_embeddings=MAX_MAMBA2_POSITIONS)
 
 
@@ -198,5 +200,8 @@ def weights(config: DecoderConfig) -> list[Weight]:
     )
 
 
-NEMOTRON_H = Family("nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ())
-MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), ())
+# Published files have `backbone.`, and the modules of transformers `model.`; it loads both.
+NEMOTRON_H = Family(
+    "nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ("model.",), root="backbone."
+)
+MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), (), root="backbone.")

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads, read_kinds, read_rope
+from models.config.fields import read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
@@ -14,6 +15,8 @@ from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight, joined, tensor
 
+DEFAULT_POSITIONS = 65_536
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 
@@ -38,15 +41,20 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Read RoPE where a base is given; the published models have none."""
-    parameters = reader.get("rope_parameters")
-    given = isinstance(parameters, Mapping) and parameters.get("rope_theta") is not None
-    if "rope_theta" in reader or given:
-        return read_rope(reader, head_dim, 1e4, 1.0)
-    reader.get("rope_theta")
-    if (empty := reader.child("rope_parameters")) is not None:
-        empty.get("rope_theta")
-        empty.get("rope_type")
+    """Read RoPE; a null base, or null settings as in the published models, mean that there is none.
+
+    Without any of them the base is 10000, as in transformers, which takes null settings for that, too.
+    """
+    names = ("rope_scaling", "rope_parameters")
+    place = next((one for one in map(reader.get, names) if isinstance(one, Mapping) and one), {})
+    base = place.get("rope_theta", reader.get("rope_theta"))
+    null = "rope_theta" in place or not reader.absent("rope_theta")
+    if base is not None or not (null or (not place and not reader.absent("rope_parameters"))):
+        return read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    for name in names:
+        if (empty := reader.child(name)) is not None:
+            for field in ("rope_theta", "rope_type", "type"):
+                empty.get(field)
     return None
 
 
@@ -70,6 +78,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         layers=tuple(full if kind == "full_attention" else linear for kind in types),
         eps=eps,
         tied=reader.flag("tie_word_embeddings", False),
+        positions=DEFAULT_POSITIONS,
+        rope=rope,
     )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_dtype, read_rope
+from models.config.fields import paired, read_attending, read_dtype
 from models.config.reader import ConfigReader
+from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
@@ -29,6 +30,8 @@ from models.weights.layer_weights import (
 )
 from models.weights.sources import Weight, tensor
 
+DEFAULT_POSITIONS = 32_768
+"""`max_position_embeddings` where config.json has none, as in transformers."""
 HEAD = r"mtp\..*"
 """Tensor names of the multi-token-prediction (MTP) head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
@@ -75,11 +78,11 @@ def read_decoder(
     eps = reader.number("rms_norm_eps", 1e-6)
     hidden = reader.integer("hidden_size")
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", heads)
+    kv_heads = reader.integer("num_key_value_heads")
     if heads % kv_heads:
         reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     head_dim = reader.integer("head_dim", 256)
-    rope = read_rope(reader, head_dim, 1e4, 0.25)
+    rope = read_rope(reader, head_dim, 1e4, 0.25, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
     key_heads, value_heads = reader.integer("linear_num_key_heads"), reader.integer("linear_num_value_heads")
     if value_heads % key_heads:
@@ -107,7 +110,7 @@ def read_decoder(
         family=family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden,
-        max_position_embeddings=reader.integer("max_position_embeddings", 32768),
+        max_position_embeddings=max_positions(reader.integer("max_position_embeddings", DEFAULT_POSITIONS), rope),
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),
         eps=eps,
         norm_offset=1.0,

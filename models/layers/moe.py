@@ -12,8 +12,8 @@ from models.layers.activations import silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
-from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
+from models.ops.quantised_experts import experts_product
 from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_config
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_experts
@@ -46,6 +46,11 @@ class MoeConfig:
     def local_experts(self) -> int:
         """Number of experts that each device holds (expert parallel)."""
         return self.router.experts // self.devices.expert
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the backend's own product of ragged groups is used: everywhere but on CPUs."""
+        return self.devices.platform != "cpu"
 
     def shard(self, devices: Devices) -> "MoeConfig":
         """The experts of one device and the columns of each that it has; the shared layer's columns."""
@@ -98,11 +103,11 @@ class Moe(Stateless):
         seen = rows if c.latent is None else linear(rows, self.latent_in[...])
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(expert_dot(visits, self.gate_up_proj[...], expert, spread), 2, -1)
+            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.ragged), 2, -1)
             inner = silu_gated(gate, up)
         else:
-            inner = relu_squared(expert_dot(visits, self.up_proj[...], expert, spread))
-        routed = expert_dot(inner, self.down_proj[...], expert, spread)
+            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.ragged))
+        routed = experts_product(inner, self.down_proj[...], expert, spread, c.ragged)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out, self.latent_out[...])

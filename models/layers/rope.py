@@ -1,11 +1,85 @@
 """Rotary position embedding (RoPE, arXiv:2104.09864), half-split form, on the first dimensions of a head."""
 
+import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float32, Int32
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (arXiv:2306.15595): every frequency is divided by `factor`."""
+
+    factor: float
+    amplitude: float = 1.0
+
+    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
+        """Return the scaled frequencies."""
+        return frequencies / np.float32(self.factor)
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (arXiv:2309.00071): low frequencies are divided by `factor`, high ones kept, with a ramp between them.
+
+    Attributes:
+        factor: extension of the context.
+        original: context of the original training.
+        amplitude: factor on cosines and sines.
+        beta_fast, beta_slow: rotations within `original`; with more a frequency is kept, with fewer it is divided.
+        truncate: the ramp begins and ends at whole dimensions.
+    """
+
+    factor: float
+    original: float
+    amplitude: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
+        """Return the scaled frequencies."""
+        half = len(frequencies)
+
+        def dimension(rotations: float) -> float:
+            return 2 * half * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * half - 1)
+        if low == high:
+            high += 0.001
+        kept = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
+        return frequencies / np.float32(self.factor) * (1 - kept) + frequencies * kept
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Scaling of Llama 3.1: long wavelengths are divided by `factor`, short ones kept, interpolated between them.
+
+    Attributes:
+        factor: extension of the context.
+        original: context of the original training.
+        low_factor, high_factor: wavelengths of more than `original / low_factor` are long, of less than
+            `original / high_factor` short.
+    """
+
+    factor: float
+    original: float
+    low_factor: float
+    high_factor: float
+    amplitude: float = 1.0
+
+    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
+        """Return the scaled frequencies."""
+        wavelengths = np.float32(2 * math.pi) / frequencies
+        kept = (self.original / wavelengths - self.low_factor) / (self.high_factor - self.low_factor)
+        kept = np.clip(kept, 0, 1).astype(np.float32)
+        return (1 - kept) * frequencies / np.float32(self.factor) + kept * frequencies
 
 
 @dataclass(frozen=True)
@@ -17,17 +91,28 @@ class Rope:
     Attributes:
         size: rotated dimensions (`head_dim * partial_rotary_factor`), even.
         theta: base of the frequencies (`rope_theta`).
+        scaling: change of the frequencies for long contexts (`rope_type`); None for "default".
     """
 
     size: int
     theta: float
+    scaling: LinearScaling | YarnScaling | Llama3Scaling | None = None
+
+    @property
+    def frequencies(self) -> Float32[np.ndarray, " half"]:
+        """Radians per position."""
+        half = self.size // 2
+        plain = (1.0 / self.theta ** (np.arange(half, dtype=np.float32) / half)).astype(np.float32)
+        return plain if self.scaling is None else self.scaling.scaled(plain, self.theta).astype(np.float32)
 
     def __call__(
         self, x: Float32[Array, "lane token head key"], positions: Int32[Array, "lane token"]
     ) -> Float32[Array, "lane token head key"]:
         half = self.size // 2
-        frequency = jnp.asarray(1.0 / self.theta ** (np.arange(half, dtype=np.float32) / half), jnp.float32)
+        frequency = jnp.asarray(self.frequencies, jnp.float32)
         angle = positions.astype(jnp.float32)[:, :, None, None] * frequency[None, None, None, :]
         cos, sin = jnp.cos(angle), jnp.sin(angle)
+        if self.scaling is not None and self.scaling.amplitude != 1.0:
+            cos, sin = cos * self.scaling.amplitude, sin * self.scaling.amplitude
         a, b, rest = x[..., :half], x[..., half : self.size], x[..., self.size :]
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)

@@ -13,7 +13,7 @@ from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
 from models.ops.float32 import full_einsum
-from models.ops.layout import materialized_transpose
+from models.ops.layout import materialize, materialized_transpose
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -124,6 +124,7 @@ def attend(
     valid: Array,
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
+    platform: str = "cpu",
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
@@ -138,6 +139,7 @@ def attend(
         valid: mask of the real tokens.
         blocks: blocks to visit.
         value_size: number of leading entries of a key that are its value, where the cache holds no values.
+        platform: that the step is for.
 
     Returns:
         Attention output, zero at padding tokens.
@@ -150,17 +152,22 @@ def attend(
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
 
+    def read(rows: Array, start: Array) -> Array:
+        own = lax.dynamic_slice_in_dim(rows, start, KV_BLOCK, axis=2)
+        # XLA:GPU would turn all rows for the products, in front of the loop, and not these alone.
+        return (own if platform == "cpu" else materialize(own)).astype(jnp.float32)
+
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
         start = index * KV_BLOCK
-        k = lax.dynamic_slice_in_dim(cache.key, start, KV_BLOCK, axis=2).astype(jnp.float32)
+        k = read(cache.key, start)
         if cache.value is None:
             v = k[..., :value_size]
         else:
-            v = lax.dynamic_slice_in_dim(cache.value, start, KV_BLOCK, axis=2).astype(jnp.float32)
+            v = read(cache.value, start)
         at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
         v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
-        scores = _scores(q, k)
+        scores = _scores(q, k, platform)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
@@ -176,10 +183,13 @@ def attend(
 
 
 def _scores(
-    query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"]
+    query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Return the scores of each query with each key; the smaller operand is the right one (ops/layout: operands)."""
-    if query.shape[2] > MAX_KEYS_FIRST_QUERIES:
+    """Return the scores of each query with each key; on a CPU the smaller operand is the right one.
+
+    See ops/layout: operands.
+    """
+    if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
 
@@ -223,7 +233,7 @@ class Attention(Stateful):
             q, k = c.rope(q, at), c.rope(k, at)
         state = append(state, name_dims(k, None, None, "kv_head", "key"), v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        out = attend(q * scale, state, at, info.valid, info.kv_blocks)
+        out = attend(q * scale, state, at, info.valid, info.kv_blocks, platform=c.devices.platform)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state

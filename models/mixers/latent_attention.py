@@ -33,6 +33,7 @@ class LatentAttentionConfig:
         rope: rotary embedding of the shared entries, None for attention without positions.
         head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
         eps: of the norm of the compressed entries.
+        score_factor: on the scores, beside the inverse square root of the size of a query.
         devices: that shard the layer; the heads are the local ones. Every device has all of the compressed rows.
     """
 
@@ -44,6 +45,7 @@ class LatentAttentionConfig:
     rope: Rope | None = None
     head_gate: bool = False
     eps: float = 1e-6
+    score_factor: float = 1.0
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -117,8 +119,9 @@ class LatentAttention(Stateful):
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
         row = name_dims(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
         state = append(state, row, None, at, info.valid)
-        query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1) * c.query_size**-0.5
-        seen = attend(query, state, at, info.valid, info.kv_blocks, value_size=c.rank)
+        query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1)
+        query = query * (c.score_factor * c.query_size**-0.5)
+        seen = attend(query, state, at, info.valid, info.kv_blocks, c.rank, c.devices.platform)
         out = head_dot(seen, self.value_up[...])
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...]))[..., None]

@@ -82,7 +82,8 @@ def scan_chunks(
         read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state))
         values, out = write(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
-        return jnp.where(active, decayed + full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)), state), out
+        written = materialize(full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)))
+        return jnp.where(active, decayed + written, state), out
 
     operands = (chunks, begins)
     if keep_state and count > 1:

@@ -31,6 +31,11 @@ class LinearWeight(ABC):
     @abstractmethod
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory."""
+
     @abstractmethod
     def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
         """Return `x @ weight.T`, each row by itself, accumulated in float32."""

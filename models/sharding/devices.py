@@ -19,14 +19,21 @@ EXPERT = "expert"
 
 
 class Devices(NamedTuple):
-    """Numbers of devices that a model's parameters are sharded over.
+    """Devices that a model runs on: the numbers that its parameters are sharded over, and what they are.
 
     Attributes:
         model, expert: devices along each mesh axis of that name.
+        platform: "cpu", "gpu" or "tpu"; layers compute in forms that are fast there.
     """
 
     model: int = 1
     expert: int = 1
+    platform: str = "cpu"
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are sharded over several devices."""
+        return self.model > 1 or self.expert > 1
 
     def along(self, axis: str) -> int:
         """Devices along one mesh axis."""
@@ -38,7 +45,7 @@ class Devices(NamedTuple):
 
 
 SINGLE_DEVICE = Devices()
-"""The devices of a model that is not sharded."""
+"""The device of a model that is not sharded, a CPU."""
 
 
 def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:

@@ -39,11 +39,18 @@ class WeightSource:
             overlap. None where a single tensor fills all of it.
         take: (tensor, window relative to the beginning of its place, and an ellipsis) -> the values there, a view of
             the tensor wherever possible. By default the tensor fills its place as it is.
+        by_rows: `take` treats all entries of a row alike, so that it can take rows of codes and of scales too.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     places: Mapping[str, ArraySlice] | None = None
     take: Callable[[np.ndarray, tuple], np.ndarray] = operator.getitem
+    by_rows: bool = False
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether each row of the parameter is a row of a tensor, entry by entry."""
+        return self.by_rows or self.take is operator.getitem
 
     def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
         """Yield the tensor slices that fill a window of the parameter; tensors outside of it are left out.
@@ -99,7 +106,9 @@ def tensor(
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
     """Return the source of rows `index` of one tensor, in that order."""
-    return WeightSource({name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])])
+    return WeightSource(
+        {name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])], by_rows=True
+    )
 
 
 def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
@@ -123,7 +132,7 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
         for expert, parts in enumerate(names)
         for part, name in enumerate(parts)
     }
-    return WeightSource(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window])
+    return WeightSource(dict.fromkeys(places, shape), places, lambda tensor, window: tensor[None][window], by_rows=True)
 
 
 def expert_matrices(

@@ -25,7 +25,7 @@ def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
     """The same with a prefix cache, which tests replace by an empty one."""
     lm = hybridlm.load(text_lm.path, prefix_cache="600kB", **SETTINGS)
     # The steps are the same, and take the parameters as arguments.
-    lm.engine.programs = text_lm.engine.programs
+    lm.engine.runner.programs = text_lm.engine.programs
     return lm
 
 

@@ -235,13 +235,15 @@ def test_skipped_tensors_are_logged_once(caplog: pytest.LogCaptureFixture) -> No
     [
         (2, None, (2,)),
         (None, None, ()),
-        (2, 3, (2, 3)),
+        (2, 3, (3,)),
         (None, [5, 3], (5, 3)),
-        ([2, 4], [4, 2, 7], (2, 4, 7)),
+        ([2, 4], [4, 2, 7], (4, 2, 7)),
         (0, [], (0,)),
     ],
 )
-def test_end_tokens_of_both_files(copied: pathlib.Path, own: Any, generation: Any, expected: tuple[int, ...]) -> None:
+def test_end_tokens_of_generation_config_or_else_config(
+    copied: pathlib.Path, own: Any, generation: Any, expected: tuple[int, ...]
+) -> None:
     change(copied / "config.json", eos_token_id=own)
     change(copied / "generation_config.json", eos_token_id=generation)
     assert load(copied).eos_token_ids == expected

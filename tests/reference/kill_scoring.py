@@ -13,7 +13,7 @@ from typing import Any
 
 from toy_scorer import TOY, write_lines
 
-from hybridlm.score_files import parts
+from hybridlm.files import parts
 from hybridlm.score_files.score_file import score_file
 
 LINES = [{"id": i, "text": str(i)} if i % 5 else {"id": i, "text": "too long for it"} for i in range(5)]

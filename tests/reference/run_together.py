@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"lanes": 8, "context": 200, "dtype": "float32", "chu
 SAMPLED: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8, "seed": 3}
 Programs.use_store = False  # a fault of a step would not be seen in one that another run has kept
 AT = 14
-"""The operation at which it does, of those that are told."""
+"""The message of process 0 at which it does."""
 
 
 def everything(lm: hybridlm.LM) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def befall(fault: str) -> None:
 
     def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
         data = get(self, name, seconds)
-        if data is None or not name.endswith(f"/{AT}"):
+        if data is None or not name.endswith(f"/{AT}/0"):
             return data
         befallen()
         return data[:50] + bytes([data[50] ^ 4]) + data[51:]
 
     def in_turn(name: str) -> None:
-        if name.endswith(f"/{AT}") and name.startswith("operation"):
+        if name.endswith(f"/{AT}/0") and name.startswith("message"):
             befallen()
             if fault == "sleep":
                 time.sleep(600)
@@ -77,7 +77,7 @@ def befall(fault: str) -> None:
         told(self, name, value)
 
     def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
-        return get(self, name.replace(f"/{AT}", f"/{AT - 1}"), seconds)
+        return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
     def other_batch(self: Engine, shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
@@ -134,17 +134,17 @@ def watch_rows() -> None:
     def local(tree: Any) -> list[np.ndarray]:
         return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
-    def looked(self: ProcessGroup, shape: Any, compiled: Any, args: tuple) -> Any:
-        epoch, before = self._current[0], local(args[1 if isinstance(shape, Shape) else 0])
-        results = call(self, shape, compiled, args)
+    def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
+        number, before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
+        results = call(self, shape, program, args, fields)
         after = local(results[-1])
-        kept[epoch] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
+        kept[number] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
         return results
 
-    def said(self: ProcessGroup, told: Any) -> None:
-        others = [one for epoch, one in kept.items() if epoch < told.epoch]
-        print(f"process {self.process}: kept {kept[told.epoch]}, {len(others) - sum(others)} changed", file=sys.stderr)
-        disagree(self, told)
+    def said(self: ProcessGroup, step: Any) -> None:
+        others = [one for number, one in kept.items() if number < step.number]
+        print(f"process {self.process}: kept {kept[step.number]}, {len(others) - sum(others)} changed", file=sys.stderr)
+        disagree(self, step)
 
     ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
 

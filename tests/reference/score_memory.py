@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import hybridlm
 from hybridlm.score_files.score_file import score_file
 from hybridlm.score_files.score_rows import Scorer
+from hybridlm.scoring.items import ScoredIds
 
 TOKENS = 16
 ROWS = 200_000
@@ -34,9 +35,9 @@ def write(path: Path) -> None:
             file.writelines(json.dumps({"id": i, "text": text.decode()}) + "\n" for i, text in enumerate(texts))
 
 
-def encode(item: Any, where: str) -> tuple[int, ...]:
+def encode(item: Any, where: str) -> list[ScoredIds]:
     """The first tokens of a text."""
-    return tuple(item[:TOKENS].encode())
+    return [ScoredIds(tuple(item[:TOKENS].encode()))]
 
 
 def score(texts: Any) -> list[hybridlm.Score]:

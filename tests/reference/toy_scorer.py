@@ -10,8 +10,9 @@ import numpy as np
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
-from hybridlm.openai_batch.batch_file import BatchModel
+from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.score_files.score_rows import Scorer
+from hybridlm.scoring.items import ScoredIds
 
 CONTEXT = 8
 
@@ -36,7 +37,7 @@ def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
     return [score_of(ids) for ids in texts]
 
 
-TOY = Scorer(encode, score, {"model": "toy"})
+TOY = Scorer(lambda item, where: [ScoredIds(encode(item, where))], score, {"model": "toy"})
 
 
 class NoRequests:

@@ -11,6 +11,8 @@ from huggingface_hub import errors
 
 from hybridlm.checkpoint import CheckpointError, resolve
 from hybridlm.checkpoint.hub import FILES, IGNORED
+from hybridlm.checkpoint.saved_index import _small_fault
+from hybridlm.checkpoint.saved_write import _copy_small_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -96,11 +98,14 @@ def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
         "model.safetensors.index.json",
         "tokenizer.json",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
         "pytorch_model.bin",
         "original/model.safetensors",
+        "original/config.json",
+        "additional_chat_templates/run.py",
         "run.py",
     ]
-    assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:5]
+    assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:6]
 
 
 def failure(kind: type[Exception]) -> Exception:
@@ -153,3 +158,18 @@ def test_offline(tmp_path: Path, root: Path) -> None:
     for message in messages:
         assert "nor complete in the Hub's cache" in message and "hf download org/" in message
     assert len(messages) == 2
+
+
+def test_templates_of_a_folder_are_saved_and_checked(tmp_path: Path) -> None:
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    saved.mkdir()
+    for name in ("config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja", "run.py"):
+        (source / name).write_text(name)
+    files = _copy_small_files(source, saved)
+    assert set(files) == {"config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja"}
+    assert [_small_fault(saved, name, expected) for name, expected in files.items()] == [None] * 3
+    (saved / "additional_chat_templates/tool_use.jinja").write_text("x")
+    assert [_small_fault(saved, name, expected) for name, expected in files.items()].count(None) == 2
+    for name in ("../config.json", "/etc/passwd", "a/b/c", ""):
+        assert "expected a file of this folder" in str(_small_fault(saved, name, ""))

@@ -81,7 +81,7 @@ def test_other_dtypes_are_named_when_asked_for(tmp_path: Path) -> None:
         "f": {"dtype": "F4", "shape": [4], "data_offsets": [12, 14]},
     }
     file = SafetensorsFile(write(tmp_path / FILE, header, bytes(14)))
-    with pytest.raises(CheckpointError, match="q: dtype F8_E4M3 is not read.*BF16, F16, F32.*quantised"):
+    with pytest.raises(CheckpointError, match="q: dtype F8_E4M3 is not read.*BF16, F16, F32.*scales"):
         file.read("q")
     with pytest.raises(CheckpointError, match="i: dtype I64 is not read") as caught:
         file.read("i")

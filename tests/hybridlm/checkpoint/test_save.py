@@ -52,7 +52,7 @@ def test_the_same_bits(text_lm: hybridlm.LM, saved: Path):
     assert lm._origin() == text_lm._origin() and lm.config == text_lm.config
     assert lm.path == saved and lm.tokenizer is not None and text_lm.tokenizer is not None
     # The steps are the same, and take the parameters as arguments.
-    lm.engine.programs = text_lm.engine.programs
+    lm.engine.runner.programs = text_lm.engine.programs
     texts = ["Ada has the kite.", "B", "Ben has"]
     for ours, theirs in zip(lm.score(texts), text_lm.score(texts), strict=True):
         assert np.array_equal(ours.logprobs, theirs.logprobs, equal_nan=True)

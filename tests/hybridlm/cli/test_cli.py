@@ -84,9 +84,11 @@ def test_help(command: str):
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
     options = inspect.signature(generate.generate).parameters
+    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "skip_special_tokens": "keep_special_tokens"}
     for field in dataclasses.fields(hybridlm.SamplingParams):
-        assert options[field.name].default == field.default
-        (option,) = options[field.name].annotation.__metadata__
+        name = others.get(field.name, field.name)
+        assert field.name in others or options[name].default == field.default
+        (option,) = options[name].annotation.__metadata__
         assert len(option.help) > 10, field.name
 
 
@@ -127,6 +129,8 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "completion": index % 2,
             "id": ["a", None, 3][index // 2],
             "text": f"{index}é",
+            "reasoning": None,
+            "answer": None,
             "finish_reason": "stop",
             "token_ids": [7, 8],
             "prompt_token_ids": [index],
@@ -148,7 +152,10 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         return iter(())
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    arguments = "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
+    more = "--repetition-penalty 1.1 --presence-penalty 1.5 --frequency-penalty 0.5 --min-tokens 2 --bad-word x"
+    more += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
+    arguments = more + ' {"3":1.5} '
+    arguments += "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
     printed("generate", "-m", "x", *arguments.split(), "--stop", "a b", "--stop", "c", "--stop-id", "9", "--", "-x")
     assert seen == {
         "prompts": ["-x"],
@@ -162,6 +169,17 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "ignore_eos": True,
         "logprobs": None,
         "n": 4,
+        "stop_token_ids": (),
+        "repetition_penalty": 1.1,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"3": 1.5},
+        "min_tokens": 2,
+        "bad_words": ["x"],
+        "skip_special_tokens": False,
+        "keep_tool_markers": True,
+        "thinking_budget": 9,
+        "think_end": "</t>",
     }
 
 
@@ -177,8 +195,8 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     if command[0] == "generate":
         options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
-    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True}
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune")
+    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True, "adapter": "DIR"}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
@@ -451,12 +469,15 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = run("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
-    assert result.exit_code == 0 and result.stdout == "", result.output
-    assert "1 responses" in result.stderr and "1 lines have an error" in result.stderr
+    assert result.exit_code == 3 and result.stdout == "", result.output
+    assert "1 responses" in result.stderr and "1 of 2 lines have an error" in result.stderr
+    assert "  line 2: tools: is supported only with" in result.stderr
+    # Lines of progress where standard error is no terminal.
+    assert "answering: 100% after " in result.stderr
     first, second = rows((tmp_path / "out.jsonl").read_text())
     texts = [completion.text for completion in lm.generate(["Ada has", "B", "Ben has"], max_tokens=6)]
     assert [choice["text"] for choice in first["response"]["body"]["choices"]] == texts
-    assert second["error"]["message"] == "line 2: tools: is not supported"
+    assert second["error"]["message"].startswith("line 2: tools: is supported only with the value []")
     message = refused("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "in.jsonl")
     assert "also the input" in message
 
@@ -481,7 +502,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
         "lm_eval.tasks": {"TaskManager": lambda include_path: None},
         "lm_eval.utils": {"handle_non_serializable": str, "make_table": lambda results: "|table|"},
-        "hybridlm.evals": {"HybridLM": lambda lm, seed: None},
+        "hybridlm.evals": {"HybridLM": lambda lm, **settings: None},
     }.items():
         module = types.ModuleType(name)
         vars(module).update(attributes)

@@ -1,7 +1,7 @@
 """Meshes: their axes, where arrays lie, and the operations of steps whose rows or vocabulary are split."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def test_a_mesh_has_the_axes_in_order() -> None:
 )
 def test_meshes_that_cannot_be(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        hybridlm.mesh(**sizes)
+        hybridlm.mesh(**cast(Any, sizes))
 
 
 @pytest.mark.parametrize("text", ["", "2", "data=2,data=2", "lanes=2", "data=x", "data=2;model=2"])

@@ -127,7 +127,7 @@ def test_a_lagging_process_is_named_unless_it_compiles(
     heartbeat.epoch = 5
     beating(store, 2.0, lambda: ended, epoch=3, busy=busy)
     assert ended == expected
-    found = "process 2 (pid 7 on host) answers, but has stood at operation 3" in capsys.readouterr().err
+    found = "process 2 (pid 7 on host) answers, but has stood at message 3" in capsys.readouterr().err
     assert found == bool(expected)
 
 

@@ -13,9 +13,12 @@ import pytest
 from toy_scorer import NO_MODEL
 
 import hybridlm
-from hybridlm.openai_batch.batch_file import BatchModel, batch_file
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_file import batch_file
 from hybridlm.openai_batch.request import read_request
+from hybridlm.openai_batch.response import _message
 from hybridlm.session import Session
+from hybridlm.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +183,28 @@ BAD = {
     },
     "method: expected POST, got 'GET'; url: expected": line("g", "/v1/embeddings", prompt="x") | {"method": "GET"},
     "prompt: is missing; n: expected a whole number in 1..1024, got 0": line("n", n=0),
-    "best_of: is not supported; tools: is not supported": line("t", prompt="x", best_of=2, tools=[]),
+    "best_of: is supported only with the value of n (1); tools: is supported only with": line(
+        "t", prompt="x", best_of=2, tools=[{}]
+    ),
+    "store: is supported only with the value false, got true": line("store", prompt="x", store=True),
+    "frequency_penalty: expected a number, got false": line("fp", prompt="x", frequency_penalty=False),
+    "service_tier: is supported only with the value \"auto\" or \"default\", got \"flex\"": line(
+        "tier", prompt="x", service_tier="flex"
+    ),
+    "url: expected /v1/completions or /v1/chat/completions, got '/v1/embeddings' (embeddings are": line(
+        "emb", "/v1/embeddings", input="x"
+    ),
+    "url: expected /v1/completions or /v1/chat/completions, got '/v1/responses' (send the messages": line(
+        "resp", "/v1/responses", input="x"
+    ),
+    "url: expected /v1/completions or /v1/chat/completions, got '/score' (`hybridlm score`": line("sc", "/score"),
+    "tool_choice: expected auto or none, got \"required\"": line("tc", CHAT, messages=[], tool_choice="required"),
+    "parallel_tool_calls: is supported only with the value true; tools[0]: expected": line(
+        "ptc", CHAT, messages=[], tools=[{"type": "code"}], parallel_tool_calls=False
+    ),
+    "tools: the chat template of this checkpoint does not show them": line(
+        "nt", CHAT, messages=[{"role": "user", "content": "hi"}], tools=[{"type": "function", "function": {}}]
+    ),
     "stream: is supported only with the value false, got true": line("s", prompt="x", stream=True),
     "max_tokens: 0 only makes sense with echo": line("m", prompt="x", max_tokens=0),
     "n: expected 1 ": line("m2", prompt="x", max_tokens=0, n=2, echo=True),
@@ -190,7 +214,7 @@ BAD = {
         "m5", CHAT, messages=[], max_tokens=6, max_completion_tokens=5
     ),
     "top_logprobs: needs logprobs: true": line("l", CHAT, messages=[], top_logprobs=2),
-    "logprobs: expected true or false, got 2; echo: is not supported": line(
+    "logprobs: expected true or false, got 2; echo: is supported only with the value false": line(
         "l2", CHAT, messages=[], logprobs=2, echo=True
     ),
     "logprobs: expected a whole number in 0..": line("l3", prompt="x", logprobs=True),
@@ -203,7 +227,7 @@ BAD = {
     "prompt: has 300 tokens, the context holds 256": line("p5", prompt="x" * 300),
     "messages: expected at least one message": line("c", CHAT, messages=[]),
     "messages[0]: expected a dict": line("c2", CHAT, messages=["x"]),
-    'messages[0].content[0]: expected {"type": "text"': line(
+    "messages[0].content[0]: expected text": line(
         "c3", CHAT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]
     ),
 }  # fmt: skip
@@ -268,7 +292,7 @@ def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path:
 
 
 def test_no_room(tmp_path: Path):
-    """The error names the output, the older one stays, and nothing else does."""
+    """The error names the file, the older output stays, and a run with room continues."""
     lines = [json.dumps({"custom_id": str(i)}) for i in range(40)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     (tmp_path / "out.jsonl").write_text("older")
@@ -279,10 +303,11 @@ def test_no_room(tmp_path: Path):
             batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl"))
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl.parts" / "whole"))
     assert (tmp_path / "out.jsonl").read_text() == "older"
+    report = batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    assert (report.bad_lines, report.kept) == (40, 40)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
-    assert batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8).bad_lines == 40
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
@@ -293,3 +318,87 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
         batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     assert (tmp_path / "out.jsonl").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def every_default(chat: bool) -> dict[str, Any]:
+    """Fields that clients send although they ask for nothing, null ones apart."""
+    both: dict[str, Any] = {
+        "n": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "stream": False, "stream_options": {}, "stop": [],
+        "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
+        "logit_bias": {}, "service_tier": "auto", "top_p": 1, "top_k": -1, "min_p": 0, "seed": 3, "min_tokens": 0,
+        "bad_words": [], "stop_token_ids": [], "skip_special_tokens": True, "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False, "detokenize": True, "logits_processors": [], "priority": 0,
+        "use_beam_search": False, "ignore_eos": False, "response_format": {"type": "text"}, "tools": [],
+        "tool_choice": "none", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s",
+        "request_id": "r", "cache_salt": "c",
+    }  # fmt: skip
+    if not chat:
+        return both | {"best_of": 1, "echo": False, "suffix": "", "add_special_tokens": True}
+    return both | {
+        "logprobs": False, "functions": [], "function_call": "none", "parallel_tool_calls": True,
+        "modalities": ["text"], "verbosity": "medium", "add_generation_prompt": True, "continue_final_message": False,
+        "add_special_tokens": False, "echo": False, "documents": [], "chat_template_kwargs": {},
+        "include_reasoning": True, "mm_processor_kwargs": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_fields_that_ask_for_nothing_change_nothing(text_lm: hybridlm.LM, chat: bool):
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    url = CHAT if chat else COMPLETIONS
+    plain = read_request(line("a", url, seed=3, user="u", **said), text_lm._inputs)
+    for fields in (every_default(chat), dict.fromkeys(every_default(chat)) | {"seed": 3, "user": "u"}):
+        assert read_request(line("a", url, **said, **fields), text_lm._inputs) == plain
+
+
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(("choice", "shown"), [(None, True), ("auto", True), ("none", False)])
+def test_tools_are_shown_by_a_template_that_has_them(text_lm: hybridlm.LM, choice: str | None, shown: bool):
+    assert text_lm.tokenizer is not None
+    backend = text_lm.tokenizer._backend
+    template = WITH_TOOLS + "{% for message in messages %}{{ message.content }}{% endfor %}"
+    inputs = dataclasses.replace(text_lm._inputs, tokenizer=Tokenizer(backend, {}, {"default": template}))
+    messages = [{"role": "user", "content": "hi"}]
+    found = read_request(line("a", CHAT, messages=messages, tools=[TOOL], tool_choice=choice), inputs)
+    expected = "[lookup]hi" if shown else "hi"
+    assert list(found.prompts[0].token_ids) == text_lm.tokenizer.encode(expected, add_special_tokens=False)
+
+
+def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
+    asked = {"repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2}
+    texts = {"skip_special_tokens": False, "keep_tool_markers": True, "think_end": "</t>"}
+    more = {"logit_bias": {"3": 2}, "bad_words": [[4, 5]], "thinking_token_budget": 7}
+    params = read_request(line("a", prompt="x", **asked, **texts, **more), text_lm._inputs).requests[0].params
+    assert {name: getattr(params, name) for name in (asked | texts)} == asked | texts
+    assert (params.logit_bias, params.bad_words, params.thinking_budget) == (((3, 2.0),), ((4, 5),), 7)
+    plain = read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params
+    assert not plain.changes_logits and plain.skip_special_tokens and plain.thinking_budget is None
+
+
+def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:
+    """Content in parts, tool calls with arguments as texts, and every field that the template reads."""
+    assert text_lm.tokenizer is not None
+    template = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}
+{{- p.text }}{% endfor %}{% endif %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}
+{{- k }}={{ v }}{% endfor %}{% endfor %}{{ m.reasoning_content }};{% endfor %}{{ documents[0].title }}{{ more }}
+{%- if add_generation_prompt %}A:{% endif %}"""
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": "d", "tool_calls": [call], "reasoning": "hm"},
+    ]
+    fields: dict[str, Any] = {"chat_template": template, "documents": [{"title": "T"}]}
+    fields["chat_template_kwargs"] = {"more": "!"}
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(found) == "a bc;dcity=Parishm;T!A:"
+    fields |= {"add_generation_prompt": False, "continue_final_message": True}
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(found) == "a bc;d"
+
+
+def test_thoughts_are_apart_from_the_answer() -> None:
+    done = hybridlm.Completion("hm</think>yes", [1], None, None, "stop", [2], reasoning="hm", answer="yes")
+    assert _message(done.text, done) == {"role": "assistant", "content": "yes", "reasoning": "hm"}

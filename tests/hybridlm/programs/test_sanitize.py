@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import hybridlm
+from hybridlm.programs.sanitized import Sanitizer
 from ir_passes.sanitizer.verdict import SanitizerError
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
@@ -21,7 +22,7 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
         assert [c.token_ids for c in sanitized_lm.generate(PROMPTS, **FREE)] == [c.token_ids for c in want]
         for got, expected in zip(sanitized_lm.score(PROMPTS), scores, strict=True):
             assert got.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
-    assert sanitized_lm.engine.sanitizer is not None and sanitized_lm.engine.sanitizer.steps > 20
+    assert isinstance(sanitized_lm.engine.runner, Sanitizer) and sanitized_lm.engine.runner.steps > 20
 
 
 @pytest.mark.long

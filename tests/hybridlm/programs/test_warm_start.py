@@ -47,13 +47,16 @@ note_code()  # the counters are no other code
 logging.getLogger("hybridlm").addHandler(Lines())
 logging.getLogger("hybridlm").setLevel(logging.INFO)
 
-path, settings, axes, prompts = json.loads(sys.argv[1])
+path, settings, axes, prompts, logprobs = json.loads(sys.argv[1])
 mesh = hybridlm.mesh(**axes) if axes else None
 lm = hybridlm.load(path, mesh=mesh, progress=False, **settings)
-found = lm.generate(prompts, max_tokens=6, ignore_eos=True, logprobs=0)
+found = lm.generate(prompts, max_tokens=6, ignore_eos=True, logprobs=logprobs)
+scored = lm.score(prompts)
 print(json.dumps({
     "tokens": [one.token_ids for one in found],
-    "logprobs": [list(map(float, one.logprobs)) for one in found],
+    "logprobs": [list(map(float, one.logprobs or ())) for one in found],
+    "scores": [list(map(float, one.logprobs[1:])) for one in scored],
+    "stored": [one.stored for one in lm.engine.programs.origins.values()],
     "counts": counts,
     "certificates": {name: json.loads(one.to_json()) for name, one in lm.certificates.items()},
     "report": [one.report() for one in lm.certificates.values()],
@@ -65,13 +68,18 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [9, 8, 7]]
 NOTHING = {"trace": [], "lower": 0, "xla": 0, "compile_step": 0, "prove": 0, "audit": 0}
 
 
-def run(path: Path, root: Path, axes: dict[str, int] | None = None, **settings: Any) -> dict[str, Any]:
-    given = json.dumps([str(path), SETTINGS | settings, axes, PROMPTS])
-    command = [sys.executable, "-W", "error", "-c", CHILD, given]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def run(
+    path: Path, root: Path, axes: dict[str, int] | None = None, logprobs: int | None = 0, **settings: Any
+) -> dict[str, Any]:
+    given = json.dumps([str(path), SETTINGS | settings, axes, PROMPTS, logprobs])
+    return json.loads(python(root, "-W", "error", "-c", CHILD, given).stdout)
+
+
+def python(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, variables = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(root)} | environment
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return result
 
 
 def without_time(certificates: dict[str, Any]) -> dict[str, Any]:
@@ -79,9 +87,10 @@ def without_time(certificates: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_warm(cold: dict[str, Any], warm: dict[str, Any]) -> None:
-    assert cold["counts"]["compile_step"] == len(cold["certificates"]) >= 3
+    assert cold["counts"]["compile_step"] == len(cold["certificates"]) >= 4
     assert warm["counts"] == NOTHING
-    assert (warm["tokens"], warm["logprobs"]) == (cold["tokens"], cold["logprobs"])
+    assert all(warm["stored"]) and not any(cold["stored"])
+    assert all(warm[name] == cold[name] for name in ("tokens", "logprobs", "scores"))
     # What was said of the executable, seconds included, is what was said when it was compiled.
     assert without_time(warm["certificates"]) == without_time(cold["certificates"])
     assert {one["stored"] for one in cold["certificates"].values()} == {False}
@@ -132,3 +141,26 @@ def test_mesh_has_it_too(tmp_path: Path, root: Path) -> None:
     check_warm(cold, warm)
     other = run(directory, root, {"data": 1, "model": 2}, compilation_cache=str(tmp_path / "cache"))
     assert other["counts"]["compile_step"] == len(other["certificates"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [None, {"data": 2}, {"model": 2}], ids=["one device", "lanes", "heads"])
+def test_after_hybridlm_warmup_a_process_compiles_nothing(
+    axes: dict[str, int] | None, tmp_path: Path, root: Path
+) -> None:
+    directory = write_random_checkpoint(
+        "dense_base", tmp_path / "model", num_hidden_layers=2, full_attention_interval=2
+    )
+    options = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
+    options += [] if axes is None else ["--mesh", ",".join(f"{name}={size}" for name, size in axes.items())]
+    command = ["-m", "hybridlm", "warmup", "-m", str(directory), *options]
+    made = python(root, *command, XDG_CACHE_HOME=str(tmp_path / "home"))
+    assert "compiled" in made.stdout and "from the store" not in made.stdout
+    again = python(root, *command, "-v", XDG_CACHE_HOME=str(tmp_path / "home"))
+    assert ": from the store in" in again.stderr and ": compiled in" not in again.stderr
+
+    cache = str(tmp_path / "home" / "hybridlm" / "xla")
+    found = run(directory, root, axes, None, compilation_cache=cache)
+    assert found["counts"] == NOTHING and all(found["stored"]) and len(found["stored"]) >= 4
+    with_logprobs = run(directory, root, axes, 0, compilation_cache=cache)
+    assert with_logprobs["counts"]["compile_step"] > 0 and with_logprobs["tokens"] == found["tokens"]

@@ -49,7 +49,7 @@ BAD = {
     "NaN": (b'{"id": "x", "text": NaN}', None, "NaN is not JSON"),
     "twice": (b'{"id": "x", "text": "a", "text": "b"}', None, "duplicate keys"),
     "deep": (b'{"id": "x", "text": ' + b"[" * 100_000, None, "cannot be read"),
-    "no text": (b'{"id": "x", "prompt": "a"}', "x", "exactly one of text, token_ids, got none"),
+    "no text": (b'{"id": "x", "title": "a"}', "x", "exactly one of text, token_ids, got none"),
     "both": (b'{"id": "x", "text": "a", "token_ids": [1]}', "x", "got text, token_ids"),
     "text of ids": (b'{"id": "x", "text": [1]}', "x", "text: expected a string, got list"),
     "ids of text": (b'{"id": 5, "token_ids": "a"}', 5, "token_ids: expected a list of token ids, got str"),

@@ -15,7 +15,7 @@ import pytest
 from toy_scorer import TOY, read_lines, score, write_lines
 
 import hybridlm
-from hybridlm.score_files.parts import Parts
+from hybridlm.files.parts import Parts
 from hybridlm.score_files.score_file import score_file
 from hybridlm.score_files.score_rows import Scorer
 

@@ -126,11 +126,17 @@ def test_tokens_that_only_the_config_has(tmp_path: Path) -> None:
         load(save(tmp_path, added_tokens_decoder={"999": {"content": "<new>"}}))
 
 
-def test_a_token_with_a_role_is_special(tmp_path: Path) -> None:
+def test_a_token_of_the_vocabulary_with_a_role_is_special_unless_the_file_says_otherwise(tmp_path: Path) -> None:
     backend = bytelevel()
     backend.add_tokens(["<eot>"])
-    tokenizer = load(save(tmp_path, backend=backend, eos_token="<eot>"))
-    assert tokenizer.decode(tokenizer.encode("a<eot>")) == "a"
+    tokenizer = load(save(tmp_path, backend=backend, eos_token="<eot>", pad_token="kite"))
+    assert tokenizer.decode(tokenizer.encode("a<eot>")) == "a<eot>"
+    assert tokenizer.decode(tokenizer.encode("a kite b")) == "a  b"
+
+
+def test_a_token_that_no_file_has_gets_the_next_id(tmp_path: Path) -> None:
+    tokenizer = load(save(tmp_path, eos_token="<gone>"))
+    assert tokenizer.eos_token_id == bytelevel().get_vocab_size()
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
@@ -159,7 +165,9 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         ("tokenizer.json", b"{}", "cannot be read"),
         ("tokenizer.json", b"\xff", "expected UTF-8"),
         ("tokenizer_config.json", b"[]", "expected a JSON object"),
-        ("tokenizer_config.json", b'{"eos_token": "<gone>"}', "eos_token: expected a token of the vocabulary"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": [3]}', "extra_special_tokens: expected a token, found 3"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": 3}', "extra_special_tokens: expected a list or an object"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "chat_template: expected a string, or a list"),
         ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token: expected a token, found 3"),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template: expected a string, or a list"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder: expected an object"),
@@ -231,7 +239,7 @@ def test_long_streams_of_broken_utf8(tokenizer: Tokenizer) -> None:
 def test_byte_fallback_and_leading_space() -> None:
     tokenizer = Tokenizer(byte_fallback())
     ids = [3, 3, *(5 + byte for byte in "🙂".encode()), 1, 4, 3]
-    assert pieces(tokenizer.stream(), ids) == ["a", " a", "", "", "", "🙂", " ", "é", " a", ""]
+    assert pieces(tokenizer.stream(), ids) == ["a", " a", "", "", "", "", "🙂 ", "é", " a", ""]
     assert tokenizer.decode(ids) == "a a🙂 é a"
 
 
@@ -252,9 +260,11 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     tokenizer = load(save(tmp_path, named))
     assert tokenizer.apply_chat_template(CHAT) == "defaultSei höflich."
     assert tokenizer.apply_chat_template(CHAT, tools=[]).startswith("tool_use")
-    assert tokenizer.apply_chat_template(CHAT, template="rag").startswith("rag")
-    with pytest.raises(ChatTemplateError, match="no chat template named 'x', expected template=one of default, rag"):
-        tokenizer.apply_chat_template(CHAT, template="x")
+    assert tokenizer.apply_chat_template(CHAT, chat_template="rag").startswith("rag")
+    with pytest.raises(
+        ChatTemplateError, match="no chat template named 'x', expected chat_template=one of default, rag"
+    ):
+        tokenizer.apply_chat_template(CHAT, chat_template="x")
     with pytest.raises(ChatTemplateError, match="one of rag"):
         load(save(tmp_path, named[2:])).apply_chat_template(CHAT)
     (save(tmp_path, named) / "chat_template.jinja").write_text(source("file"))

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 import pytest
 from hlo_text import serialized
 
+from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.in_place import in_place_hazards
 from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.memory import misplaced, overlaps
 from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
 
 REDUCTION = """
@@ -199,3 +201,76 @@ def test_fusions_that_overwrite_what_they_read_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_the_same_with_bytes_of_their_own_are_right(name: str) -> None:
     assert found(WRONG[name][0]._replace(shared={})) == []
+
+
+ALL_REDUCE = """
+HloModule exchanged, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[4,16]{1,0} parameter(0)
+  y = f32[4,16]{1,0} parameter(1)
+  both = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-start(x, y), to_apply=sum, MORE
+  ROOT made = (f32[4,16]{1,0}, f32[4,16]{1,0}) all-reduce-done(both)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "operand", "backend", "expected"),
+    [
+        (0, 0, "NCCL", []),
+        (1, 1, "NCCL", []),
+        (0, 1, "NCCL", [(1, (0,))]),
+        (1, 0, "NCCL", [(0, (1,))]),
+        (0, 0, "NVSHMEM", [(0, (0,))]),
+    ],
+)
+def test_sums_over_devices_are_taken_where_their_own_operands_lie(
+    result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
+) -> None:
+    module = read_module(serialized(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}')))
+    sums = next(one for one in module.main.instructions if one.opcode == "all-reduce-start")
+    slices = {(one.id, ()): Slice(one.parameter, 0, 256) for one in module.main.parameters.values()}
+    slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}
+    allocations = {i: Allocation(i, 256, None, False, False, False) for i in range(4)}
+    executable = Executable(module, Buffers(allocations, slices), {0: 0, 1: 1}, "gpu", 0, "")
+    hazards = in_place_hazards(executable, live_values(executable))
+    assert [(one.operand, one.index) for one in hazards] == expected
+
+
+ALL_GATHER = """
+HloModule gathered, is_scheduled=true
+
+ENTRY main {
+  x = f32[4,16]{1,0} parameter(0)
+  own = f32[4,16]{1,0} negate(x)
+  begun = (f32[4,16]{1,0}, f32[8,16]{1,0}) all-gather-start(own), replica_groups={{0,1}}, dimensions={0}
+  meanwhile = f32[4,16]{1,0} negate(x)
+  whole = f32[8,16]{1,0} all-gather-done(begun)
+  ROOT both = (f32[8,16]{1,0}, f32[4,16]{1,0}) tuple(whole, meanwhile)
+}
+"""
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_operand_of_a_gather_is_in_use_until_it_is_done(apart: bool) -> None:
+    """What is computed meanwhile must not lie in its bytes; the gathered array is one value, and has a place."""
+    module = read_module(serialized(ALL_GATHER))
+    by_name = {one.name: one.id for one in module.main.instructions}
+    slices: dict[tuple[int, Index], Slice] = {
+        (by_name["x"], ()): Slice(0, 0, 256),
+        (by_name["own"], ()): Slice(1, 0, 256),
+    }
+    slices |= {(by_name["begun"], (1,)): Slice(2, 0, 512), (by_name["begun"], ()): Slice(4, 0, 16)}
+    slices |= {(by_name["meanwhile"], ()): Slice(3 if apart else 1, 0, 256), (by_name["both"], ()): Slice(5, 0, 16)}
+    allocations = {i: Allocation(i, 512, 0 if i == 0 else None, False, False, False) for i in range(6)}
+    executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
+    live = live_values(executable)
+    assert list(misplaced(executable, live)) == []
+    assert [one.kind for one in overlaps(executable, live)] == ([] if apart else [FindingKind.OVERLAP])

@@ -62,10 +62,16 @@ def faults_of(config: Mapping[str, Any]) -> list[str]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"rope_parameters": ROPE | {"rope_type": "yarn"}}, "rope_parameters.rope_type: expected one of 'default'"),
-    ({"rope_parameters": ROPE | {"rope_type": "dynamic"}}, "rope_parameters.rope_type"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: expected one of 'default'"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.type: expected one of 'default', 'mrope'"),
+    ({"rope_parameters": ROPE | {"rope_type": "longrope"}}, "rope_parameters.rope_type: expected one of 'default'"),
+    ({"rope_parameters": ROPE | {"rope_type": "proportional"}}, "rope_parameters.rope_type"),
+    ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "rope_scaling.rope_type: expected one of 'default'"),
+    ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.type: expected one of 'default', 'mrope'"),
+    ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+     "rope_parameters.high_freq_factor"),
+    ({"rope_parameters": {"full_attention": ROPE}}, "rope_parameters.full_attention: expected one RoPE"),
     ({"rope_scaling": "linear"}, "rope_scaling: expected an object, found 'linear'"),
     ({"hidden_act": "gelu"}, "hidden_act: expected one of 'silu' (what is implemented), found 'gelu'"),
     ({"attention_bias": True}, "attention_bias: expected one of False (what is implemented), found True"),
@@ -135,7 +141,7 @@ def test_every_fault_is_in_one_error() -> None:
         "attention_bias": True,
         "num_key_value_heads": 3,
         "linear_num_value_heads": 3,
-        "rope_parameters": {"rope_type": "yarn", "rope_theta": -1},
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1},
         "layer_types": [],
         "vocab_size": None,
     }

@@ -50,7 +50,7 @@ def test_unbounded_decay() -> None:
     [
         ({"kda_lower_bound": 0.0}, "kda_lower_bound: expected a negative number"),
         ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type: expected one of 'default'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: expected one of 'default'"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: expected qk_rope_head_dim (64) of the 128 values"),
         ({"rope_interleave": False}, "rope_interleave: expected one of True"),
         ({"score_function": "softmax"}, "score_function: expected one of 'sigmoid'"),

@@ -66,7 +66,7 @@ def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) ->
             "layer_types: expected a list of 16 items, each one of 'conv', 'full_attention'",
         ),
         ({"num_attention_heads": 30, "num_key_value_heads": 10}, "num_attention_heads: expected a divisor of hidden"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type: expected one of 'default'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: expected one of 'default'"),
     ],
 )
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:

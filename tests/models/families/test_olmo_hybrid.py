@@ -42,6 +42,7 @@ def test_sizes_that_are_not_given_follow_from_others() -> None:
     [
         ({"rope_theta": 5e5}, 5e5),
         ({"rope_theta": None}, None),
+        ({"rope_parameters": None}, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1e4),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
     ],
@@ -82,7 +83,7 @@ def test_transformers_still_cuts_it_in_thirds(root: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
         ({"layer_types": None}, "layer_types: expected a list of 32 items"),
         ({"linear_num_value_heads": 31}, "linear_num_value_heads: expected a multiple of linear_num_key_heads (30)"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
         ({"linear_allow_neg_eigval": 2}, "linear_allow_neg_eigval: expected true or false"),
     ],
 )

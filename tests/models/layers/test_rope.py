@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config.fields import read_rope
 from models.config.reader import ConfigReader
+from models.config.rope import read_rope
 from models.layers.rope import Rope
 
 LAST = 262143
@@ -95,7 +95,7 @@ def test_gradients_are_the_rotation_back() -> None:
 def test_old_and_new_fields_are_the_same_rope() -> None:
     def read(fields: dict[str, Any]) -> tuple[Rope, tuple[str, ...]]:
         reader = ConfigReader("any", fields)
-        return read_rope(reader, 16, 1e4, 0.25), reader.close()
+        return read_rope(reader, 16, 1e4, 0.25, 32768), reader.close()
 
     old = {"rope_theta": 5e6, "partial_rotary_factor": 0.5}
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}

@@ -93,6 +93,10 @@ class Scaled(LinearWeight):
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scale.nbytes
+
     def multiply(self, x: jax.Array) -> jax.Array:
         return dot(x, self.codes.astype(jnp.float32)) * self.scale[None]
 

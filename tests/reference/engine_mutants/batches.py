@@ -10,6 +10,7 @@ from hybridlm.engine import decoding, scheduler
 from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
+from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -101,13 +102,13 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Engine, source: RowPool, read: Any, target: RowPool, write: Any) -> None:
         before = target.look().layers
-        assert self.sanitizer is not None
-        shadow_labels = self.sanitizer.shadow_labels(target)
+        assert isinstance(self.runner, Sanitizer)
+        shadow_labels = self.runner.shadow_labels(target)
         right(self, source, read, target, write)
         after = target.take()
         target.put(after._replace(layers=(before[0], *after.layers[1:])))
-        kept = self.sanitizer._shadow_labels[target]
-        self.sanitizer._shadow_labels[target] = (*shadow_labels[:2], *kept[2:])
+        kept = self.runner._shadow_labels[target]
+        self.runner._shadow_labels[target] = (*shadow_labels[:2], *kept[2:])
 
     patch.setattr(Engine, "copy", wrong)
 

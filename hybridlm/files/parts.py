@@ -7,15 +7,15 @@ not record does not exist. The last line records that the output is complete.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, Protocol
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
-from hybridlm.score_files.rows import ScoreTarget
 from ir_passes.files.atomic import whole_file
 from ir_passes.files.strict_json import parse_json
 
@@ -26,15 +26,24 @@ Origin = Mapping[str, str | int]
 """Everything that the bytes of the output depend on, by name."""
 
 
+class Joined(Protocol):
+    """A format of outputs that are made of parts."""
+
+    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+        """Write the whole output, with a few parts in memory at a time."""
+        ...
+
+
 @dataclass(frozen=True)
 class PartRecord:
     """The record of a part in the manifest.
 
     Attributes:
-        rows, tokens: number of rows, and tokens of those that were scored.
-        errors: rows that could not be scored.
+        rows, tokens: number of rows, and tokens of the texts of those without an error.
+        errors: rows that have an error instead.
         error: the message of the first of them.
         bytes, sha256: of the file.
+        generated: tokens that were generated for its rows.
     """
 
     rows: int
@@ -43,6 +52,7 @@ class PartRecord:
     error: str | None
     bytes: int
     sha256: str
+    generated: int = 0
 
 
 class Parts:
@@ -55,6 +65,7 @@ class Parts:
     Attributes:
         done: finished parts, in order.
         joined: whether the output has been made of them.
+        begun: when the first run began, in seconds since 1970.
     """
 
     def __init__(self, output: Path, folder: Path):
@@ -63,6 +74,7 @@ class Parts:
         self._ours = False
         self.done: list[PartRecord] = []
         self.joined = False
+        self.begun = int(time.time())
 
     def resume(self, origin: Origin, restart: bool) -> None:
         """Continue with the parts of an earlier run, or begin.
@@ -87,7 +99,7 @@ class Parts:
             self._read(origin)
         self._ours = True
         if not self._manifest.exists():
-            self._append({"format": FORMAT, "origin": dict(origin)})
+            self._append({"format": FORMAT, "origin": dict(origin), "begun": self.begun})
 
     def _read(self, origin: Origin) -> None:
         lines = self._lines()
@@ -103,6 +115,7 @@ class Parts:
                 f"{self.folder}: holds parts of a run from something else ({'; '.join(differ)}). Run it as it was to "
                 f"continue; {_WAY_OUT}"
             )
+        self.begun = lines[0].get("begun", self.begun)
         self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
             if not self.joined and _size(self._path(number)) != part.bytes:
@@ -130,14 +143,14 @@ class Parts:
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
-    def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None) -> None:
+    def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, generated: int = 0) -> None:
         """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
-        part = PartRecord(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest())
+        part = PartRecord(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest(), generated)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)
 
-    def join(self, target: ScoreTarget) -> None:
+    def join(self, target: Joined) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.
 
         Raises:

@@ -1,0 +1,242 @@
+"""LoRA adapters as PEFT saves them: opened, and merged into parameters.
+
+adapter_config.json          rank, alpha and what was adapted
+adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_object
+from models import Weight
+from models.weights.sources import ArraySlice, WeightSource
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_CONFIG_BYTES = 16 * MEGABYTE
+# Fields without effect on a trained adapter. Any other that is neither read nor empty is refused: PEFT's fields are
+# null, false or empty where a variant is not used.
+UNUSED = frozenset(
+    """auto_mapping base_model_name_or_path revision inference_mode task_type peft_version target_modules
+    target_parameters exclude_modules layers_to_transform layers_pattern lora_dropout bias modules_to_save
+    fan_in_fan_out megatron_core loftq_config eva_config corda_config lora_ga_config runtime_config
+    qalora_group_size""".split()
+)
+READ = frozenset("peft_type r lora_alpha use_rslora rank_pattern alpha_pattern init_lora_weights".split())
+# Initial values that leave the base weights as they are; the others change them before training.
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+MERGE_ELSEWHERE = (
+    "Merge it with PEFT and save the result: "
+    "PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(directory)."
+)
+
+
+class Factors(NamedTuple):
+    """The low-rank factors of one adapted tensor.
+
+    Attributes:
+        down, up: names of the tensors A and B in the file.
+        scale: factor on their product.
+        embedding: the product is transposed.
+        experts: number of matrices in one tensor; None for a single matrix.
+    """
+
+    down: str
+    up: str
+    scale: float
+    embedding: bool
+    experts: int | None = None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An opened adapter. Its headers have been checked; no tensor has been read.
+
+    Attributes:
+        path: the directory.
+        config: adapter_config.json.
+        file: its tensors.
+        digest: SHA-256 of both files.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    file: SafetensorsFile
+    digest: str
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a tensor in float32."""
+        return np.asarray(self.file.read(name)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class BoundAdapter:
+    """An adapter whose tensors are matched with those of a model.
+
+    Attributes:
+        adapter: its files.
+        factors: canonical tensor name -> the low-rank change of that tensor.
+        replaced: canonical tensor name -> name in the file of the tensor that takes its place.
+        skipped: names in the file of what belongs to parts that are not read (vision towers).
+    """
+
+    adapter: Adapter
+    factors: Mapping[str, Factors]
+    replaced: Mapping[str, str]
+    skipped: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """A sentence for the user on what is merged."""
+        whole = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
+        unused = f", {len(self.skipped)} tensors of parts that are not read left out" if self.skipped else ""
+        return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{whole}{unused}"
+
+    def touches(self, weight: Weight) -> bool:
+        """Whether the adapter changes a parameter."""
+        return any(name in self.factors or name in self.replaced for source in weight.options for name in source.shapes)
+
+    def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
+        """Apply the adapter to a float32 array of pieces of a parameter.
+
+        Args:
+            weight: the parameter.
+            windows: for each piece its place in the parameter and its place in the result.
+            result: the pieces; changed in place.
+        """
+        for name, source in tensors_of(weight):
+            if name in self.replaced:
+                _place(weight, source, name, self.adapter.array(self.replaced[name]), windows, result, add=False)
+            if name in self.factors:
+                product = self._product(self.factors[name])
+                _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)
+
+    def _product(self, f: Factors) -> np.ndarray:
+        down, up = self.adapter.array(f.down), self.adapter.array(f.up)
+        if f.embedding:
+            return (up @ down).T * np.float32(f.scale)
+        if f.experts is None:
+            return (up @ down) * np.float32(f.scale)
+        down = down.reshape(f.experts, -1, down.shape[1])
+        up = np.moveaxis(up.reshape(up.shape[0], -1, f.experts), 2, 0)
+        return np.matmul(up, down) * np.float32(f.scale)
+
+
+def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
+    """Yield every tensor that a parameter can come from, each with the first source that has it."""
+    seen: set[str] = set()
+    for source in weight.options:
+        for name in source.shapes:
+            if name not in seen:
+                seen.add(name)
+                yield name, source
+
+
+def _place(
+    weight: Weight,
+    source: WeightSource,
+    name: str,
+    tensor: np.ndarray,
+    windows: Sequence[tuple[ArraySlice, ArraySlice]],
+    result: np.ndarray,
+    add: bool,
+) -> None:
+    for window, target in windows:
+        whole = result[(*target, ...)]
+        for piece in source.pieces(window, weight.shape):
+            if piece.name == name:
+                place, found = whole[(*piece.place, ...)], source.take(tensor, piece.taken)
+                place[...] = place + found if add else found
+
+
+def has_adapter(directory: Path) -> bool:
+    """Whether an adapter lies in a directory."""
+    return (directory / CONFIG).is_file()
+
+
+def base_of(directory: Path) -> str:
+    """Return the base model that adapter_config.json names: a directory or a hub id.
+
+    Raises:
+        CheckpointError: it names none.
+    """
+    name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            directory,
+            f"holds a LoRA adapter alone, and its {CONFIG} names no base model (base_model_name_or_path)",
+            "Load the base model and give this directory as adapter.",
+        )
+    return name
+
+
+def open_adapter(path: str | os.PathLike[str]) -> Adapter:
+    """Open a PEFT adapter and check its configuration.
+
+    Raises:
+        CheckpointError: no adapter, a pickle, another method than LoRA, or a variant of LoRA that cannot be merged;
+            every fault is named.
+    """
+    directory = Path(path)
+    if not has_adapter(directory):
+        raise CheckpointError(directory, f"expected a PEFT adapter ({CONFIG} and {WEIGHTS}), found no {CONFIG}")
+    config = read_object(directory / CONFIG, MAX_CONFIG_BYTES)
+    faults = _config_faults(config)
+    if faults:
+        raise CheckpointError(directory, [f"{CONFIG}: {fault}" for fault in faults], MERGE_ELSEWHERE)
+    if not (directory / WEIGHTS).exists():
+        pickle = (directory / PICKLE).exists()
+        raise CheckpointError(
+            directory,
+            f"expected {WEIGHTS}, found {PICKLE}, a pickle, which can run any code" if pickle else f"no {WEIGHTS}",
+            "Load the adapter with PEFT where you trust it, and save_pretrained writes safetensors." if pickle else "",
+        )
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    with (directory / WEIGHTS).open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
+    return Adapter(directory, config, SafetensorsFile(directory / WEIGHTS), digest.hexdigest())
+
+
+def _config_faults(config: Mapping[str, Any]) -> list[str]:
+    faults = []
+    if config.get("peft_type") != "LORA":
+        return [f"peft_type: expected 'LORA', found {config.get('peft_type')!r}"]
+    if config.get("use_dora"):
+        faults.append("use_dora: DoRA is not implemented, only plain LoRA and rsLoRA")
+    initial = config.get("init_lora_weights", True)
+    if not any(initial is one or (isinstance(one, str) and initial == one) for one in INITIAL):
+        faults.append(f"init_lora_weights: {initial!r} changes the base weights, which are not those of the checkpoint")
+    for name in ("r", "lora_alpha"):
+        if not _positive(config.get(name, 8)):
+            faults.append(f"{name}: expected a number greater than 0, found {config[name]!r}")
+    for name in ("rank_pattern", "alpha_pattern"):
+        pattern = config.get(name) or {}
+        if not isinstance(pattern, dict) or not all(map(_positive, pattern.values())):
+            faults.append(f"{name}: expected an object of numbers greater than 0, found {pattern!r}")
+        else:
+            faults += [f"{name}: {key!r} is no regular expression" for key in pattern if not _compiles(key)]
+    known = UNUSED | READ | {"use_dora"}
+    faults += [f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in known]
+    return faults
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""`hybridlm bench --start`: the table of a model's first token."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import jax
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hybridlm.bench.start import measure_starts
+from hybridlm.cli.options import console_for_table
+from hybridlm.devices.machine import cores
+
+DEFAULT_LANES = 8
+
+
+def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settings: Any) -> None:
+    """Measure one cold start and `rounds` warm ones, and print their parts.
+
+    Args:
+        model, prompt, settings: as for `measure_starts`.
+        rounds: warm starts; the table has their medians.
+        out: JSON file for all figures; None for none.
+    """
+    cold, warm = measure_starts(model, prompt, settings, rounds)
+    table = Table()
+    for heading in ("part", "cold, s", "warm, s"):
+        table.add_column(heading, justify="left" if heading == "part" else "right")
+    for part in dict.fromkeys((*cold["parts"], *warm[0]["parts"])):
+        table.add_row(part, _text(cold["parts"].get(part)), _text(_median([one["parts"].get(part) for one in warm])))
+    totals = [one["total"] for one in warm]
+    spread = f" ({min(totals):.2f}-{max(totals):.2f})" if rounds > 1 else ""
+    table.add_row("total", _text(cold["total"]), _text(statistics.median(totals)) + spread, style="bold")
+    console = console_for_table()
+    console.print(Text(f"{model} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
+    console.print(table)
+    console.print(Text("steps, which are loaded or compiled in threads, in seconds:"))
+    steps = Table()
+    names = ("trace", "prove", "rewrite", "lower", "compile", "audit", "keep")
+    for heading in ("step", *names, "from the store"):
+        steps.add_column(heading, justify="left" if heading == "step" else "right")
+    for step in dict.fromkeys((*cold["steps"], *(step for one in warm for step in one["steps"]))):
+        made = cold["steps"].get(step, {"seconds": {}})["seconds"]
+        loaded = [one["steps"].get(step, {"seconds": {}})["seconds"].get("load") for one in warm]
+        steps.add_row(step, *(_text(made.get(name)) for name in names), _text(_median(loaded)))
+    console.print(steps)
+    compiled = sum(not step["stored"] for one in warm for step in one["steps"].values())
+    typer.echo(f"compiled by the warm starts: {compiled} steps")
+    if out is not None:
+        found = {"model": model, "cores": cores(), "jax": jax.__version__, "settings": settings, "prompt": prompt}
+        out.write_text(json.dumps({**found, "cold": cold, "warm": warm}, indent=2) + "\n", encoding="utf-8")
+
+
+def _median(found: list[float | None]) -> float | None:
+    known = [one for one in found if one is not None]
+    return statistics.median(known) if known else None
+
+
+def _text(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"

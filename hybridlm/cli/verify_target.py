@@ -1,0 +1,131 @@
+"""`hybridlm verify --target`: every step compiled for a machine that need not be there, and whether the model fits."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hybridlm.cli.options import console_for_table
+from hybridlm.devices.mesh import read_sizes
+from hybridlm.engine.memory import format_bytes
+from hybridlm.progress import counting_progress
+from hybridlm.target_report import StepReport, TargetReport, report_on, shapes_of, target_engine
+from ir_passes.targets import read_target
+
+HEADINGS = (
+    "proved", "audited", "copies", "scratch", "kernels", "moves", "x floor", "at least", "tokens/s <=",
+)  # fmt: skip
+"""Of the columns; times and tokens/s are those of the floor."""
+
+
+def verify_target(
+    target: str,
+    *,
+    model: str | None,
+    config: Path | None,
+    lanes: int | None,
+    context: int | None,
+    dtype: str | None,
+    chunk: int | None,
+    mesh: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
+
+    Args:
+        target: name, with a number of devices behind a colon.
+        model, config, lanes, context, dtype, chunk, mesh: as of `hybridlm verify`.
+        out: directory for the certificates, or None.
+        as_json: print the whole report as JSON.
+
+    Raises:
+        ValueError: options that contradict each other.
+        TargetError: there is no such target, or its compiler is not installed.
+    """
+    if (model is None) == (config is None):
+        raise ValueError(f"--target: expected --model or --config, got {'neither' if model is None else 'both'}")
+    machine = read_target(target)
+    engine = target_engine(
+        machine,
+        model=model,
+        config=config,
+        lanes=lanes,
+        context=context,
+        dtype=dtype,
+        chunk=chunk,
+        mesh=None if mesh is None else read_sizes(mesh),
+    )
+    shapes = shapes_of(engine)
+    with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:
+        report = report_on(engine, shapes, done)
+    if out is not None:
+        _write(report, out)
+    if as_json:
+        typer.echo(report.to_json(), nl=False)
+    else:
+        _print(report, console_for_table())
+    if not report.good:
+        raise typer.Exit(1)
+
+
+def _write(report: TargetReport, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for one in report.steps:
+        if one.certificate is not None:
+            (out / f"{one.name.replace(' ', '-')}.json").write_text(one.certificate.to_json(), encoding="utf-8")
+
+
+def _print(report: TargetReport, console: Console) -> None:
+    over = f", mesh {','.join(report.mesh)}" if report.mesh else ""
+    title = (
+        f"{report.family}, {report.dtype}, on {report.devices} x {report.device}{over}; per device, compiled, not run"
+    )
+    table = Table(title=title, title_justify="left", title_style="")
+    table.add_column("step", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in report.steps:
+        table.add_row(one.name, *_cells(one))
+    console.print(table)
+    for line in () if report.fit is None else report.fit.lines:
+        console.print(Text(line))
+    for why in dict.fromkeys(one.certificate.not_audited for one in report.steps if one.certificate is not None):
+        if why is not None:
+            console.print(Text(f"not audited: {why}"))
+    took = sum(one.certificate.seconds.compile for one in report.steps if one.certificate is not None)
+    console.print(Text(f"XLA compiled for {took:.0f} s"))
+    kept = sum(one.reused for one in report.steps)
+    if kept:
+        console.print(Text(f"{kept} of {len(report.steps)} steps were compiled by an earlier process"))
+    for one in report.steps:
+        for fault in one.faults:
+            typer.echo(f"\n{one.name}: {fault}", err=True)
+
+
+def _cells(one: StepReport) -> tuple[str | Text, ...]:
+    no, yes = Text("NO", "bold red"), Text("yes", "green")
+    certificate = one.certificate
+    if certificate is None:
+        return (Text("NOT COMPILED", "bold red"),)
+    audited = yes if not one.faults else no
+    if certificate.not_audited is not None:
+        audited = Text("none", "yellow")
+    floor, seconds, rate = one.floor_moved, one.floor_seconds, one.tokens_per_second
+    return (
+        yes if certificate.proved else no,
+        audited,
+        str(len(certificate.copies)),
+        format_bytes(one.scratch),
+        str(one.kernels),
+        format_bytes(one.moved),
+        "" if floor is None else f"{one.moved / floor:.2f}",
+        "" if seconds is None else _milliseconds(seconds),
+        "" if rate is None else f"{rate:,.0f}",
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,165 @@
+"""Decisions that are not functions of the requests alone, and how they reach the processes of a run.
+
+Schedulers are deterministic: given the same commands (open a session, add a request, cancel it, run a step ...) and the
+same decisions (measured times, proposals of a user's drafter, interrupts) they run the same steps. Process 0 broadcasts
+both, in their order, and the schedulers of the other processes repeat them.
+"""
+
+import itertools
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from hybridlm.multiprocess.environment import Disagreement
+from hybridlm.multiprocess.messages import Message, Messages
+
+T = TypeVar("T")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A command was interrupted, in all processes after the same step."""
+
+
+class DecisionFailed(RuntimeError):
+    """Process 0 raised an exception where it should have made a decision."""
+
+
+class Decisions:
+    """The commands and decisions of one process, which nobody else has to know.
+
+    Attributes:
+        leads: whether this process takes requests of the user.
+    """
+
+    leads = True
+
+    @contextmanager
+    def command(self, kind: str, **given: Any) -> Iterator[None]:
+        """Run what one call of the user asks for; a command within another one is part of it.
+
+        Args:
+            kind: its name.
+            **given: all that it depends on, apart from earlier commands.
+        """
+        yield
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """Return a decision, within a command: what `make` returns in process 0."""
+        return make()
+
+    def checkpoint(self) -> None:
+        """Let an interrupt end a command here."""
+
+    def share(self, thing: Any) -> None:
+        """Name an object that was made by a command, for later ones to refer to while it exists in process 0."""
+
+
+class Broadcast(Decisions):
+    """The commands and decisions of a run: process 0 sends them, the others receive them.
+
+    Args:
+        messages: the order of all messages.
+        leads: whether this process is process 0.
+        history: returns a digest of all steps that were dispatched so far.
+        where: this process, for messages.
+    """
+
+    def __init__(
+        self, messages: Messages, *, leads: bool, history: Callable[[], int] = lambda: 0, where: str = "process"
+    ):
+        self._messages, self.leads, self._history, self._where = messages, leads, history, where
+        self._lock, self._depth = threading.RLock(), 0
+        self._next_number = itertools.count()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._things: dict[int, Any] = {}
+        self._freed: deque[int] = deque()
+        self._interrupts: list[Any] = []
+
+    @contextmanager
+    def command(self, kind: str, **given: Any) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            try:
+                if not self.leads or self._depth > 1:
+                    yield
+                    return
+                while self._freed:
+                    self._messages.send(Message("drop", {"number": self._freed.popleft()}, self._history()))
+                self._messages.send(Message(kind, given, self._history()), self._numbers)
+                with self._deferred_interrupts():
+                    yield
+            finally:
+                self._depth -= 1
+
+    def decide(self, make: Callable[[], T]) -> T:
+        if self.leads:
+            try:
+                value = make()
+            except Exception as error:
+                self._messages.send(Message("failed", {"error": type(error).__name__}, self._history()))
+                raise
+            self._messages.send(Message("decided", {"value": value}, self._history()))
+            return value
+        message = self.receive()
+        if message.kind == "failed":
+            raise DecisionFailed(f"process 0 raised {message.given['error']}")
+        if message.kind != "decided":
+            raise Disagreement(f"{self._where}: expected a decision of process 0, got the command {message.kind!r}")
+        return message.given["value"]
+
+    def checkpoint(self) -> None:
+        if self.decide(lambda: bool(self._interrupts)):
+            self._interrupts.clear()
+            raise Interrupted
+
+    def share(self, thing: Any) -> None:
+        number = next(self._next_number)
+        self._numbers[thing] = number
+        if self.leads:
+            weakref.finalize(thing, self._freed.append, number).atexit = False
+        else:
+            self._things[number] = thing
+
+    def receive(self) -> Message:
+        """Wait for the next message of process 0; objects that were dropped there are dropped here.
+
+        Raises:
+            Disagreement: this process has dispatched other steps than process 0.
+            MessageError: the message is damaged.
+            ProcessLost: process 0 does not answer.
+        """
+        while True:
+            message = self._messages.receive(self._things)
+            if message.history != self._history():
+                raise Disagreement(
+                    f"{self._where}: steps before message {self._messages.count - 1} ({message.kind}): expected the "
+                    f"digest {message.history:08x} as process 0 has, got {self._history():08x}"
+                )
+            if message.kind != "drop":
+                return message
+            del self._things[message.given["number"]]
+
+    def end(self) -> None:
+        """Tell the other processes that there will be no more commands."""
+        if self.leads:
+            self._messages.send(Message("end", {}, self._history()))
+
+    @contextmanager
+    def _deferred_interrupts(self) -> Iterator[None]:
+        """Let an interrupt (SIGINT) wait for the next checkpoint, or the end of the command: the others cannot stop."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, lambda *given: self._interrupts.append(given))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            interrupts, self._interrupts = self._interrupts, []
+            if interrupts and callable(before):
+                before(*interrupts[0])

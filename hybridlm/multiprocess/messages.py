@@ -1,0 +1,154 @@
+"""Wire format of commands and decisions: JSON in numbered parts, each with a checksum.
+
+Nothing is pickled. Of Python's types there are None, bool, int, float, str, list, tuple, frozenset, dict and data
+classes that the receiver names; objects that both sides have are sent as their number.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, Protocol
+
+PART_BYTES = 1 << 20
+"""Maximum bytes of a part, far below what a message of gRPC may have."""
+_BLOCK = 256
+"""Number of messages that are deleted from the store together."""
+
+
+class MessageError(RuntimeError):
+    """A received message is damaged, or out of order."""
+
+
+class Message(NamedTuple):
+    """A command or a decision.
+
+    Attributes:
+        kind: its name.
+        given: its arguments.
+        history: digest of all steps that the sender had dispatched before it.
+    """
+
+    kind: str
+    given: dict[str, Any]
+    history: int
+
+
+class Store(Protocol):
+    """A key-value store that the processes share; see `KeyValues`."""
+
+    def set(self, name: str, value: bytes) -> None: ...
+
+    def get(self, name: str) -> bytes: ...
+
+    def delete(self, name: str) -> None: ...
+
+
+class Messages:
+    """The messages of a run, in their order.
+
+    Args:
+        store: shared store, whose `get` waits for a value.
+        classes: data classes that messages may have, by name.
+
+    Attributes:
+        count: messages sent or received so far.
+    """
+
+    def __init__(self, store: Store, classes: Sequence[type] = ()):
+        self._store, self.count = store, 0
+        self._deleted = 0
+        self.classes = {one.__name__: one for one in classes}
+
+    def send(self, message: Message, numbers: Mapping[Any, int] | None = None) -> None:
+        """Send a message; `numbers` has those of the objects that it may refer to."""
+        for part, data in enumerate(to_parts(self.count, message, {} if numbers is None else numbers)):
+            self._store.set(_key(self.count, part), data)
+        self.count += 1
+
+    def receive(self, things: Mapping[int, Any]) -> Message:
+        """Wait for the next message; `things` has the objects that it may refer to. Raises MessageError."""
+        body, part, parts = b"", 0, 1
+        while part < parts:
+            piece, parts = from_part(self.count, part, self._store.get(_key(self.count, part)))
+            body, part = body + piece, part + 1
+        kind, given, history = json.loads(body)
+        self.count += 1
+        return Message(kind, {name: _decoded(one, self.classes, things) for name, one in given.items()}, history)
+
+    def forget(self, count: int) -> None:
+        """Delete messages that every process has received: those before the first `count`, in whole blocks."""
+        while self._deleted < count // _BLOCK:
+            self._store.delete(f"message/{self._deleted}")
+            self._deleted += 1
+
+
+def _key(number: int, part: int) -> str:
+    return f"message/{number // _BLOCK}/{number}/{part}"
+
+
+def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[bytes]:
+    """Encode a message; raises ValueError, with the name of the argument, for what cannot be sent."""
+    given = {name: _encoded(value, numbers, name) for name, value in message.given.items()}
+    body = json.dumps([message.kind, given, message.history]).encode()
+    pieces = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
+    heads = [f"{number} {part} {len(pieces)} " for part in range(len(pieces))]
+    return [
+        f"{head}{zlib.crc32(piece, zlib.crc32(head.encode())):08x}\n".encode() + piece
+        for head, piece in zip(heads, pieces, strict=True)
+    ]
+
+
+def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
+    """Return the content of a part, and the number of parts.
+
+    Raises:
+        MessageError: it is damaged, or another one than that of these numbers.
+    """
+    first, _, piece = data.partition(b"\n")
+    head, _, said = first.rpartition(b" ")
+    found = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
+    if said != found.encode():
+        expected = said[:8].decode(errors="replace")
+        raise MessageError(f"message {number}, part {part}: checksum: expected {expected}, got {found}; it was damaged")
+    found_number, found_part, parts = map(int, head.split())
+    if found_number != number:
+        raise MessageError(f"message {number}: expected number {number}, got {found_number}; a message was lost")
+    if found_part != part:
+        raise MessageError(f"message {number}: expected part {part}, got {found_part}")
+    return piece, parts
+
+
+def _encoded(value: Any, numbers: Mapping[Any, int], name: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_encoded(one, numbers, name) for one in value]
+    if isinstance(value, tuple | frozenset):
+        items = sorted(value) if isinstance(value, frozenset) else value
+        return {type(value).__name__: [_encoded(one, numbers, name) for one in items]}
+    if isinstance(value, dict):
+        return {"dict": [[_encoded(one, numbers, name), _encoded(value[one], numbers, name)] for one in value]}
+    if (number := numbers.get(value)) is not None:
+        return {"thing": number}
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = [field.name for field in fields(value) if field.init]
+        return {"class": [type(value).__name__, {one: _encoded(getattr(value, one), numbers, name) for one in inner}]}
+    raise ValueError(
+        f"{name}: a {type(value).__name__} of yours cannot be sent to other processes; load in one process"
+    )
+
+
+def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one, classes, things) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "thing":
+        return things[inner]
+    if kind == "class":
+        name, given = inner
+        return classes[name](**{field: _decoded(one, classes, things) for field, one in given.items()})
+    items = [_decoded(one, classes, things) for one in inner]
+    return {"tuple": tuple, "frozenset": frozenset, "dict": dict}[kind](items)

@@ -1,0 +1,34 @@
+"""Few calls of compiled steps in flight on CPUs."""
+
+from typing import Any
+
+import jax
+
+MAX_IN_FLIGHT = 16
+"""Number of calls after which they are awaited; XLA:CPU lets 32 programs wait on a device."""
+
+
+class InFlight:
+    """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
+
+    XLA:CPU runs the devices of one process on one pool of as many threads. A collective holds a thread of it for every
+    device that has arrived; so does a call for a device on which 32 programs wait already. If the remaining devices
+    find no free thread, nothing moves any more, and XLA ends the process after 40 seconds.
+
+    Args:
+        shared: whether the programs run on several such devices; otherwise nothing is awaited.
+    """
+
+    def __init__(self, shared: bool):
+        self._shared = shared
+        self._results: list[Any] = []
+
+    def add(self, results: Any) -> None:
+        """Add the results of a call, any pytree of arrays; later calls may donate them."""
+        if not self._shared:
+            return
+        self._results.append(results)
+        if len(self._results) == MAX_IN_FLIGHT:
+            # Arrays donated to a later call are ready before the results of that call, which are awaited too.
+            results, self._results = self._results, []
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])

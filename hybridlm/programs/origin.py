@@ -1,0 +1,20 @@
+"""Origin of a compiled step: the store, or a compilation."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a program.
+
+    Attributes:
+        stored: whether it was taken from the store instead of being compiled.
+        seconds: by part: "load", or the phases of a compilation and "keep".
+    """
+
+    stored: bool
+    seconds: dict[str, float]
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {took:.2f}" for name, took in self.seconds.items() if took >= 0.005)
+        return f"{'from the store' if self.stored else 'compiled'} in {sum(self.seconds.values()):.2f} s ({parts})"

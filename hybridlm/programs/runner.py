@@ -1,0 +1,158 @@
+"""The one seam at which steps are run: on the rows of a pool, or to move rows.
+
+`OneProcess` calls the compiled steps, `hybridlm.programs.many_processes` runs them in several processes together, and
+`hybridlm.programs.sanitized` runs them with shadow labels beside the rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.devices.placement import Placement
+from hybridlm.programs.in_flight import InFlight
+from hybridlm.programs.programs import Programs
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.rows.cached_buffers import CachedBuffers
+from hybridlm.rows.parts import PartShape
+from hybridlm.rows.pool import PoolPart, RowPool
+from hybridlm.steps.operands import Batch
+from hybridlm.steps.structure import Rows
+from ir_passes import CompiledStep
+from ir_passes.compile.stored_step import StoredStep
+from ir_passes.host.row_ledger import Label
+
+MovedArrays = RowPool | PoolPart | CachedBuffers
+"""Arrays that a move reads or writes: with `look` for those that are read, `take` and `put` for those written."""
+Examples = Callable[[Any], tuple[Any, ...]]
+"""Shape -> example arguments, for which its step is compiled on first use."""
+
+
+class Runner(ABC):
+    """Runs the compiled steps of one model.
+
+    Every method that runs a step raises IsolationError, AuditError or HloError if the step is refused.
+
+    Args:
+        programs: the compiled steps.
+        placement: the devices.
+
+    Attributes:
+        min_rows: least number of rows of a pool or of cached buffers.
+        certified: whether the steps that run are those of `programs`, as certified, and are dispatched ahead.
+    """
+
+    min_rows = 1
+    certified = True
+
+    def __init__(self, programs: Programs, placement: Placement):
+        self.programs, self.placement = programs, placement
+
+    @abstractmethod
+    def run(
+        self,
+        shape: Shape,
+        examples: Examples,
+        params: tuple[jax.Array, ...],
+        pool: RowPool,
+        batch: Batch,
+        operands: tuple[Any, ...],
+        *,
+        owners: Sequence[Any],
+        counts: np.ndarray | None,
+    ) -> tuple[Any, Rows]:
+        """Dispatch a step that consumes the rows of a pool; return its outputs and the new rows.
+
+        Args:
+            shape, examples, params: the step, and the model's parameters.
+            pool: its rows are taken, and not put back.
+            batch, operands, owners, counts: as for `Engine.run`.
+        """
+
+    @abstractmethod
+    def move(
+        self,
+        shape: CopyShape | PartShape,
+        examples: Examples,
+        target: MovedArrays,
+        source: MovedArrays,
+        maps: Sequence[np.ndarray],
+        mark: Label | None = None,
+    ) -> None:
+        """Dispatch a step that copies a row, or a part of it, into another.
+
+        Args:
+            shape, examples: the step.
+            target, source: arrays that are written, and read.
+            maps: its other operands, int32 [1] each: row that is read, row that is written, ...
+            mark: label under which a cached state is continued, where that is not its own.
+        """
+
+    def read(self, outputs: Any) -> Any:
+        """Wait for outputs of steps and return them on the host."""
+        return jax.device_get(outputs)
+
+    def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
+        """Return the program of a shape; see `Programs.compiled`."""
+        return self.programs.compiled(shape, examples)
+
+    def mark(self, owner: Any) -> Label | None:
+        """Return the current label of a sequence's rows, for a snapshot of them; None if there are no labels."""
+        return None
+
+    def adopt(self, owner: Any, mark: Label | None) -> None:
+        """Record that the rows of a sequence are now a copy of a snapshot with this label."""
+        return None
+
+    def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label | None:
+        """Label cached buffers that no step has written, as those of a new owner; return the label."""
+        return None
+
+    def forget(self, owner: Any) -> None:
+        """Drop the record of a sequence or text that gives up its rows."""
+        return None
+
+
+class OneProcess(Runner):
+    """Calls the compiled steps in this process alone."""
+
+    def __init__(self, programs: Programs, placement: Placement):
+        super().__init__(programs, placement)
+        self._in_flight = InFlight(placement.share_threads)
+
+    def run(
+        self,
+        shape: Shape,
+        examples: Examples,
+        params: tuple[jax.Array, ...],
+        pool: RowPool,
+        batch: Batch,
+        operands: tuple[Any, ...],
+        *,
+        owners: Sequence[Any],
+        counts: np.ndarray | None,
+    ) -> tuple[Any, Rows]:
+        given = self.placement.put((*batch, *operands))
+        program = self.compiled(shape, examples)
+        outputs, rows = self._call(program, params, pool.take(), *given)
+        return outputs, rows
+
+    def move(
+        self,
+        shape: CopyShape | PartShape,
+        examples: Examples,
+        target: MovedArrays,
+        source: MovedArrays,
+        maps: Sequence[np.ndarray],
+        mark: Label | None = None,
+    ) -> None:
+        given = self.placement.put_whole(tuple(maps))
+        program = self.compiled(shape, examples)
+        target.put(*self._call(program, target.take(), source.look(), *given))
+
+    def _call(self, program: Any, *args: Any) -> Any:
+        results = program(*args)
+        self._in_flight.add(results)
+        return results

@@ -1,0 +1,103 @@
+"""The start of a model: its parts in seconds, a line for the user, and what the last start took."""
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ir_passes.files.record import from_json, to_json
+from ir_passes.files.store import FileStore
+from ir_passes.jaxpr.fingerprint import fingerprint
+
+_log = logging.getLogger("hybridlm")
+
+STARTS = "starts"
+"""Name of the folder, in that of a cache, of the seconds of the last starts."""
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LastStart:
+    """Seconds from `load` to the first answer, of the last start of each kind.
+
+    Attributes:
+        version: of the format.
+        warm: of one that compiled nothing; None for none yet.
+        cold: of one that compiled.
+    """
+
+    version: int
+    warm: float | None
+    cold: float | None
+
+
+class Start:
+    """One start, from the beginning of `load` to the first answer.
+
+    Args:
+        model: its name.
+        folder: of the cache; None keeps nothing.
+        settings: all that the seconds depend on.
+        show: as `progress` of `load`.
+        began: `time.perf_counter()` at the beginning.
+
+    Attributes:
+        parts: seconds of each part so far.
+        last: what earlier starts took.
+    """
+
+    def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):
+        self._model, self._mark = model, began
+        self._show = sys.stderr.isatty() if show is None else show
+        self._store = None if folder is None else FileStore(folder / STARTS)
+        self._name = f"{fingerprint(settings)}.json"
+        kept = None if self._store is None else self._store.read_record(self._name, partial(from_json, LastStart))
+        self.last = kept if kept is not None and kept.version == VERSION else LastStart(VERSION, None, None)
+        self.parts: dict[str, float] = {}
+        self._compiled = self._answered = False
+        known = [
+            f"{seconds:.1f} s{kind}"
+            for seconds, kind in ((self.last.warm, ""), (self.last.cold, " when its steps were compiled"))
+            if seconds is not None
+        ]
+        self._say(f"loading {model}; last time {', '.join(known)} to the first answer" if known else f"loading {model}")
+
+    def ended(self, part: str) -> None:
+        """End a part, which began where the one before ended."""
+        now = time.perf_counter()
+        self.parts[part], self._mark = now - self._mark, now
+
+    def compiling(self) -> None:
+        """Say once that steps are compiled; may be called by any thread."""
+        if not self._compiled:
+            self._compiled = True
+            if not self._answered:
+                last = "" if self.last.cold is None else f"; last time {self.last.cold:.1f} s to the first answer"
+                kept = "" if self._store is None else ", which later processes load"
+                self._say(f"compiling steps of {self._model}{kept}{last}")
+
+    def answered(self, seconds: float) -> None:
+        """End the start with the first answer, and keep what it took.
+
+        Args:
+            seconds: from the call to its first token; what passed between `load` and the call does not count.
+        """
+        if self._answered:
+            return
+        self._answered = True
+        total = sum(self.parts.values()) + seconds
+        self.parts["first answer"] = seconds
+        _log.info("%s: %.2f s from load to the first answer", self._model, total)
+        warm, cold = (self.last.warm, total) if self._compiled else (total, self.last.cold)
+        if self._store is not None:
+            try:
+                self._store.write_file(self._name, to_json(LastStart(VERSION, warm, cold)).encode())
+            except OSError as error:
+                _log.info("what the start of %s took is not kept: %s", self._model, error)
+
+    def _say(self, line: str) -> None:
+        if self._show:
+            print(line, file=sys.stderr, flush=True)

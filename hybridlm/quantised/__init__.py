@@ -1,0 +1,22 @@
+"""Quantised checkpoints: which tensors make a weight, and the exact numbers that their codes stand for.
+
+Imports nothing of ours but `errors`. Begin with `groups`; `schemes` has the formulas.
+"""
+
+from hybridlm.quantised.contradictions import contradictions
+from hybridlm.quantised.groups import GroupedTensors, group_tensors
+from hybridlm.quantised.schemes import SCHEMES, DequantiseError, QuantisedTensor
+from hybridlm.quantised.settings import QuantisationSettings, read_settings
+from hybridlm.quantised.shapes import Hints
+
+__all__ = [
+    "SCHEMES",
+    "DequantiseError",
+    "GroupedTensors",
+    "Hints",
+    "QuantisationSettings",
+    "QuantisedTensor",
+    "contradictions",
+    "group_tensors",
+    "read_settings",
+]

@@ -1,0 +1,58 @@
+"""Numbers that quantised checkpoints store as codes: 8-bit and 4-bit floats, powers of two, packed integers.
+
+Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), and the files of
+compressed-tensors, GPTQ and AWQ.
+"""
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Integer, UInt8
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""Value of each 4-bit float: one sign bit, two exponent bits, one mantissa bit."""
+_E2M1_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=-1)
+_E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+# 2^-127 is below the smallest normal float32; ldexp gives it exactly.
+_E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127).astype(np.float32), np.float32(np.nan))
+# Column of a group of eight that each nibble of an AWQ word holds, the lowest nibble first.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def float8_e4m3(codes: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    """Return the values of E4M3 codes (the finite variant); 0x7F and 0xFF are NaN."""
+    return _E4M3[codes]
+
+
+def float8_e8m0(codes: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    """Return 2^(code - 127); 0xFF is NaN."""
+    return _E8M0[codes]
+
+
+def float4_e2m1(codes: UInt8[np.ndarray, "*rows bytes"]) -> Float32[np.ndarray, "*rows columns"]:
+    """Return the values of E2M1 codes, two in a byte, the even column in the low nibble."""
+    return _E2M1_PAIRS[codes].reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
+def packed_integers(
+    words: Integer[np.ndarray, "*rows words"], bits: int, count: int
+) -> Integer[np.ndarray, "*rows count"]:
+    """Return unsigned integers that lie in a dense stream of bits, the lowest bit of the first 32-bit word first.
+
+    Args:
+        words: little-endian words; an integer may straddle two of them.
+        bits: of each integer, at most 8.
+        count: integers in each row.
+    """
+    stream = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return stream[..., :count]
+    if bits == 4:
+        return np.stack([stream & 15, stream >> 4], axis=-1).reshape(*words.shape[:-1], -1)[..., :count]
+    ones = np.unpackbits(stream, axis=-1, count=count * bits, bitorder="little").reshape(*words.shape[:-1], count, bits)
+    return np.packbits(ones, axis=-1, bitorder="little")[..., 0]
+
+
+def awq_integers(words: Integer[np.ndarray, "rows words"]) -> UInt8[np.ndarray, "rows columns"]:
+    """Return the 4-bit integers of AWQ words, in the order of their columns."""
+    nibbles = packed_integers(words, 4, 8 * words.shape[-1]).reshape(*words.shape, 8)
+    return nibbles[..., np.argsort(AWQ_ORDER)].reshape(*words.shape[:-1], -1)

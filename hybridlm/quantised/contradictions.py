@@ -1,0 +1,71 @@
+"""Contradictions between the tensors of quantised weights and a checkpoint's configuration."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.schemes import QuantisedTensor
+from hybridlm.quantised.settings import QuantisationSettings
+
+
+def contradictions(
+    settings: QuantisationSettings, quantised: Mapping[str, QuantisedTensor], plain: Iterable[str]
+) -> Iterator[str]:
+    """Yield each weight whose tensors contradict the configuration, with both sides.
+
+    A plain weight contradicts it only where it is listed by name: patterns of real files miss modules that are stored
+    plainly (routers, convolutions), and a plain tensor is never taken for another.
+
+    Args:
+        settings: the configuration.
+        quantised: name -> tensors.
+        plain: names of the other tensors.
+    """
+    exact = {module_name(one) for one in settings.ignored if not _is_pattern(one)}
+    patterns = [one for one in settings.ignored if _is_pattern(one)]
+    for name, tensor in quantised.items():
+        module = module_name(name)
+        pattern = next((one for one in patterns if _matches(one, name, module)), None)
+        if module in exact or pattern is not None:
+            said = f"lists {pattern or module} as stored plainly"
+        elif settings.listed is not None and not _forms(tensor) & settings.listed.get(module, frozenset()):
+            said = f"lists it as {_or(settings.listed[module])}" if module in settings.listed else "does not list it"
+        elif settings.schemes is not None and not _forms(tensor) & settings.schemes:
+            said = f"says {_or(settings.schemes)} ({settings.method})"
+        else:
+            continue
+        yield f"{name}: the files hold {tensor.scheme} codes, the configuration {said}"
+    if settings.listed:
+        for name in plain:
+            if name.endswith(".weight") and (module := module_name(name)) in settings.listed:
+                said = _or(settings.listed[module])
+                yield f"{name}: the files hold plain numbers, the configuration lists it as {said}"
+
+
+def _forms(tensor: QuantisedTensor) -> frozenset[str]:
+    """Return the schemes that a weight is stored by: one scale may stand for the only row or block."""
+    rows, columns = tensor.shape[-2:]
+    forms = {tensor.scheme}
+    if tensor.scheme == "fp8-tensor":
+        forms |= {"fp8-channel"} if rows == 1 else set()
+        forms |= {"fp8-block"} if rows <= tensor.block[0] and columns <= tensor.block[1] else set()
+    return frozenset(forms)
+
+
+def _or(schemes: Iterable[str]) -> str:
+    return " or ".join(sorted(schemes))
+
+
+def _is_pattern(entry: str) -> bool:
+    return entry.startswith("re:") or any(sign in entry for sign in "*?[")
+
+
+def _matches(entry: str, name: str, module: str) -> bool:
+    """Whether a pattern of the configuration names a module; both with and without wrappers.
+
+    A regular expression of a file is not run: one can be made to take forever.
+    """
+    if entry.startswith("re:"):
+        return False
+    names = (name.removesuffix(".weight"), module)
+    return any(fnmatchcase(one, entry) or fnmatchcase(one, module_name(entry)) for one in names)

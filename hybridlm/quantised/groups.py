@@ -1,0 +1,130 @@
+"""Quantised weights of a checkpoint, told by the tensors that lie beside each other.
+
+The tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hybridlm.quantised.schemes import QuantisedTensor, Read
+from hybridlm.quantised.shapes import Hints, Mismatch, StoredTensor, quantised_tensor
+
+_CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
+# Scales of activations and of the KV cache: neither is quantised here.
+_IGNORED = ("input_scale", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale")
+_IGNORED += ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
+# What changes a weight's numbers in a way that is not read, by the last part of a tensor's name.
+_REFUSED = {
+    "pre_quant_scale": "a scale of input columns (AWQ in modelopt files)",
+    "svdquant_lora_a": "a low-rank part (SVDQuant)",
+    "svdquant_lora_b": "a low-rank part (SVDQuant)",
+    "absmax": "blocks of bitsandbytes",
+    "quant_map": "blocks of bitsandbytes",
+    "nested_absmax": "blocks of bitsandbytes",
+    "nested_quant_map": "blocks of bitsandbytes",
+    "quant_state.bitsandbytes__nf4": "NF4 of bitsandbytes",
+    "quant_state.bitsandbytes__fp4": "FP4 of bitsandbytes",
+    "SCB": "8-bit rows of bitsandbytes",
+    "weight_format": "8-bit rows of bitsandbytes",
+}
+_COMPANIONS = ("_scale_inv", "_scale_2", "_global_scale", "_scale", "_zero_point", "_g_idx", "_shape", "_bmm_scale")
+
+
+@dataclass(frozen=True)
+class GroupedTensors:
+    """The tensors of a checkpoint, those of each quantised weight taken together.
+
+    Attributes:
+        quantised: name of a weight, as if it were stored plainly -> its tensors.
+        parts: tensor in the files that is no weight by itself -> name of the weight that it belongs to.
+        faults: name of a weight -> why its tensors make none.
+    """
+
+    quantised: Mapping[str, QuantisedTensor]
+    parts: Mapping[str, str]
+    faults: Mapping[str, str]
+
+
+def group_tensors(tensors: Mapping[str, StoredTensor], read: Read, hints: Hints) -> GroupedTensors:
+    """Take the tensors of each quantised weight together; linear in the number of tensors.
+
+    Args:
+        tensors: name in the files -> header entry.
+        read: reads one of them; used for tensors that hold a shape.
+        hints: from the configuration.
+    """
+    found: dict[str, QuantisedTensor] = {}
+    parts: dict[str, str] = {}
+    faults: dict[str, str] = {}
+    for name in tensors:
+        weight, members = _members(name, tensors)
+        if weight is None:
+            continue
+        parts.update(dict.fromkeys(members.values(), weight))
+        if weight in found or weight in faults:
+            faults[weight] = f"stored twice: {members['codes']} beside another form of {weight}"
+        elif weight in tensors and members["codes"] != weight:
+            faults[weight] = f"stored twice: {members['codes']} and {weight}"
+        else:
+            try:
+                found[weight] = quantised_tensor(members, tensors, read, hints)
+            except Mismatch as error:
+                faults[weight] = str(error)
+    for name in tensors.keys() - parts.keys():
+        _leftover(name, tensors, parts, faults)
+    for weight in faults.keys() & found.keys():
+        del found[weight]
+    return GroupedTensors(MappingProxyType(found), MappingProxyType(parts), MappingProxyType(faults))
+
+
+def _members(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str | None, dict[str, str]]:
+    """Return the weight that a tensor holds the codes of, and its tensors by role; None where it holds none."""
+    if name.endswith("_packed"):
+        stem = name.removesuffix("_packed")
+        suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
+        roles = {role: stem + suffix for role, suffix in (suffixes | {"shape": "_shape"}).items()}
+        weight = stem
+    elif name.endswith(".qweight"):
+        stem = name.removesuffix("qweight")
+        roles = {"scale": stem + "scales", "zero": stem + "qzeros", "order": stem + "g_idx"}
+        weight = stem + "weight"
+    elif tensors[name].dtype in _CODES and not name.endswith(_COMPANIONS):
+        roles = {"scale": "_scale", "inverse": "_scale_inv", "global": "_scale_2", "zero": "_zero_point"}
+        roles = {role: name + suffix for role, suffix in roles.items()}
+        weight = name
+    else:
+        return None, {}
+    members = {role: other for role, other in roles.items() if other in tensors}
+    # Codes with nothing beside them are an unreadable tensor, which the check of headers names.
+    return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
+
+
+def _leftover(name: str, tensors: Mapping[str, StoredTensor], parts: dict[str, str], faults: dict[str, str]) -> None:
+    """Note a tensor that is neither a weight nor a part of one."""
+    last = name.rpartition(".")[2]
+    if last in _IGNORED or "_bmm" in last:
+        parts[name] = name
+        return
+    for key, what in _REFUSED.items():
+        if name.endswith("." + key):
+            base = name.removesuffix("." + key)
+            weight = base if base in tensors else base + ".weight"
+            faults[weight] = f"{name}: {what}, which is not implemented: use another release of this model"
+            parts[name] = weight
+            return
+    for suffix in _COMPANIONS:
+        stem = name.removesuffix(suffix)
+        if stem != name and (stem in tensors or stem.endswith(".weight")):
+            beside = f"beside {tensors[stem].dtype} numbers" if stem in tensors else "without a weight"
+            faults[stem] = f"{name}: a leftover, {beside}: expected the codes that it belongs to"
+            parts[name] = stem
+            return
+    if last in ("scales", "qzeros", "g_idx"):
+        weight = name.removesuffix(last) + "weight"
+        faults[weight] = f"{name}: a leftover: expected {name.removesuffix(last)}qweight beside it"
+        parts[name] = weight
+    elif last.endswith(("_blocks", "_scales")) and tensors[name].dtype == "U8":
+        weight = name.rpartition("_")[0]
+        faults[weight] = f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: use another release of this model"
+        parts[name] = weight

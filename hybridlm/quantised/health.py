@@ -1,0 +1,54 @@
+"""Signs that a weight was damaged when it was quantised: rows of zeros, and groups whose numbers were clipped."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+CLIPPED_SHARE = 0.5
+"""Share of a group's numbers at its largest magnitude from which the group counts as clipped."""
+MIN_ROWS = 8
+"""Rows of zeros below which none counts as lost: single rows can be zero in a good checkpoint."""
+_MIN_GROUP = 8
+
+
+class WeightHealth(NamedTuple):
+    """Counts of a weight.
+
+    Attributes:
+        rows: of all experts.
+        zero_rows: rows without a number other than zero.
+        groups: groups of columns, each with a scale of its own.
+        clipped_groups: groups of which half the numbers have the largest magnitude.
+    """
+
+    rows: int
+    zero_rows: int
+    groups: int
+    clipped_groups: int
+
+
+def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
+    """Return the number of rows of zeros where they are many: eight, and one in twenty; otherwise zero.
+
+    Scales that are too coarse for some projections of hybrid models have made such files (keys of linear attention).
+    """
+    rows = weight.reshape(-1, weight.shape[-1])
+    zero = len(rows) - int(np.count_nonzero(rows.any(axis=1)))
+    return zero if zero >= MIN_ROWS and zero * 20 >= len(rows) else 0
+
+
+def weight_health(weight: Float[np.ndarray, "*experts out in"], group: int | None = None) -> WeightHealth:
+    """Count rows of zeros and clipped groups.
+
+    Args:
+        weight: its numbers.
+        group: columns that share a scale; None for a whole row. Columns behind the last whole group are left out.
+    """
+    rows = np.abs(weight.astype(np.float32, copy=False)).reshape(-1, weight.shape[-1])
+    zero = int((~rows.any(axis=1)).sum())
+    group = rows.shape[1] if group is None else group
+    grouped = rows[:, : rows.shape[1] // group * group].reshape(-1, group)
+    most = grouped.max(axis=1, keepdims=True, initial=0)
+    clipped = ((grouped == most).mean(axis=1) >= CLIPPED_SHARE) & (most[:, 0] > 0) & (group >= _MIN_GROUP)
+    return WeightHealth(len(rows), zero, len(grouped), int(clipped.sum()))

@@ -1,0 +1,156 @@
+"""Quantised weights as arrays that a model keeps in memory: codes and scales by row (`QuantisedWeight`)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from hybridlm.quantised.codes import awq_integers, float8_e4m3, packed_integers
+from hybridlm.quantised.schemes import QuantisedTensor, Read, finite
+
+MIN_GROUP = 8
+"""Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """The form of a packed weight, without its arrays; parts of one parameter must have the same.
+
+    Attributes:
+        kind: of the codes (see `QuantisedWeight`).
+        inputs: entries of a row.
+        groups: scales of a row.
+        scale_dtype: of the scales.
+        whole: there is a scale of the whole matrix as well.
+        zero: groups have zero points.
+    """
+
+    kind: Literal["e4m3", "e2m1", "int8", "int4"]
+    inputs: int
+    groups: int
+    scale_dtype: str
+    whole: bool
+    zero: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row with its scales."""
+        codes = self.inputs // 2 if self.kind in ("e2m1", "int4") else self.inputs
+        return codes + self.groups * (np.dtype(self.scale_dtype).itemsize + self.zero) + 4 * self.whole
+
+
+@dataclass(frozen=True)
+class PackedArrays:
+    """The arrays of a packed weight; all have a row for each row of the weight.
+
+    Attributes:
+        form: their form.
+        codes, scale, whole, zero: as `QuantisedWeight` says; None where the form has none.
+    """
+
+    form: PackedForm
+    codes: Shaped[np.ndarray, "*expert out stored"]
+    scale: Shaped[np.ndarray, "*expert out group"]
+    whole: Float32[np.ndarray, "*expert out 1"] | None = None
+    zero: Shaped[np.ndarray, "*expert out group"] | None = None
+
+
+def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> PackedForm | None:
+    """Return the packed form of a weight; None where it can only be dequantised.
+
+    Args:
+        tensor: the weight.
+        scale_dtype: safetensors dtype of its scales.
+        read: reads the order of its columns, if it has one: most files spell out that there is none.
+    """
+    *_, columns = tensor.shape
+    scheme = tensor.scheme
+    stored = {"F32": "float32", "F16": "float16"}.get(scale_dtype, "bfloat16")
+    zero = "zero" in tensor.parts
+    if tensor.groups is not None and "order" in tensor.parts:
+        order = read(tensor.parts["order"])
+        if columns % tensor.groups or (order != np.arange(columns) // (columns // tensor.groups)).any():
+            return None
+    if (scheme == "int8" and zero) or tensor.bits not in (4, 8):
+        return None
+    if scheme == "gptq" and tensor.bits != 4:
+        return None
+    if scheme == "fp8-block":
+        group = tensor.block[1] if columns % tensor.block[1] == 0 else math.gcd(tensor.block[1], columns)
+        group = columns if columns <= tensor.block[1] else group
+    elif scheme in ("fp8-channel", "fp8-tensor"):
+        group = columns
+    elif scheme in ("mxfp8", "mxfp4"):
+        group = 32
+    elif scheme == "nvfp4":
+        group = 16
+    else:
+        assert tensor.groups is not None
+        group = columns // tensor.groups
+    four = scheme in ("nvfp4", "mxfp4", "gptq", "awq") or (scheme == "int-packed" and tensor.bits == 4)
+    if group < MIN_GROUP or (four and columns % 2):
+        return None
+    integers = scheme in ("int8", "int-packed", "gptq", "awq")
+    kind = ("int4" if four else "int8") if integers else ("e2m1" if four else "e4m3")
+    whole = scheme == "nvfp4"
+    return PackedForm(kind, columns, columns // group, stored, whole, zero)
+
+
+def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
+    """Return the arrays of a weight in its packed form.
+
+    Raises:
+        DequantiseError: a scale or a code that is not finite.
+    """
+    *lead, rows, columns = tensor.shape
+    stored = read(tensor.parts["codes"])
+    kept = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
+    if form.kind == "e4m3":
+        finite(tensor.parts["codes"], float8_e4m3(stored), "codes that are NaN")
+    if tensor.scheme in ("gptq", "awq"):
+        scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
+        if tensor.scheme == "gptq":
+            codes = packed_integers(np.ascontiguousarray(stored.T), 4, columns)
+            zero = packed_integers(read(tensor.parts["zero"]), 4, rows).T + np.uint8(tensor.zero_plus_one)
+        else:
+            codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
+        return PackedArrays(form, _pairs(codes), scale, None, np.ascontiguousarray(zero))
+    if tensor.scheme == "nvfp4":
+        name = tensor.parts["scale"]
+        scale = finite(name, float8_e4m3(read(name)), "a scale that is not finite")
+        whole = tensor.whole(read)
+        # XLA would multiply by the reciprocal in every step.
+        whole = np.float32(1) / whole if tensor.divided else whole
+        whole = np.broadcast_to(whole, (*lead, rows, 1))
+        return PackedArrays(form, stored, scale.astype(kept), whole)
+    scale = tensor.scales(read)
+    if tensor.scheme == "fp8-block":
+        height, width = tensor.block
+        scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))
+        scale = np.repeat(scale, height, axis=-2)[..., :rows, :]
+        group = columns // form.groups
+        # A cut last block makes narrower groups, which all blocks are whole multiples of.
+        scale = scale if group == columns else np.repeat(scale, width // group, axis=-1)[..., : form.groups]
+    elif tensor.scheme == "fp8-tensor":
+        scale = np.broadcast_to(scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), (*lead, rows, 1))
+    else:
+        scale = scale.reshape(*lead, rows, form.groups)
+    scale = np.ascontiguousarray(scale.astype(kept))
+    if tensor.scheme != "int-packed":
+        return PackedArrays(form, stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
+    zero = None
+    if "zero" in tensor.parts:
+        zero = tensor.zero_codes(read)
+    stream = np.ascontiguousarray(stored).view(np.uint8)
+    if tensor.bits == 4:
+        return PackedArrays(form, stream[..., : columns // 2], scale, None, zero)
+    # Unsigned with an offset of 128 is signed with the first bit turned.
+    signed = (stream[..., :columns] ^ 0x80).view(np.int8)
+    return PackedArrays(form, signed, scale, None, None if zero is None else (zero ^ 0x80).view(np.int8))
+
+
+def _pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
+    return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)

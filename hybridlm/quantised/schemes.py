@@ -1,0 +1,251 @@
+"""Schemes of quantised weights: names, and the exact float32 numbers that their codes and scales stand for.
+
+A quantised weight is codes `[..., out, in]` with one scale for each group of entries. Every scheme is told by the
+tensors that lie beside each other in the file (`groups`); `dequantise` is the formula. Only weights are dequantised:
+engines that quantise activations too compute other numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float32, Integer, UInt8
+
+from hybridlm.quantised.codes import awq_integers, float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
+
+SCHEMES: Mapping[str, str] = {
+    "fp8-block": "float8 E4M3, one scale for a block of rows and columns",
+    "fp8-channel": "float8 E4M3, one scale for each row",
+    "fp8-tensor": "float8 E4M3, one scale",
+    "mxfp8": "float8 E4M3, one power of two for 32 columns",
+    "nvfp4": "float4 E2M1, one float8 scale for 16 columns and one float32 scale",
+    "mxfp4": "float4 E2M1, one power of two for 32 columns",
+    "int8": "8-bit integers, one scale for each row or group of columns",
+    "int-packed": "integers of at most 8 bits in a stream of bits, one scale for a group of columns",
+    "gptq": "4-bit integers in GPTQ's layout",
+    "awq": "4-bit integers in AWQ's layout",
+}
+"""Scheme -> what it stores."""
+
+Read = Callable[[str], np.ndarray]
+"""Tensor name in the files -> its stored numbers; codes as uint8."""
+
+
+class DequantiseError(ValueError):
+    """A scale or a code that stands for no number.
+
+    Attributes:
+        tensor: its name in the files.
+    """
+
+    def __init__(self, tensor: str, found: str):
+        self.tensor = tensor
+        super().__init__(f"{tensor}: {found}")
+
+
+@dataclass(frozen=True)
+class QuantisedTensor:
+    """A weight that a checkpoint stores as codes and scales.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        shape: of the weight: `[out, in]`, or `[expert, out, in]`.
+        parts: role -> tensor name in the files. Roles: "codes", "scale", "global", "zero", "order".
+        block: rows and columns that share a scale, for "fp8-block".
+        bits: of an integer.
+        divided: the global scale is a divisor (compressed-tensors) instead of a factor (modelopt).
+        zero_plus_one: zero points are stored less one (GPTQ, first version).
+        groups: scales of a row of integers; None for other schemes.
+        bytes: of all parts.
+    """
+
+    scheme: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, str]
+    block: tuple[int, int] = (128, 128)
+    bits: int = 8
+    divided: bool = False
+    zero_plus_one: bool = False
+    groups: int | None = None
+    bytes: int = field(default=0, compare=False)
+
+    def dequantise(self, read: Read) -> Float32[np.ndarray, "..."]:
+        """Return the weight in float32: the formula in float32, each product rounded once.
+
+        Raises:
+            DequantiseError: a scale or a code that is not finite, or a group that does not exist.
+        """
+        return _FORMULAS[self.scheme](self, read)
+
+    @property
+    def group(self) -> int | None:
+        """Columns that share a scale; None for a whole row, or where the file says it for each column."""
+        if self.scheme == "fp8-block":
+            return min(self.block[1], self.shape[-1])
+        return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
+
+    def scales(self, read: Read) -> Float32[np.ndarray, "..."]:
+        """Return the scales of groups, as stored, in float32.
+
+        Raises:
+            DequantiseError: one is NaN or infinite.
+        """
+        return finite(self.parts["scale"], _float32(read(self.parts["scale"])), "a scale that is not finite")
+
+    def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
+        """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
+
+        Raises:
+            DequantiseError: it is NaN, infinite, or a divisor of zero.
+        """
+        name = self.parts["global"]
+        found = finite(name, read(name).astype(np.float32), "a global scale that is not finite")
+        if self.divided and not found.all():
+            raise DequantiseError(name, "a global scale of zero, which is a divisor")
+        return found.reshape(*self.shape[:-2], 1, 1) if found.size > 1 else found.reshape(())
+
+    def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
+        """Return the zero point of each group of "int-packed", `[..., out, group]`; stored in words along the rows."""
+        words = np.swapaxes(read(self.parts["zero"]), -1, -2)
+        return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
+
+
+def _float32(stored: np.ndarray) -> np.ndarray:
+    # Codes of 8 bits among scales are powers of two, but for NVFP4, whose caller decodes them itself.
+    return float8_e8m0(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
+
+
+def finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
+    """Return numbers of a tensor as they are; raise DequantiseError with `what` if one is NaN or infinite."""
+    wrong = ~np.isfinite(numbers)
+    if wrong.any():
+        at = tuple(int(one[0]) for one in np.nonzero(np.atleast_1d(wrong)))
+        raise DequantiseError(name, f"{what}: {int(wrong.sum())} of {wrong.size}, the first at {list(at)}")
+    return numbers
+
+
+def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    name = tensor.parts["codes"]
+    return finite(name, float8_e4m3(read(name)), "codes that are NaN")
+
+
+def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    *lead, rows, columns = tensor.shape
+    height, width = tensor.block
+    scale = tensor.scales(read).reshape(*lead, -(-rows // height), -(-columns // width))
+    # The last block of rows and of columns may be cut.
+    scale = np.repeat(scale, width, axis=-1)[..., :columns]
+    weight = _fp8(tensor, read)
+    for i in range(scale.shape[-2]):
+        weight[..., i * height : (i + 1) * height, :] *= scale[..., i : i + 1, :]
+    return weight
+
+
+def _channel(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    weight = _fp8(tensor, read)
+    return np.multiply(weight, tensor.scales(read).reshape(*tensor.shape[:-1], 1), out=weight)
+
+
+def _tensor(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    weight = _fp8(tensor, read)
+    lead = tensor.shape[:-2]
+    scale = tensor.scales(read)
+    return np.multiply(weight, scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), out=weight)
+
+
+def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Multiply each group of columns by its scale, in place; groups are of equal size."""
+    grouped = values.reshape(*scale.shape, -1)
+    np.multiply(grouped, scale[..., None], out=grouped)
+    return values
+
+
+def _mxfp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    return _by_columns(_fp8(tensor, read), tensor.scales(read))
+
+
+def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    return _by_columns(float4_e2m1(read(tensor.parts["codes"]).view(np.uint8)), tensor.scales(read))
+
+
+def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    name = tensor.parts["scale"]
+    scale = finite(name, float8_e4m3(read(name)), "a scale that is not finite")
+    weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), scale)
+    return (np.divide if tensor.divided else np.multiply)(weight, tensor.whole(read), out=weight)
+
+
+def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    """Return the formula `(code - zero) * scale` with codes offset to be signed."""
+    *lead, rows, columns = tensor.shape
+    half = 1 << (tensor.bits - 1)
+    stored = read(tensor.parts["codes"])
+    if tensor.scheme == "int8":
+        codes = stored.astype(np.float32)
+    else:
+        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32) - half
+    scale = tensor.scales(read)
+    scale = scale.reshape(*lead, rows, -1)
+    if "zero" in tensor.parts:
+        zero = read(tensor.parts["zero"])
+        if tensor.scheme != "int8":
+            zero = tensor.zero_codes(read).astype(np.float32) - half
+        zero = zero.astype(np.float32).reshape(scale.shape)
+    else:
+        zero = np.zeros((), np.float32)
+    if "order" in tensor.parts:
+        group = _group_of_column(tensor, read, scale.shape[-1])
+        return (codes - (zero[..., group] if zero.ndim else zero)) * scale[..., group]
+    grouped = codes.reshape(*scale.shape, -1)
+    grouped -= zero[..., None] if zero.ndim else zero
+    grouped *= scale[..., None]
+    return codes
+
+
+def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Integer[np.ndarray, " columns"]:
+    name = tensor.parts["order"]
+    group = read(name)
+    if group.size and (group.min() < 0 or group.max() >= groups):
+        raise DequantiseError(
+            name, f"expected groups 0 to {groups - 1}, found {int(group.min())} to {int(group.max())}"
+        )
+    return group
+
+
+def _gptq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    rows, columns = tensor.shape
+    codes = packed_integers(np.ascontiguousarray(read(tensor.parts["codes"]).T), tensor.bits, columns)
+    scale = tensor.scales(read).T
+    zero = packed_integers(read(tensor.parts["zero"]), tensor.bits, rows).T.astype(np.float32)
+    return _grouped_integers(tensor, read, codes, zero + np.float32(tensor.zero_plus_one), scale)
+
+
+def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
+    codes = awq_integers(read(tensor.parts["codes"])).T
+    zero = awq_integers(read(tensor.parts["zero"])).T.astype(np.float32)
+    return _grouped_integers(tensor, read, codes, zero, tensor.scales(read).T)
+
+
+def _grouped_integers(
+    tensor: QuantisedTensor, read: Read, codes: np.ndarray, zero: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
+    columns, groups = tensor.shape[1], scale.shape[1]
+    if "order" in tensor.parts:
+        group = _group_of_column(tensor, read, groups)
+    else:
+        group = np.arange(columns) // (columns // groups)
+    return np.ascontiguousarray((codes.astype(np.float32) - zero[:, group]) * scale[:, group])
+
+
+_FORMULAS: Mapping[str, Callable[[QuantisedTensor, Read], np.ndarray]] = {
+    "fp8-block": _block,
+    "fp8-channel": _channel,
+    "fp8-tensor": _tensor,
+    "mxfp8": _mxfp8,
+    "nvfp4": _nvfp4,
+    "mxfp4": _mxfp4,
+    "int8": _integers,
+    "int-packed": _integers,
+    "gptq": _gptq,
+    "awq": _awq,
+}

@@ -1,0 +1,259 @@
+"""Scheme and shape of a quantised weight, from the dtypes and shapes of its tensors."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hybridlm.quantised.schemes import QuantisedTensor, Read
+
+FLOATS = frozenset({"BF16", "F16", "F32"})
+POWERS = frozenset({"U8", "F8_E8M0"})
+MAX_ENTRIES = 2**40
+
+
+class StoredTensor(Protocol):
+    """Header entry of one tensor: safetensors dtype, shape, and the places of its first and last byte."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Hints:
+    """Facts of the configuration that tensors alone do not tell.
+
+    Attributes:
+        block: rows and columns of a block with one scale.
+        block_is_said: whether the configuration says so; otherwise the usual size is assumed.
+        bits: the widths that packed integers may have; empty for any.
+        zero_plus_one: GPTQ's zero points are stored less one, as in the first version of the format.
+        fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
+    """
+
+    block: tuple[int, int] = (128, 128)
+    block_is_said: bool = False
+    bits: frozenset[int] = frozenset()
+    zero_plus_one: bool = True
+    fp4_experts: bool = False
+
+
+class Mismatch(ValueError):
+    """Tensors that make no weight."""
+
+
+def quantised_tensor(
+    members: Mapping[str, str], tensors: Mapping[str, StoredTensor], read: Read, hints: Hints
+) -> QuantisedTensor:
+    """Return the weight that some tensors make.
+
+    Args:
+        members: role -> name: "codes", and of "scale", "inverse", "global", "zero", "order", "shape" those there are.
+        tensors: name -> header entry.
+        read: reads a tensor.
+        hints: from the configuration.
+
+    Raises:
+        Mismatch: they make none.
+    """
+    return _Tensors(dict(members), tensors, read, hints).weight()
+
+
+@dataclass
+class _Tensors:
+    """The tensors of one weight."""
+
+    members: dict[str, str]
+    tensors: Mapping[str, StoredTensor]
+    read: Read
+    hints: Hints
+
+    def weight(self) -> QuantisedTensor:
+        if self.members["codes"].endswith(".qweight"):
+            return self.integers_by_input()
+        if "inverse" in self.members:
+            if "scale" in self.members or "global" in self.members:
+                raise Mismatch(f"found both {self.members['inverse']} and {self.members.get('scale', 'another scale')}")
+            self.members["scale"] = self.members.pop("inverse")
+            if self.of("codes").dtype == "I8" and self.hints.fp4_experts:
+                self.expect("scale", FLOATS | POWERS)
+                return self.by_columns("mxfp4", 32, pairs=True)
+            self.expect("codes", {"F8_E4M3"})
+            self.expect("scale", FLOATS | POWERS)
+            one = math.prod(self.of("scale").shape) == 1 and not self.hints.block_is_said
+            return self.made("fp8-tensor", self.matrix()) if one else self.block()
+        if "scale" not in self.members:
+            raise Mismatch(f"{self.members['codes']}: expected a scale beside it, found none")
+        codes = self.of("codes").dtype
+        if codes == "U8":
+            if "global" in self.members:
+                self.expect("scale", {"F8_E4M3"})
+                self.expect("global", {"F32", "BF16", "F16"})
+                return self.by_columns("nvfp4", 16, pairs=True)
+            self.expect("scale", POWERS)
+            return self.by_columns("mxfp4", 32, pairs=True)
+        if "global" in self.members:
+            raise Mismatch(f"{self.members['global']}: a second scale, which {codes} codes do not have")
+        if codes == "I32":
+            return self.integers_in_words()
+        if codes == "I8":
+            self.expect("scale", FLOATS)
+            return self.integers("int8", self.matrix(), 8)
+        self.expect("scale", FLOATS | POWERS)
+        return self.float8()
+
+    def of(self, role: str) -> StoredTensor:
+        return self.tensors[self.members[role]]
+
+    def expect(self, role: str, allowed: Iterable[str]) -> None:
+        if self.of(role).dtype not in allowed:
+            raise Mismatch(
+                f"{self.members[role]}: expected {' or '.join(sorted(allowed))}, found {self.of(role).dtype}"
+            )
+
+    def matrix(self) -> tuple[int, ...]:
+        shape = self.of("codes").shape
+        if len(shape) not in (2, 3) or not all(shape):
+            raise Mismatch(f"{self.members['codes']}: expected a matrix or one for each expert, found {list(shape)}")
+        return shape
+
+    def expect_shape(self, role: str, *allowed: Iterable[int]) -> None:
+        shapes = [list(one) for one in allowed]
+        if list(self.of(role).shape) not in shapes:
+            raise Mismatch(
+                f"{self.members[role]}: expected shape {' or '.join(map(str, shapes))}, found "
+                f"{list(self.of(role).shape)} beside {list(self.of('codes').shape)} of {self.members['codes']}"
+            )
+
+    def made(self, scheme: str, shape: tuple[int, ...], bits: int = 8, groups: int | None = None) -> QuantisedTensor:
+        return QuantisedTensor(
+            scheme,
+            tuple(shape),
+            self.members,
+            self.hints.block,
+            bits,
+            divided=self.members["codes"].endswith("_packed"),
+            zero_plus_one=self.hints.zero_plus_one,
+            groups=groups,
+            bytes=sum(self.tensors[name].end - self.tensors[name].begin for name in self.members.values()),
+        )
+
+    def float8(self) -> QuantisedTensor:
+        """Return a weight of E4M3 codes; the shape of the scale tells the groups."""
+        *lead, rows, _ = shape = self.matrix()
+        scale = self.of("scale")
+        if scale.dtype in POWERS:
+            return self.by_columns("mxfp8", 32)
+        found = list(scale.shape)
+        # A single block is the same formula; which name it has matters to the comparison with the configuration.
+        if found in self.grids() and (self.hints.block_is_said or len(found) == len(shape) + 2):
+            return self.made("fp8-block", shape)
+        if math.prod(found) == 1 or (lead and [one for one in found if one != 1] == [one for one in lead if one != 1]):
+            return self.made("fp8-tensor", shape)
+        if found in ([*lead, rows], [*lead, rows, 1]):
+            return self.made("fp8-channel", shape)
+        return self.block()
+
+    def grids(self) -> list[list[int]]:
+        *lead, rows, columns = self.matrix()
+        down, across = -(-rows // self.hints.block[0]), -(-columns // self.hints.block[1])
+        return [[*lead, down, across], [*lead, down, 1, across, 1]]
+
+    def block(self) -> QuantisedTensor:
+        self.expect_shape("scale", *self.grids())
+        return self.made("fp8-block", self.matrix())
+
+    def by_columns(self, scheme: str, group: int, pairs: bool = False) -> QuantisedTensor:
+        """Return a weight with a scale for each `group` columns; with `pairs`, a byte holds two columns."""
+        *lead, rows, stored = self.matrix()
+        columns = stored * (2 if pairs else 1)
+        if columns % group:
+            raise Mismatch(f"{self.members['codes']}: expected a multiple of {group} columns, found {columns}")
+        self.expect_shape("scale", [*lead, rows, columns // group])
+        if "global" in self.members and math.prod(self.of("global").shape) != 1:
+            self.expect_shape("global", lead, [*lead, 1, 1])
+        return self.made(scheme, (*lead, rows, columns))
+
+    def integers_in_words(self) -> QuantisedTensor:
+        """Return a weight of integers in a stream of bits; the tensor beside it has its true shape."""
+        *lead, rows, words = self.matrix()
+        if "shape" not in self.members:
+            raise Mismatch(f"{self.members['codes']}: expected its shape in a tensor beside it, found none")
+        self.expect("shape", {"I64", "I32"})
+        self.expect("scale", FLOATS)
+        if math.prod(self.of("shape").shape) != len(lead) + 2:
+            raise Mismatch(f"{self.members['shape']}: expected {len(lead) + 2} sizes, found {self.of('shape').shape}")
+        said = [int(size) for size in self.read(self.members["shape"]).reshape(-1)]
+        if said[:-1] != [*lead, rows] or not 0 < said[-1] <= MAX_ENTRIES:
+            raise Mismatch(f"{self.members['shape']} says {said}, the words of {rows} rows are {[*lead, rows, words]}")
+        fitting = [bits for bits in range(1, 9) if -(-said[-1] * bits // 32) == words]
+        if self.hints.bits and len(fitting) != 1:
+            fitting = [bits for bits in fitting if bits in self.hints.bits]
+        if len(fitting) != 1:
+            raise Mismatch(
+                f"{self.members['codes']}: {words} words for {said[-1]} columns, which "
+                + ("fits no width of integers" if not fitting else f"may be {' or '.join(map(str, fitting))} bits each")
+            )
+        return self.integers("int-packed", tuple(said), fitting[0])
+
+    def integers(self, scheme: str, shape: tuple[int, ...], bits: int) -> QuantisedTensor:
+        *lead, rows, columns = shape
+        found = list(self.of("scale").shape)
+        groups = found[-1] if len(found) == len(shape) else 1
+        self.expect_shape("scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(found) != 1 else [found]))
+        if "order" in self.members:
+            self.expect("order", {"I32", "I64"})
+            self.expect_shape("order", [columns])
+        elif columns % groups:
+            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        if "zero" in self.members and scheme == "int8":
+            self.expect("zero", {"I8"})
+            self.expect_shape("zero", found)
+        elif "zero" in self.members:
+            self.expect("zero", {"I32"})
+            self.expect_shape("zero", [*lead, -(-rows * bits // 32), groups])
+        return self.made(scheme, shape, bits, groups)
+
+    def integers_by_input(self) -> QuantisedTensor:
+        """Return a weight in GPTQ's or AWQ's layout, transposed, told apart by the direction of packing."""
+        for role in ("scale", "zero"):
+            if role not in self.members:
+                name = self.members["codes"].removesuffix("qweight") + {"scale": "scales", "zero": "qzeros"}[role]
+                raise Mismatch(f"{self.members['codes']}: expected {name} beside it, found none")
+        self.expect("codes", {"I32"})
+        self.expect("zero", {"I32"})
+        self.expect("scale", FLOATS)
+        codes, scale = self.of("codes").shape, self.of("scale").shape
+        if len(codes) != 2 or len(scale) != 2 or not all(codes) or not all(scale):
+            raise Mismatch(f"{self.members['codes']}: expected matrices, found {list(codes)} and {list(scale)}")
+        groups, rows = scale
+        if codes[1] * 8 == rows:
+            scheme, columns, bits = "awq", codes[0], 4
+            self.expect_shape("zero", [groups, codes[1]])
+        elif codes[1] == rows:
+            zeros = self.of("zero").shape
+            fitting = [bits for bits in (2, 4, 8) if list(zeros) == [groups, rows * bits // 32]]
+            if rows % 16 or len(fitting) != 1:
+                raise Mismatch(
+                    f"{self.members['zero']}: expected integers of 2, 4 or 8 bits for {[groups, rows]}, found "
+                    f"{list(zeros)}"
+                )
+            scheme, bits = "gptq", fitting[0]
+            columns = codes[0] * 32 // bits
+        else:
+            raise Mismatch(
+                f"{self.members['scale']}: {list(scale)} fits neither GPTQ's nor AWQ's layout of {list(codes)} of "
+                f"{self.members['codes']}"
+            )
+        if "order" in self.members:
+            self.expect("order", {"I32", "I64"})
+            self.expect_shape("order", [columns])
+        elif columns % groups:
+            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        return self.made(scheme, (rows, columns), bits, groups)

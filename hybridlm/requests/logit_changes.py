@@ -1,0 +1,81 @@
+"""Penalties, biases and bans of sequences as an operand of a step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.sampling.logit_changes import LogitChanges
+
+MIN_CHANGES, CHANGES_STEP = 64, 8
+"""Changes of a lane in the smallest step, and the factor to the next larger one: few steps are compiled."""
+
+
+def logit_changes(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> tuple[LogitChanges, ...]:
+    """Return the operand of the changes of every lane's logits, padded to a bucket; none if no lane has any.
+
+    All sampled tokens of lanes whose logits change must have been read.
+    """
+    found = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
+    if all(one is None for one in found):
+        return ()
+    count = bucket(max(one[0].size for one in found if one is not None))
+    changes = LogitChanges(
+        np.full((len(lanes), count), vocab_size, np.int32),
+        np.zeros((len(lanes), count), np.float32),
+        np.ones((len(lanes), count), np.float32),
+        np.zeros((len(lanes), count), np.float32),
+    )
+    for lane, one in enumerate(found):
+        if one is not None:
+            for whole, part in zip(changes, one, strict=True):
+                assert isinstance(whole, np.ndarray)
+                whole[lane, : part.size] = part
+    return (changes,)
+
+
+def changes_per_lane(operands: tuple[LogitChanges, ...]) -> int:
+    """Return the number of changes of each lane, for the shape of the step; 0 for none."""
+    return operands[0].tokens.shape[1] if operands else 0
+
+
+def empty_changes(lanes: int, count: int) -> LogitChanges:
+    """Return changes of no token, as an example of the operand."""
+    values = (np.zeros((lanes, count), np.float32) for _ in range(3))
+    return LogitChanges(np.zeros((lanes, count), np.int32), *values)
+
+
+def bucket(count: int) -> int:
+    """Return the number of changes of the step that has room for `count`."""
+    size = MIN_CHANGES
+    while size < count:
+        size *= CHANGES_STEP
+    return size
+
+
+def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens of a sequence whose logits change, without repetition, and their changes."""
+    request, params = sequence.request, sequence.request.params
+    generated = np.array(sequence.output, np.int32)
+    if len(sequence.generated) != sequence.sampled:
+        raise AssertionError(f"request {request.index}: a step with penalties needs all of its sampled tokens")
+    history = (*request.prompt, *sequence.generated)
+    bias = dict(params.logit_bias)
+    banned = params.stop_token_ids if generated.size < params.min_tokens else frozenset[int]()
+    banned |= {word[-1] for word in params.bad_words if history[len(history) - len(word) + 1 :] == word[:-1]}
+    repeated, counted = np.empty(0, np.int32), np.empty(0, np.int32)
+    counts = np.empty(0, np.int64)
+    if params.repetition_penalty != 1:
+        repeated = np.unique(np.array(history, np.int32))
+    if params.presence_penalty or params.frequency_penalty:
+        counted, counts = np.unique(generated, return_counts=True)
+    biased = np.array([*bias, *banned], np.int32)
+    tokens = np.unique(np.concatenate([biased, repeated, counted])).astype(np.int32)
+    changes = np.zeros(tokens.size, np.float32), np.ones(tokens.size, np.float32), np.zeros(tokens.size, np.float32)
+    for token, value in bias.items():
+        changes[0][np.searchsorted(tokens, token)] = value
+    changes[0][np.searchsorted(tokens, np.array(sorted(banned), np.int32))] = -np.inf
+    changes[1][np.searchsorted(tokens, repeated)] = params.repetition_penalty
+    penalty = params.presence_penalty + params.frequency_penalty * counts
+    changes[2][np.searchsorted(tokens, counted)] = penalty
+    return tokens, *changes

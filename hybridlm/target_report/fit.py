@@ -1,0 +1,123 @@
+"""Whether a model fits into the memory of a device, and the most lanes and the longest context that do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from hybridlm.devices.placement import numbers_on_a_device
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.memory import format_bytes
+from models import KV_BLOCK
+
+MAX_LANES = 1 << 16
+"""Lanes up to which the most that fit are looked for."""
+GPU_SHARE = 0.75
+"""Share of a GPU's memory that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Memory of a model on each device, in bytes.
+
+    Attributes:
+        memory: of the device.
+        weights: of the parameters.
+        rows: of both pools.
+        padding: that the device's layouts add to weights and rows.
+        scratch: of the largest step, its results beside the pools included; None if no step was compiled.
+        left: memory that is left; negative if it does not fit.
+        lanes, context: as asked for.
+        most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
+        longest_context: longest context that fits with these lanes; 0 for none.
+        share: part of the memory that JAX takes by default.
+    """
+
+    memory: int
+    weights: int
+    rows: int
+    padding: int
+    scratch: int | None
+    left: int
+    lanes: int
+    context: int
+    most_lanes: int
+    longest_context: int
+    share: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, rows and scratch fit into the memory."""
+        return self.left >= 0
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The verdict in words."""
+        scratch = "unknown scratch" if self.scratch is None else f"scratch {format_bytes(self.scratch)}"
+        padding = f" + padding {format_bytes(self.padding)}" if self.padding else ""
+        need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"
+        over = format_bytes(abs(self.left))
+        verdict = f"fits, {over} are left" if self.fits else f"DOES NOT FIT by {over}"
+        found = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
+        lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
+        context = f"a context of {self.longest_context}" if self.longest_context else "no context"
+        found.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
+        if self.fits and self.memory - self.left > self.share * self.memory:
+            found.append(
+                f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION"
+            )
+        return tuple(found)
+
+
+def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resident: int | None) -> Fit:
+    """Return the fit of a model.
+
+    Args:
+        engine: of the model, on the target.
+        memory: bytes of each device.
+        platform: of the target.
+        scratch: bytes that the largest step needs beside weights and rows; None if unknown.
+        resident: bytes of weights and both pools as XLA lays them out; None if unknown.
+    """
+    weights, most = engine.parameters_on_a_device[1], engine.prefill_rows
+
+    def row(context: int) -> int:
+        rows = jax.tree.leaves(engine.row_arrays.abstract(engine.placement.data, context))
+        return sum(_bytes(one) for one in rows)
+
+    def rows(lanes: int, context: int) -> int:
+        devices = engine.placement.data
+        return (lanes // devices + min(lanes, most) // devices) * row(context)
+
+    own = rows(engine.lanes, engine.context)
+    padding = 0 if resident is None else max(0, resident - weights - own)
+    padded = 1 + padding / (weights + own)
+
+    def left(lanes: int, context: int) -> int:
+        needed = (scratch or 0) * max(1.0, lanes / engine.lanes)
+        return memory - int(padded * (weights + rows(lanes, context)) + needed)
+
+    step = engine.placement.data
+    lanes = step * _most(MAX_LANES // step, lambda count: left(count * step, engine.context) >= 0)
+    limit = engine.row_arrays.model.config.max_position_embeddings // KV_BLOCK
+    blocks = _most(limit, lambda count: left(engine.lanes, count * KV_BLOCK) >= 0)
+    share = GPU_SHARE if platform == "gpu" else 1.0
+    return Fit(
+        memory, weights, own, padding, scratch, memory - weights - own - padding - (scratch or 0), engine.lanes,
+        engine.context, lanes, blocks * KV_BLOCK, share,
+    )  # fmt: skip
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to a limit that fits, if all smaller ones do; 0 for none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _bytes(one: Any) -> int:
+    return numbers_on_a_device(one) * one.dtype.itemsize

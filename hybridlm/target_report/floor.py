@@ -1,0 +1,88 @@
+"""Floor of a step on one device: bytes that it has to move and products that it has to compute, in whatever form.
+
+A step reads each weight once, of the embedding the rows of its tokens, reads and writes the state of every lane that
+does not grow, reads the keys and values of earlier positions and writes those of its tokens. Of experts it reads as
+many as tokens meet that are routed uniformly: routing is the model's own, and may meet fewer. Products are those of the
+matrices; attention, recurrences, norms and sampling are left out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from hybridlm.devices.placement import Placement, numbers_on_a_device
+from hybridlm.programs.shapes import AnyShape, Shape
+from models import KV_BLOCK, Decoder, kv_blocks
+from models.layers.moe import Moe
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Least traffic and arithmetic of a step on each device.
+
+    Attributes:
+        moved: bytes read and written.
+        flops: operations of products with the weights.
+    """
+
+    moved: int
+    flops: int
+
+
+def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype: Any, context: int) -> Floor | None:
+    """Return the floor of a step of a model; None for moves of rows.
+
+    Args:
+        model: as one device holds it; its parameters may be abstract.
+        shape: the step.
+        placement: the devices.
+        cache_dtype: dtype of convolution states and KV cache.
+        context: positions of each lane after a step that generates or verifies; prompts and texts begin at 0.
+    """
+    if not isinstance(shape, Shape):
+        return None
+    lanes = max(1, shape.lanes // placement.data)
+    rows = lanes * shape.tokens
+    weights = {id(one): one for one in map(_array, _params(model))}
+    size, multiplied = 0.0, 0.0
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, Moe):
+            part, met = node.config.router, _met(node, rows)
+            for name in ("gate_up_proj", "up_proj", "down_proj"):
+                if (weight := getattr(node, name, None)) is not None:
+                    one = weights.pop(id(_array(weight)))
+                    local = numbers_on_a_device(one)
+                    size += met * local * one.dtype.itemsize
+                    multiplied += rows * part.per_token / part.experts * local
+    table = _array(model.embed_tokens)
+    if not model.config.tied:
+        weights.pop(id(table))
+        size += rows * model.config.hidden_size * table.dtype.itemsize
+    head = _array(model.head)
+    sampled = lanes if shape.step == "generate" else rows
+    for one in weights.values():
+        local = numbers_on_a_device(one)
+        size += local * one.dtype.itemsize
+        if len(one.shape) > 1:
+            multiplied += (sampled if one is head else rows) * local
+    kept = model.state_size(cache_dtype)
+    earlier = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
+    cached = lanes * kept.token * (kv_blocks(max(earlier, 0)) * KV_BLOCK + shape.tokens)
+    return Floor(int(size) + 2 * lanes * kept.fixed + cached, int(2 * multiplied))
+
+
+def _met(layer: Moe, rows: int) -> float:
+    """Fraction of the experts that tokens meet which are routed uniformly."""
+    router = layer.config.router
+    return 1.0 - (1.0 - router.per_token / router.experts) ** rows
+
+
+def _params(model: Decoder) -> list[Any]:
+    return [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
+
+
+def _array(param: Any) -> jax.Array | jax.ShapeDtypeStruct:
+    """The array of a parameter, or its type."""
+    return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]

@@ -1,0 +1,117 @@
+"""One step on a target: its certificate, what its program moves and computes, and the least time that takes."""
+
+import math
+from dataclasses import dataclass
+
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.target_report.floor import Floor
+from ir_passes import Certificate, CompiledStep
+from ir_passes.targets import Target
+from ir_passes.xla_audit.kernels import Kernel, Kernels
+from models import kv_blocks
+
+MAX_LARGEST = 20
+"""Kernels that a report lists: those that move most."""
+BYTES_OF = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+"""XLA's names of dtypes -> those of a target's peaks."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step on each device of a target. Times are lower bounds, in seconds; None where a figure is unknown.
+
+    Attributes:
+        name: of the shape.
+        lanes, tokens: of the step; 0 for moves of rows.
+        failed: why XLA did not compile it; None if it did.
+        certificate: of the compiled step.
+        kernels: runs of operations outside loops whose turns the data decide.
+        turns: of each such loop, at the context that the report is for.
+        moved, flops: bytes moved and operations of products, with so many turns.
+        floor_moved, floor_flops: that no program of this step can avoid; None for moves of rows.
+        floor_seconds: the longer of both at the device's bandwidth and peak.
+        moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
+        tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
+        largest: the operations that move most.
+        reused: the report was kept from an earlier compilation.
+    """
+
+    name: str
+    lanes: int
+    tokens: int
+    failed: str | None
+    certificate: Certificate | None
+    kernels: int
+    turns: int
+    moved: int
+    flops: int
+    floor_moved: int | None
+    floor_flops: int | None
+    floor_seconds: float | None
+    moved_seconds: float | None
+    tokens_per_second: float | None
+    largest: tuple[Kernel, ...]
+    reused: bool = False
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that it needs beside weights and rows."""
+        if self.certificate is None:
+            return 0
+        memory = self.certificate.memory
+        return memory.temp + max(0, memory.outputs - memory.aliased)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Everything that is wrong with it."""
+        if self.failed is not None or self.certificate is None:
+            return (self.failed or "not compiled",)
+        return tuple(map(str, self.certificate.faults))
+
+
+def failed_report(shape: AnyShape, why: str) -> StepReport:
+    """Return the report of a step that XLA did not compile."""
+    lanes, tokens = _sizes(shape)
+    return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, None, None, None, None, None, ())
+
+
+def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target: Target, context: int) -> StepReport:
+    """Return the report of a compiled step.
+
+    Args:
+        shape: which step.
+        step: compiled for the target.
+        floor: of the step; None for moves of rows.
+        target: the machine.
+        context: positions of each lane, for loops over blocks of the KV cache.
+    """
+    kernels, (lanes, tokens) = step.kernels, _sizes(shape)
+    turns = kv_blocks(context) if isinstance(shape, Shape) else 0
+    moved = kernels.moved + turns * kernels.moved_in_a_turn
+    floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
+    data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
+    return StepReport(
+        str(shape), lanes, tokens, None, step.certificate, kernels.count, turns, moved,
+        kernels.flops + turns * kernels.flops_in_a_turn, None if floor is None else floor.moved,
+        None if floor is None else floor.flops, floor_seconds, moved / target.bandwidth if target.bandwidth else None,
+        data / floor_seconds if floor_seconds else None, kernels.largest(MAX_LARGEST),
+    )  # fmt: skip
+
+
+def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | None:
+    if bandwidth is None or peak is None:
+        return None
+    return max(floor.moved / bandwidth, floor.flops / peak)
+
+
+def _peak(kernels: Kernels, target: Target) -> float | None:
+    """The highest peak of the dtypes that the program multiplies in."""
+    found = {BYTES_OF.get(one.dtype, "") for one in kernels.kernels if one.flops}
+    known = [target.flops[name] for name in found if name in target.flops]
+    return max(known, default=max(target.flops.values(), default=math.nan)) if target.flops else None
+
+
+def _sizes(shape: AnyShape) -> tuple[int, int]:
+    if isinstance(shape, Shape):
+        return shape.lanes, shape.tokens
+    return (shape.target if isinstance(shape, CopyShape) else 0), 0

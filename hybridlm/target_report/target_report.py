@@ -1,0 +1,173 @@
+"""The report on a model on a target: every step compiled, proved, audited and counted, and whether it all fits."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from hybridlm.checkpoint import resolve, stored_dtype
+from hybridlm.checkpoint.model import open_model
+from hybridlm.devices.mesh import mesh as make_mesh
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.programs.compilation_cache import cache_of
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.target_report.fit import Fit, fit_of
+from hybridlm.target_report.floor import floor_of
+from hybridlm.target_report.step_report import StepReport, failed_report, step_report
+from ir_passes import CertificationWarning
+from ir_passes.files.record import from_json, to_json
+from ir_passes.files.store import FileStore
+from ir_passes.targets import Target, TargetError
+
+TARGETS = "targets"
+"""Name of the folder, in that of the cache of compiled steps, of reports on steps."""
+
+
+@dataclass(frozen=True)
+class TargetReport:
+    """A model on a target.
+
+    Attributes:
+        target, device, devices: name, device kind and number of devices.
+        mesh: sizes of the mesh axes; empty on one device.
+        family, dtype: of the model, and of its matrices.
+        lanes, context, chunk: as of `load`.
+        fit: None where the memory of the device is unknown.
+        steps: every step.
+    """
+
+    target: str
+    device: str
+    devices: int
+    mesh: tuple[str, ...]
+    family: str
+    dtype: str
+    lanes: int
+    context: int
+    chunk: int
+    fit: Fit | None
+    steps: tuple[StepReport, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether no step has a fault and everything fits."""
+        return (self.fit is None or self.fit.fits) and not any(one.faults for one in self.steps)
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return to_json(self)
+
+
+def target_engine(
+    target: Target,
+    *,
+    model: str | None = None,
+    config: Path | None = None,
+    lanes: int | None = None,
+    context: int | None = None,
+    dtype: str | None = None,
+    chunk: int | None = None,
+    mesh: dict[str, int] | None = None,
+) -> Engine:
+    """Return an engine whose steps are compiled for a target; no weight is read.
+
+    Args:
+        target: not the local devices.
+        model: checkpoint directory or id on the hub, of which config.json and the dtype are used.
+        config: a config.json, in place of a model.
+        lanes, context, dtype, chunk: as of `abstract_engine`.
+        mesh: sizes of the axes; None splits lanes over all devices.
+
+    Raises:
+        TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
+    """
+    devices = target.devices
+    sizes = {"data": target.count} if mesh is None else mesh
+    needed = 1
+    for size in sizes.values():
+        needed *= size
+    if needed != target.count:
+        raise TargetError(f"target {target.name}: expected a mesh of {target.count} devices, got one of {needed}")
+    over: Mesh | None = None if target.count == 1 else make_mesh(**sizes, devices=devices)
+    if config is None:
+        assert model is not None
+        directory, _, _ = open_model(resolve(model))
+        dtype = stored_dtype(directory) if dtype is None else dtype
+        config = directory.path / "config.json"
+    return abstract_engine(config, lanes, context, dtype, chunk, over, target=target)
+
+
+def shapes_of(engine: Engine) -> list[AnyShape]:
+    """Return the steps that are reported on: those of all lanes."""
+    return all_shapes(engine, only_full=True, drafts=True)
+
+
+def report_on(
+    engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda done, name: None
+) -> TargetReport:
+    """Compile steps of an engine for its target, or find what an earlier process found, and report on them.
+
+    Args:
+        engine: of `target_engine`.
+        shapes: the steps, as `shapes_of` has them.
+        step_done: called with the number of steps that are done and the name of the next.
+    """
+    target = engine.placement.target
+    assert target is not None
+    folder = cache_of(None).folder
+    store = None if folder is None else FileStore(folder / TARGETS)
+    steps: dict[AnyShape, StepReport] = {}
+    for number, shape in enumerate(shapes):
+        step_done(number, str(shape))
+        steps[shape] = one_step(engine, target, shape, store)
+    fit = None
+    if target.memory is not None:
+        compiled = [one for one in steps.values() if one.certificate is not None]
+        scratch = max((one.scratch for one in compiled), default=None)
+        fit = fit_of(engine, target.memory, target.platform, scratch, _resident(engine, steps))
+    mesh = engine.placement.mesh
+    sizes = () if mesh is None else tuple(f"{name}={size}" for name, size in mesh.shape.items())
+    return TargetReport(
+        target.name, target.device_kind, target.count, sizes, engine.row_arrays.model.config.family, engine.dtype,
+        engine.lanes, engine.context, engine.chunk, fit, tuple(steps.values()),
+    )  # fmt: skip
+
+
+def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore | None) -> StepReport:
+    """Report on one step; one without a fault is kept for other processes, where there is a store."""
+    name = None
+    if store is not None and (key := engine.programs.key(shape, engine.example_arguments(shape))) is not None:
+        name = f"{key}-{engine.context}.json"
+        found = store.read_record(name, lambda content: from_json(StepReport, content))
+        if found is not None:
+            return replace(found, reused=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CertificationWarning)
+            step = engine.program(shape)
+    except jax.errors.JaxRuntimeError as error:
+        return failed_report(shape, f"XLA does not compile it for {target.name}: {str(error).strip().splitlines()[0]}")
+    model = engine.row_arrays.model
+    floor = floor_of(model, shape, engine.placement, engine.row_arrays.dtype, engine.context)
+    report = step_report(shape, step, floor, target, engine.context)
+    if name is not None and store is not None and not report.faults:
+        try:
+            store.write_file(name, to_json(report).encode())
+        except OSError as error:
+            warnings.warn(f"the report on {shape} was not kept: {error}", stacklevel=2)
+    return report
+
+
+def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
+    """Bytes of weights and both pools as XLA lays them out, from the arguments of a decode step and of a copy."""
+    decode = steps.get(Shape("generate", engine.lanes, 1))
+    copy = steps.get(CopyShape(engine.prefill_rows, engine.lanes))
+    if decode is None or copy is None or decode.certificate is None or copy.certificate is None:
+        return None
+    pools = copy.certificate.memory.arguments
+    return decode.certificate.memory.arguments + pools * engine.prefill_rows // (engine.prefill_rows + engine.lanes)

@@ -1,0 +1,110 @@
+"""Thoughts of a completion, apart from its answer, and their budget."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybridlm.text.tokenizer import Tokenizer
+
+_LOOK_BACK = 32
+"""Tokens at the end of a prompt in which a start marker is looked for."""
+
+
+class Thoughts(NamedTuple):
+    """The two parts of a completion.
+
+    Attributes:
+        reasoning: the thoughts without their markers and without white space around them; None if there are none.
+        answer: the text after the thoughts, without white space before it; "" while the thoughts have not ended.
+    """
+
+    reasoning: str | None
+    answer: str
+
+
+def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] | None:
+    """Return the markers before and after thoughts; None if the tokenizer has none.
+
+    Args:
+        tokenizer: has one of `THINK_MARKERS` as a token, or in a chat template.
+        think_end: another end marker; the start marker is the same without its "/".
+    """
+    if think_end is None:
+        return tokenizer.think_markers
+    return think_end.strip().replace("/", "", 1), think_end.strip()
+
+
+def opens_thoughts(tokenizer: Tokenizer, prompt: Sequence[int], markers: tuple[str, str]) -> bool:
+    """Whether a prompt ends with the start marker, as templates write it before an answer with thoughts."""
+    return tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False).rstrip().endswith(markers[0])
+
+
+def split_thoughts(
+    tokenizer: Tokenizer,
+    text: str,
+    token_ids: Sequence[int],
+    markers: tuple[str, str] | None,
+    opened: bool,
+    skip_special_tokens: bool = True,
+    keep_tool_markers: bool = False,
+) -> Thoughts:
+    """Split a completion where its thoughts end.
+
+    Args:
+        tokenizer: of the completion.
+        text: decoded, with the options below; it may end before the last tokens, at a stop string.
+        token_ids: the completion, for markers that the text leaves out.
+        markers: see `markers_of`.
+        opened: the prompt ended within thoughts; otherwise they are what follows a start marker at the beginning.
+        skip_special_tokens, keep_tool_markers: how the text was decoded.
+    """
+    if markers is None:
+        return Thoughts(None, text)
+    start, end = markers
+    start_id, end_id = tokenizer.token_to_id(start), tokenizer.token_to_id(end)
+    if not opened and not text.lstrip().startswith(start) and (not token_ids or token_ids[0] != start_id):
+        return Thoughts(None, text)
+    place, after = text.find(end), len(end)
+    if place < 0 and end_id is not None and end_id in token_ids:
+        before = list(token_ids)[: list(token_ids).index(end_id)]
+        place, after = min(len(tokenizer.decode(before, skip_special_tokens, keep_tool_markers)), len(text)), 0
+    thoughts, answer = (text, "") if place < 0 else (text[:place], text[place + after :])
+    return Thoughts(thoughts.lstrip().removeprefix(start).strip(), answer.lstrip())
+
+
+class ThinkingBudget:
+    """Counts the tokens of a sequence's thoughts.
+
+    Attributes:
+        end_ids: tokens of the end marker.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], budget: int, think_end: str | None):
+        """Begin a sequence.
+
+        Raises:
+            ValueError: the tokenizer has no end marker.
+        """
+        markers = markers_of(tokenizer, think_end)
+        if markers is None:
+            raise ValueError("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
+        self._budget, self._opened, self._start = budget, opens_thoughts(tokenizer, prompt, markers), markers[0]
+        self._end, self._stream, self._text = markers[1], tokenizer.stream(skip_special_tokens=False), ""
+        self._count = 0
+        self.end_ids = tokenizer.encode(markers[1], add_special_tokens=False)
+
+    def spent(self, token: int) -> bool:
+        """Add a token; return whether the thoughts have to end now."""
+        if self._budget < 0:
+            return False
+        self._text += self._stream.push(token)
+        beginning = (self._text + self._stream.unsettled()).lstrip()
+        self._opened = self._opened or beginning.startswith(self._start)
+        # Neither thoughts so far, nor the beginning of their marker; or they have ended.
+        if (not self._opened and not self._start.startswith(beginning)) or self._end in beginning:
+            self._budget = -1
+            return False
+        self._count += self._opened
+        if self._opened and self._count >= self._budget:
+            self._budget = -1
+            return True
+        return False

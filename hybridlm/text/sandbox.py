@@ -1,0 +1,92 @@
+"""jinja2's immutable sandbox as chat templates need it: stricter about names, with Hugging Face's functions."""
+
+import json
+from collections.abc import Set
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+from jinja2 import TemplateError
+
+__all__ = ["TemplateError", "compile_template"]
+
+
+def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
+    """Return a template and the names that it reads.
+
+    Raises:
+        TemplateError: a syntax error.
+        RecursionError: it is nested too deeply.
+    """
+    sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_namespace, dict=_Dict()
+    )
+    names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+    return sandbox.from_string(source), names
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text; it renders its body unchanged."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace()` that refuses underscore names, which jinja2's own passes to Python."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
+        super().__setitem__(name, value)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, which raises when it refuses an access instead of rendering nothing."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # jinja2's own filter escapes HTML, which is not in the models' training data.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _namespace(*args: Any, **kwargs: Any) -> _Namespace:
+    for name in dict(*args, **kwargs):
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
+    return _Namespace(*args, **kwargs)
+
+
+class _Dict:
+    """`dict` as templates use it, without the rest of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)

@@ -1,0 +1,101 @@
+"""Sessions in all processes, and the worker loop of those other than process 0, which repeats its commands."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hybridlm.drafting.drafters import AsLoaded, DraftedElsewhere, Speculate
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.warmup import warm_up
+from hybridlm.errors import NumericalError
+from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
+from hybridlm.multiprocess.environment import ProcessLost, exit_peer_lost
+from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.requests.sequence import Request, ResolvedParams
+from hybridlm.rows.pool import RowsLost
+from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.scoring.scorer import scores
+from hybridlm.session import Session, ToRequest
+from hybridlm.text.tokenizer import Tokenizer
+from ir_passes import AuditError, IsolationError
+from ir_passes.xla_audit.hlo import HloError
+
+DRAFTED_BY_USER = "by the user's drafter"
+"""In place of a user's drafter, in what other processes are told of a session."""
+CLASSES = (Prefix, Request, ResolvedParams)
+"""Data classes of messages."""
+USERS = (AuditError, DecisionFailed, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
+"""Errors for the user, which process 0 raises at the same point; another one ends this process."""
+
+
+def open_session(
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    to_request: ToRequest,
+    processor: LogitsProcessor | None,
+    speculate: Speculate | AsLoaded,
+) -> Session:
+    """Open a session, in all processes. Arguments as for `Session`; `speculate` as for `LM.session`."""
+    told = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
+    speculation = engine.speculation(speculate)
+    with engine.decisions.command("session", logits_processor=processor, speculate=told):
+        session = Session(engine, tokenizer, to_request, processor, speculation)
+        engine.decisions.share(session)
+    return session
+
+
+def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
+    """Repeat the commands of process 0 until it ends; a process that cannot go on reports why and exits.
+
+    It must exit, since all other processes wait for it.
+    """
+    group.messages.classes = {one.__name__: one for one in CLASSES}
+    try:
+        repeat(engine, tokenizer, group.decisions, group.busy_with)
+        group.check_all()
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        print(f"error: process {group.process}: {message}", file=sys.stderr, flush=True)
+        if not isinstance(error, ProcessLost):
+            group.heartbeat.report_failure(message)
+        exit_peer_lost()
+    group.end()
+
+
+def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
+    """Run commands until there will be no more.
+
+    Args:
+        engine, tokenizer: of this process.
+        decisions: those of process 0.
+        busy_with: marks this process as busy.
+    """
+
+    def session(logits_processor: None, speculate: Any) -> None:
+        drafter = DraftedElsewhere() if speculate == DRAFTED_BY_USER else speculate
+        open_session(engine, tokenizer, _checked, logits_processor, drafter)
+
+    def warm(every_bucket: bool) -> None:
+        with busy_with("warmup"):
+            warm_up(engine, every_bucket, False)
+
+    commands: dict[str, Callable[..., Any]] = {
+        "session": session,
+        "add": lambda session, request: session.add(request),
+        "cancel": lambda session, index: session.cancel(index),
+        "step": lambda session: session.step(),
+        "close": lambda session: session.close(),
+        "score": lambda texts, top, prefix: scores(engine, texts, top, prefix),
+        "prefix": lambda tokens: compute_prefix(engine, tokens),
+        "warm up": warm,
+    }
+    while (message := decisions.receive()).kind != "end":
+        try:
+            commands[message.kind](**message.given)
+        except USERS:
+            pass  # the user is told in process 0
+
+
+def _checked(*given: Any) -> Request:
+    raise RuntimeError("requests are received as they were checked in process 0")

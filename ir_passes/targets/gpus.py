@@ -1,0 +1,114 @@
+"""NVIDIA GPUs as XLA's compiler is told of them, with the figures of their data sheets.
+
+The numbers of the devices are those of openxla/xla, xla/backends/gpu/target_config/specs; of the L4, which is not
+there, those of NVIDIA's data sheet. Peaks are without sparsity; that of float32 is TF32's, the most that a product of
+float32 operands can come to.
+"""
+
+from dataclasses import dataclass
+
+MAX_GPUS = 8
+"""GPUs of one host that steps are compiled for."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        kind: device kind, as JAX names it.
+        capability: CUDA compute capability; `accelerated` for code that runs on this one alone ("9.0a").
+        memory, bandwidth, l2: bytes, bytes per second, bytes.
+        cores, clock: streaming multiprocessors, and GHz.
+        fpus, threads: float32 units and most threads of a core.
+        shared, block_shared: bytes of shared memory of a core, and the most that a block can ask for.
+        half, single: peak operations per second of bfloat16 (and float16) and of float32 products.
+    """
+
+    kind: str
+    capability: tuple[int, int]
+    accelerated: bool
+    memory: int
+    bandwidth: int
+    l2: int
+    cores: int
+    clock: float
+    fpus: int
+    threads: int
+    shared: int
+    block_shared: int
+    half: float
+    single: float
+
+    def config(self) -> str:
+        """Return the description in the text format of XLA's GpuTargetConfigProto."""
+        major, minor = self.capability
+        extension = "ACCELERATED_FEATURES" if self.accelerated else "NONE"
+        return f"""
+gpu_device_info {{
+  name: "{self.kind}"
+  device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability {major}.{minor}{"a" if self.accelerated else ""}"
+  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {extension} }}
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
+  compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.10.0"
+  device_address_bits: 64
+  device_memory_size: {self.memory}
+  memory_bandwidth: {self.bandwidth}
+  l2_cache_size: {self.l2}
+  clock_rate_ghz: {self.clock}
+  ecc_enabled: true
+  core_count: {self.cores}
+  fpus_per_core: {self.fpus}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: {self.threads}
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {self.block_shared}
+  shared_memory_per_core: {self.shared}
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 13 }}
+device_description_str: "{self.kind}"
+"""
+
+
+# fmt: off
+GPUS: dict[str, Gpu] = {
+    "nvidia-a100": Gpu(
+        "NVIDIA A100-SXM4-80GB", (8, 0), False, 85_100_068_864, 2_039_040_000_000, 41_943_040, 108, 1.41, 64, 2048,
+        167_936, 166_912, 312e12, 156e12,
+    ),
+    "nvidia-a6000": Gpu(
+        "NVIDIA RTX A6000", (8, 6), False, 51_041_271_808, 768_096_000_000, 6_291_456, 84, 1.8, 128, 1536, 102_400,
+        101_376, 154.8e12, 77.4e12,
+    ),
+    "nvidia-l4": Gpu(
+        "NVIDIA L4", (8, 9), False, 24_152_899_584, 300_000_000_000, 50_331_648, 58, 2.04, 128, 1536, 102_400, 101_376,
+        121e12, 60e12,
+    ),
+    "nvidia-h100": Gpu(
+        "NVIDIA H100 80GB HBM3", (9, 0), True, 84_942_979_072, 3_352_320_000_000, 52_428_800, 132, 1.98, 128, 2048,
+        233_472, 232_448, 989.4e12, 494.7e12,
+    ),
+    "nvidia-h200": Gpu(
+        "NVIDIA H200 141GB HBM3e", (9, 0), True, 151_397_597_184, 4_800_000_000_000, 52_428_800, 132, 1.98, 128, 2048,
+        233_472, 232_448, 989.4e12, 494.7e12,
+    ),
+    "nvidia-b200": Gpu(
+        "NVIDIA B200", (10, 0), True, 191_514_411_008, 7_672_320_000_000, 132_644_864, 148, 1.965, 128, 2048, 233_472,
+        232_448, 2250e12, 1125e12,
+    ),
+}
+# fmt: on

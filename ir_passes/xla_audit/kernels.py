@@ -1,0 +1,268 @@
+"""The operations that a compiled program runs, with the bytes that each moves, its arithmetic and the pools it touches.
+
+XLA's own cost analysis is not given out by the compilers of accelerators. This one counts the operands and results of
+every scheduled operation; of an operand that a fusion reads through slices or gathers, and of a result that it updates
+in place, the rows that are read or written alone. An operand that an earlier operation has left in a cache of the
+device counts all the same. Arithmetic is that of products and convolutions.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+
+from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.xla_audit.hlo import (
+    HloError,
+    given_assignment,
+    kept_arguments,
+    only_module,
+    platform_of,
+    read_buffers,
+    read_module,
+    unpack_dump,
+)
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.products import multiplies, product_flops
+from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Instruction
+from ir_passes.xla_audit.wire import WireError
+
+# fmt: off
+FREE = frozenset({
+    "add-dependency", "after-all", "bitcast", "call", "conditional", "constant", "domain", "get-tuple-element",
+    "opt-barrier", "parameter", "partition-id", "replica-id", "tuple", "while",
+})
+# fmt: on
+"""Opcodes that move nothing themselves; loops, calls and branches do so by what they call."""
+ROWS = frozenset({"dynamic-slice", "gather", "slice"})
+"""Opcodes that read of their first operand as much as they return."""
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcodes that write into their first operand, each with the number of the operand that has the new rows."""
+KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operation of the schedule.
+
+    Attributes:
+        name: of the instruction.
+        kind: its opcode, or of a fusion its kind; of a custom call its target.
+        op_name, source: JAX's name and the source line of the operation that it was made for.
+        read, written: bytes in one run.
+        flops: operations of products in one run.
+        dtype: of the operands of its products; "" without one.
+        times: runs in one call of the step, within each turn of a loop whose turns the data decide.
+        by_data: whether it is in such a loop.
+        pools: paths of the pools that it reads or writes.
+    """
+
+    name: str
+    kind: str
+    op_name: str
+    source: str
+    read: int
+    written: int
+    flops: int
+    dtype: str
+    times: int
+    by_data: bool
+    pools: tuple[str, ...]
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written in all its runs."""
+        return self.times * (self.read + self.written)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operations of one program, in the order in which they run; a loop's are there once."""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of runs of operations outside loops whose turns the data decide."""
+        return sum(one.times for one in self.kernels if not one.by_data)
+
+    @property
+    def moved(self) -> int:
+        """Bytes moved outside loops whose turns the data decide."""
+        return sum(one.moved for one in self.kernels if not one.by_data)
+
+    @property
+    def moved_in_a_turn(self) -> int:
+        """Bytes moved by one turn of each loop whose turns the data decide."""
+        return sum(one.moved for one in self.kernels if one.by_data)
+
+    @property
+    def flops(self) -> int:
+        """Operations of products outside loops whose turns the data decide."""
+        return sum(one.times * one.flops for one in self.kernels if not one.by_data)
+
+    @property
+    def flops_in_a_turn(self) -> int:
+        """Operations of products in one turn of each loop whose turns the data decide."""
+        return sum(one.times * one.flops for one in self.kernels if one.by_data)
+
+    def largest(self, most: int) -> tuple[Kernel, ...]:
+        """Return those that move most, at most so many."""
+        return tuple(sorted(self.kernels, key=lambda one: -one.moved)[:most])
+
+
+def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundContract) -> Kernels:
+    """Return the operations of an executable.
+
+    Args:
+        compiled: the executable.
+        dump: its HloProto, of one that does not give out its buffer assignment; without either no pools are named.
+        bound: the contract of its step.
+
+    Raises:
+        HloError: this version of JAX or XLA does not give out the program.
+    """
+    try:
+        if dump is None:
+            serialized = only_module(compiled).as_serialized_hlo_module_proto()
+            module, assignment = read_module(serialized), given_assignment(compiled)
+        else:
+            serialized, assignment = unpack_dump(dump)
+            module = read_module(serialized)
+        buffers = read_buffers(assignment) if assignment else Buffers({}, {})
+    except WireError as error:
+        raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
+    kept = kept_arguments(compiled)
+    pools = {
+        number: bound.inputs[argument].path
+        for number, argument in enumerate(kept)
+        if isinstance(bound.inputs[argument].entry, Pool)
+    }
+    parameters = {argument: number for number, argument in enumerate(kept)}
+    executable = Executable(module, buffers, parameters, platform_of(compiled), buffers.temp_bytes, "")
+    return kernels_in(executable, pools)
+
+
+def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
+    """Return the operations of an executable that has been read.
+
+    Args:
+        executable: its program; pools are named where it has a buffer assignment.
+        pools: number of an entry parameter that is a pool -> its path.
+    """
+    return Kernels(tuple(_Walk(executable, pools).kernels(executable.module.main, 1, False)))
+
+
+class _Walk:
+    def __init__(self, executable: Executable, pools: Mapping[int, str]):
+        self._module, self._buffers, self._pools = executable.module, executable.buffers, pools
+        self._live = live_values(executable)
+
+    def kernels(self, computation: Computation, times: int, by_data: bool) -> Iterator[Kernel]:
+        for id in self._module.schedule[computation.id]:
+            one = self._module.instructions[id]
+            if one.opcode == "while":
+                known = KNOWN_TURNS.search(one.backend_config)
+                turns, unknown = (int(known[1]), by_data) if known else (1, True)
+                for called in one.called:
+                    yield from self.kernels(self._module.computations[called], times * turns, unknown)
+            elif one.opcode == "conditional":
+                branches = [list(self.kernels(self._module.computations[at], times, by_data)) for at in one.called]
+                yield from max(branches, key=lambda found: sum(kernel.moved for kernel in found), default=[])
+            elif one.opcode == "call":
+                yield from self.kernels(self._module.computations[one.called[0]], times, by_data)
+            elif one.opcode not in FREE and not one.opcode.endswith("-done"):
+                yield self._kernel(one, times, by_data)
+
+    def _kernel(self, one: Instruction, times: int, by_data: bool) -> Kernel:
+        operands = [self._module.instructions[id] for id in one.operands]
+        if one.opcode == "fusion":
+            fused = self._module.computations[one.called[0]]
+            read, written, kind = _read(fused), _written(fused), one.fusion_kind
+            products = [(each, product_flops(each, _arrays(each, fused))) for each in fused.instructions]
+            dtypes = [_dtype(each, fused) for each, flops in products if flops]
+            flops = sum(flops for _, flops in products)
+        else:
+            given = tuple(operand.array for operand in operands)
+            read, written = _plain(one, given)
+            flops, kind = product_flops(one, given), one.target or one.opcode
+            dtypes = [given[0].dtype] if flops else []
+        touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}
+        return Kernel(
+            one.name, kind, one.op_name, one.source, read, written, flops, dtypes[0] if dtypes else "", times, by_data,
+            tuple(sorted(touched)),
+        )  # fmt: skip
+
+    def _touched(self, instruction: int) -> Iterator[str]:
+        """Yield the paths of the pools in whose bytes the values of an instruction lie."""
+        for position in self._live.of.get(instruction, {}).values():
+            value = self._live.values[position]
+            if value.slice is not None:
+                parameter = self._buffers.allocations[value.slice.allocation].parameter
+            else:  # without a buffer assignment only a pool itself is known, not its versions
+                parameter = value.instruction.parameter if self._is_argument(value.instruction) else None
+            if parameter is not None and parameter in self._pools and value.array.dtype != "tuple":
+                yield self._pools[parameter]
+
+    def _is_argument(self, one: Instruction) -> bool:
+        return one.opcode == "parameter" and one.computation == self._module.entry
+
+
+def _read(fused: Computation) -> int:
+    """Bytes that a fusion reads of its operands."""
+    return sum(_read_of(one, fused) for one in fused.parameters.values())
+
+
+def _read_of(one: Instruction, fused: Computation) -> int:
+    """Bytes that are read of a value in a fusion: of its rows if nothing else is."""
+    whole, total = _bytes(one), 0
+    for user in fused.users.get(one.id, []):
+        if user.opcode == "bitcast":
+            total += _read_of(user, fused)
+        elif user.opcode in ROWS and user.operands[0] == one.id:
+            total += _bytes(user)
+        elif user.opcode in UPDATES and user.operands[0] == one.id:
+            continue
+        else:
+            return whole
+    return min(whole, total)
+
+
+def _written(fused: Computation) -> int:
+    """Bytes that a fusion writes: of a result that is an update, the new rows."""
+    by_id = {one.id: one for one in fused.instructions}
+    root = by_id[fused.root]
+    total = 0
+    for one in [by_id[id] for id in root.operands] if root.opcode == "tuple" else [root]:
+        while one.opcode == "bitcast":
+            one = by_id[one.operands[0]]
+        total += _bytes(by_id[one.operands[UPDATES[one.opcode]]]) if one.opcode in UPDATES else _bytes(one)
+    return total
+
+
+def _plain(one: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
+    """Bytes that an operation outside fusions reads and writes."""
+    result = _bytes(one)
+    if one.opcode in ROWS:
+        return result + sum(array.bytes for array in operands[1:]), result
+    if one.opcode in UPDATES:
+        return sum(array.bytes for array in operands[1:]), operands[UPDATES[one.opcode]].bytes
+    if one.opcode.endswith("-start") and (1,) in one.arrays:  # operands, results and what the device needs beside them
+        moved = sum(array.bytes for index, array in one.arrays.items() if index[:1] == (1,) and array.dtype != "tuple")
+        return moved, moved
+    return sum(array.bytes for array in operands if array.dtype != "tuple"), result
+
+
+def _bytes(one: Instruction) -> int:
+    return sum(array.bytes for array in one.arrays.values() if array.dtype != "tuple")
+
+
+def _arrays(one: Instruction, fused: Computation) -> tuple[Array, ...]:
+    wanted = set(one.operands)
+    by_id = {each.id: each.array for each in fused.instructions if each.id in wanted} if multiplies(one) else {}
+    return tuple(by_id[id] for id in one.operands) if by_id else ()
+
+
+def _dtype(one: Instruction, fused: Computation) -> str:
+    return _arrays(one, fused)[0].dtype

@@ -1,0 +1,102 @@
+"""Reader of the RoPE settings of config.json, of every type whose frequencies do not depend on the sequence."""
+
+import math
+from collections.abc import Mapping
+
+from models.config.reader import ConfigReader
+from models.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+
+TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
+"""Implemented types. "dynamic" is the plain one up to `max_position_embeddings`, which no context here exceeds."""
+
+
+def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float, positions: int) -> Rope:
+    """Read RoPE settings from `rope_scaling` or `rope_parameters`, and the older top-level fields.
+
+    As in transformers, `rope_scaling` takes precedence, and both over the top-level fields.
+
+    Args:
+        reader: of config.json or its `text_config`.
+        head_dim: size of a head.
+        theta, partial, positions: the family's defaults for `rope_theta`, `partial_rotary_factor` and
+            `max_position_embeddings`.
+    """
+    places = [reader.child("rope_scaling"), reader.child("rope_parameters")]
+    place = next((one for one in places if one is not None and not one.empty), reader)
+    theta = place.number("rope_theta", reader.number("rope_theta", theta))
+    partial = place.number("partial_rotary_factor", reader.number("partial_rotary_factor", partial))
+    where = place if "partial_rotary_factor" in place else reader
+    size = int(head_dim * partial)
+    if size % 2 or not 0 < size <= head_dim:
+        where.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
+        size = 2
+    for one in places:
+        if one is not None:
+            for name in ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"):
+                one.get(name)
+            for name in one.objects():
+                one.fault(name, "one RoPE for all layers")
+    return Rope(size, theta, None if place is reader else _read_scaling(reader, place, positions))
+
+
+def _read_scaling(
+    reader: ConfigReader, place: ConfigReader, positions: int
+) -> LinearScaling | YarnScaling | Llama3Scaling | None:
+    name = "rope_type" if "rope_type" in place or "type" not in place else "type"
+    kind = place.choice(name, TYPES, "default")
+    place.get("type")
+    if kind in ("default", "mrope"):
+        return None
+    spelled = "model_max_length" in reader
+    positions = reader.integer("model_max_length" if spelled else "max_position_embeddings", positions)
+    if kind == "dynamic":
+        place.number("factor")
+        return None
+    if kind == "linear":
+        return LinearScaling(place.number("factor"))
+    outer = reader if "original_max_position_embeddings" in reader else place
+    # Where the context has its other name, transformers takes the default of the family as the original context.
+    original = outer.number("original_max_position_embeddings", None if spelled else float(positions))
+    place.get("original_max_position_embeddings")
+    if kind == "llama3":
+        low, high = place.number("low_freq_factor"), place.number("high_freq_factor")
+        if not low < high:
+            place.fault("high_freq_factor", f"more than low_freq_factor ({low})")
+            high = low + 1
+        return Llama3Scaling(place.number("factor"), original, low, high)
+    if "factor" not in place and original >= positions:
+        place.fault("factor", "a number greater than 1, or original_max_position_embeddings")
+    factor = place.number("factor", max(positions / original, 1.0))
+    mscale, all_dim = place.number("mscale", 0.0, minimum=-1e-9), place.number("mscale_all_dim", 0.0, minimum=-1e-9)
+    both = mscale > 0 and all_dim > 0
+    amplitude = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if both else yarn_mscale(factor, 1.0)
+    return YarnScaling(
+        factor,
+        original,
+        place.number("attention_factor", amplitude),
+        place.number("beta_fast", 32.0),
+        place.number("beta_slow", 1.0),
+        place.flag("truncate", True),
+    )
+
+
+def yarn_mscale(factor: float, scale: float) -> float:
+    """Return YaRN's factor on scores for a context that is `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def yarn_score_factor(fields: Mapping[str, object] | None) -> float:
+    """Return the factor on the scores of latent attention (MLA) that `mscale_all_dim` asks for."""
+    fields = fields or {}
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    factor, all_dim = fields.get("factor"), fields.get("mscale_all_dim")
+    if kind == "default" or not isinstance(all_dim, int | float) or not isinstance(factor, int | float) or not all_dim:
+        return 1.0
+    return yarn_mscale(factor, all_dim) ** 2
+
+
+def max_positions(given: int, rope: Rope | None) -> int:
+    """Return the longest context: the given one, or what YaRN extends the original one to."""
+    if rope is not None and isinstance(rope.scaling, YarnScaling):
+        return max(given, int(rope.scaling.factor * rope.scaling.original))
+    return given

@@ -1,0 +1,99 @@
+"""Grouped product of MoE layers whose experts may be quantised.
+
+A proof takes row-wise functions by their arrays, so there is one function for each set of arrays.
+"""
+
+from functools import partial
+
+import jax
+from jax import Array
+from jaxtyping import Float, Float32, Int32, Shaped
+
+from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
+from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes, QuantisedWeight
+
+_STATIC = ("kind", "dtype", "absent", "ragged")
+ExpertCodes = Shaped[Array, "expert out stored"]
+ExpertScales = Float[Array, "expert out group"]
+
+
+@partial(jax.jit, static_argnames=_STATIC)
+def scaled_expert_dot(
+    x: TokenRows,
+    codes: ExpertCodes,
+    scale: ExpertScales,
+    expert: ExpertIds,
+    kind: Codes,
+    dtype: str,
+    absent: bool,
+    ragged: bool,
+) -> ExpertRows:
+    """Return `expert_dot` of codes with scales."""
+    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, ragged)
+
+
+@partial(jax.jit, static_argnames=_STATIC)
+def twice_scaled_expert_dot(
+    x: TokenRows,
+    codes: ExpertCodes,
+    scale: ExpertScales,
+    whole: Float32[Array, "expert out 1"],
+    expert: ExpertIds,
+    kind: Codes,
+    dtype: str,
+    absent: bool,
+    ragged: bool,
+) -> ExpertRows:
+    """Return `expert_dot` of codes with scales of groups and of rows."""
+    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, ragged)
+
+
+@partial(jax.jit, static_argnames=_STATIC)
+def offset_expert_dot(
+    x: TokenRows,
+    codes: ExpertCodes,
+    scale: ExpertScales,
+    zero: Shaped[Array, "expert out group"],
+    expert: ExpertIds,
+    kind: Codes,
+    dtype: str,
+    absent: bool,
+    ragged: bool,
+) -> ExpertRows:
+    """Return `expert_dot` of codes with scales and zero points."""
+    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, ragged)
+
+
+def _product(
+    x: TokenRows,
+    codes: ExpertCodes,
+    scale: ExpertScales,
+    whole: Array | None,
+    zero: Array | None,
+    expert: ExpertIds,
+    kind: Codes,
+    dtype: str,
+    absent: bool,
+    ragged: bool,
+) -> ExpertRows:
+    inputs = codes.shape[-1] * (2 if kind in TWO_IN_A_BYTE else 1)
+    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent, ragged)
+
+
+def experts_product(
+    x: Float32[Array, "row in"],
+    weight: Float[Array, "expert out in"] | QuantisedWeight,
+    expert: Int32[Array, " row"],
+    absent: bool = False,
+    ragged: bool = False,
+) -> Float32[Array, "row out"]:
+    """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts."""
+    if not isinstance(weight, QuantisedWeight):
+        return expert_dot(x, weight, expert, absent, ragged)
+    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "ragged": ragged}
+    if weight.whole is not None:
+        assert weight.zero is None, "codes with zero points have no second scale"
+        return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)
+    if weight.zero is not None:
+        return offset_expert_dot(x, weight.codes, weight.scale, weight.zero, expert, **static)
+    return scaled_expert_dot(x, weight.codes, weight.scale, expert, **static)

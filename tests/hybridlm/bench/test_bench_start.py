@@ -1,0 +1,57 @@
+"""`hybridlm bench --start`: a cold and a warm start in processes of their own, and their table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from text_checkpoint import write_text_checkpoint
+from typer.testing import CliRunner
+
+from hybridlm.bench.start import StartFailed, measure_starts
+from hybridlm.cli import bench_start
+from hybridlm.cli.main import app
+
+PARTS = ["python", "import", "open", "weights", "engine", "memory", "first answer"]
+
+
+def made(stored: bool, seconds: float) -> dict[str, Any]:
+    step = {"stored": stored, "seconds": {"load": 0.25} if stored else {"trace": 1.25, "compile": 2.5}}
+    return {"parts": {"import": 1.0, "first answer": seconds}, "total": 1.0 + seconds, "steps": {"generate 1x5": step}}
+
+
+def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def measured(*given: Any) -> tuple[Any, Any]:
+        asked.append(given)
+        return made(False, 7.125), [made(True, 1.0), made(True, 3.5), made(True, 2.0)]
+
+    monkeypatch.setattr(bench_start, "measure_starts", measured)
+    out = tmp_path / "found.json"
+    shown = CliRunner().invoke(app, ["bench", "--start", "-m", "MODEL", "--prompt", "9", "--json", str(out)])
+    assert shown.exit_code == 0, shown.output
+    settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "tune": False}
+    assert asked == [("MODEL", 9, settings, 3)]
+    for text in ("7.12", "8.12", "3.00 (2.00-4.50)", "1.25", "2.50", "0.25", "compiled by the warm starts: 0 steps"):
+        assert text in shown.output, text
+    found = json.loads(out.read_text())
+    assert found["cold"] == made(False, 7.125) and [one["total"] for one in found["warm"]] == [2.0, 4.5, 3.0]
+    assert found["settings"] == settings and found["prompt"] == 9
+    refused = CliRunner().invoke(app, ["bench", "-m", "MODEL", "--json", str(out)])
+    assert refused.exit_code == 1 and "--start" in refused.output
+
+
+@pytest.mark.slow
+def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
+    directory = write_text_checkpoint(tmp_path)
+    settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
+    cold, (warm,) = measure_starts(str(directory), 4, settings, 1)
+    for found, stored in ((cold, False), (warm, True)):
+        assert list(found["parts"]) == PARTS and all(took >= 0 for took in found["parts"].values())
+        assert found["total"] == sum(found["parts"].values())
+        assert found["steps"]["generate 1x5"]["stored"] is stored
+    assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5"]["seconds"])
+    assert set(warm["steps"]["generate 1x5"]["seconds"]) == {"load"}
+    with pytest.raises(StartFailed, match="CheckpointError"):
+        measure_starts(str(tmp_path / "none"), 4, settings, 0)

@@ -1,0 +1,248 @@
+"""LoRA adapters without PEFT: values, several at a time, saving, states of the model as it was, and every refusal."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_checkpoint import FAMILIES, write_random_checkpoint
+from safetensors.numpy import load_file, save_file
+from text_checkpoint import SETTINGS, write_text_checkpoint
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.cli.main import app
+
+MODULE = "base_model.model.model.layers.0.mlp.down_proj"
+PARAMETER = "layers.0.branches.1.inner.down_proj"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+def shape(base: Path, name: str) -> tuple[int, ...]:
+    return load_file(base / "model.safetensors")[name].shape
+
+
+def factors(base: Path, module: str = MODULE, seed: int = 0, rank: int = 2) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    out, into = shape(base, module.removeprefix("base_model.model.") + ".weight")
+    made = {"A": rng.normal(size=(rank, into)), "B": rng.normal(size=(out, rank))}
+    return {f"{module}.lora_{factor}.weight": array.astype(np.float32) for factor, array in made.items()}
+
+
+def write(directory: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["down_proj"], "lora_dropout": 0.1}
+    (directory / "adapter_config.json").write_text(json.dumps(fields | config))
+    save_file(dict(tensors), directory / "adapter_model.safetensors")
+    return directory
+
+
+def product(tensors: Mapping[str, np.ndarray], module: str = MODULE) -> np.ndarray:
+    return tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
+
+
+def same(one: hybridlm.LM, two: hybridlm.LM) -> bool:
+    return all(np.array_equal(array, two.params[name]) for name, array in one.params.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_in_float32_and_rounded_once(base: Path, tmp_path: Path, dtype: str) -> None:
+    given = factors(base)
+    adapter = write(tmp_path / "adapter", given)
+    settings = {**SETTINGS, "dtype": dtype}
+    lm = hybridlm.load(base, adapter=adapter, **settings)
+    whole = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"] + product(given) * 1.5
+    np.testing.assert_allclose(
+        np.asarray(lm.params[PARAMETER], np.float32), np.asarray(whole.astype(jnp.dtype(dtype)), np.float32), rtol=1e-6
+    )
+    plain = hybridlm.load(base, **settings)
+    assert [name for name in plain.params if not np.array_equal(plain.params[name], lm.params[name])] == [PARAMETER]
+    plain.merge_adapter(adapter)
+    assert same(plain, lm) and plain.fingerprint == lm.fingerprint
+
+
+def test_two_adapters_and_a_saved_model(base: Path, tmp_path: Path) -> None:
+    one, two = (write(tmp_path / str(seed), factors(base, seed=seed)) for seed in (1, 2))
+    lm = hybridlm.load(base, adapter=one, **SETTINGS)
+    lm.merge_adapter(two)
+    whole = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    whole = whole + 1.5 * (product(factors(base, seed=1)) + product(factors(base, seed=2)))
+    np.testing.assert_allclose(lm.params[PARAMETER], whole, rtol=1e-5, atol=1e-5)
+    lm.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "adapter_config.json").exists()
+    saved = hybridlm.load(tmp_path / "saved", **SETTINGS)
+    assert same(saved, lm) and saved.fingerprint == lm.fingerprint
+    # A saved model takes adapters, too.
+    first = hybridlm.load(base, adapter=one, **SETTINGS)
+    first.save(tmp_path / "first")
+    again = hybridlm.load(tmp_path / "first", adapter=two, **SETTINGS)
+    np.testing.assert_allclose(again.params[PARAMETER], lm.params[PARAMETER], rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_of_the_model_as_it_was_is_used(base: Path, tmp_path: Path) -> None:
+    lm = hybridlm.load(base, prefix_cache="600kB", **SETTINGS)
+    prompt = list(range(3, 40))
+    prefix = lm.prefix(prompt[:20])
+    before = lm.generate([prompt], max_tokens=4)[0]
+    adapter = write(tmp_path / "adapter", factors(base))
+    lm.merge_adapter(adapter)
+    after = lm.generate([prompt], max_tokens=4, logprobs=0)[0]
+    fresh = hybridlm.load(base, adapter=adapter, **SETTINGS).generate([prompt], max_tokens=4, logprobs=0)[0]
+    assert after.token_ids == fresh.token_ids != before.token_ids
+    assert lm.stats["prefix_hits"] == 0
+    with pytest.raises(ValueError, match="another model"):
+        lm.generate([prompt], prefix=prefix)
+    assert np.isfinite(float(jnp.sum(lm.forward([prompt]).logits)))
+
+
+def test_command_line(base: Path, tmp_path: Path) -> None:
+    adapter = write(tmp_path / "adapter", factors(base))
+    options = ["--context", "256", "--chunk", "5", "--lanes", "3", "--dtype", "float32", "--max-tokens", "6", "abc"]
+    outputs = {}
+    for name, more in {"plain": [], "adapted": ["--adapter", str(adapter)]}.items():
+        result = CliRunner().invoke(app, ["generate", "-m", str(base), *more, "--temperature", "0", *options])
+        assert result.exit_code == 0, result.output
+        outputs[name] = result.stdout
+    assert outputs["plain"] != outputs["adapted"]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "use_dora": {"use_dora": True},
+    "peft_type": {"peft_type": "IA3"},
+    "init_lora_weights": {"init_lora_weights": "pissa"},
+    "layer_replication": {"layer_replication": [[0, 2]]},
+    "lora_bias": {"lora_bias": True},
+    "trainable_token_indices": {"trainable_token_indices": [3]},
+    "rank_pattern": {"rank_pattern": {"q_proj": 0}},
+    "lora_alpha": {"lora_alpha": "8"},
+    "alpha_pattern": {"alpha_pattern": {"(": 2}},
+    "some_later_field": {"some_later_field": "on"},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_fields_are_refused_by_name(base: Path, tmp_path: Path, field: str) -> None:
+    adapter = write(tmp_path / "adapter", factors(base), **REFUSED[field])
+    with pytest.raises(CheckpointError) as caught:
+        hybridlm.load(base, adapter=adapter, **SETTINGS)
+    assert len(caught.value.faults) == 1 and field in caught.value.faults[0]
+
+
+def test_every_tensor_that_matches_nothing_is_named(base: Path, tmp_path: Path) -> None:
+    good, rank = factors(base), np.zeros((2, 7), np.float32)
+    odd = {
+        "base_model.model.model.layers.9.mlp.down_proj.lora_A.weight": rank,
+        "base_model.model.model.layers.9.mlp.down_proj.lora_B.weight": rank.T.copy(),
+        "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": rank,
+        "base_model.model.classifier.weight": rank,
+        "base_model.model.model.norm.weight": rank,
+        f"{MODULE}.lora_magnitude_vector": rank,
+        "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": rank,
+        "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": rank.T.copy(),
+    }
+    with pytest.raises(CheckpointError) as caught:
+        hybridlm.load(base, adapter=write(tmp_path / "adapter", good | odd), **SETTINGS)
+    faults = "\n".join(caught.value.faults)
+    assert len(caught.value.faults) == 6
+    for name in ("layers.9.mlp.down_proj", "layers.0.mlp.up_proj", "classifier", "model.norm", "DoRA", "layers.1.mlp"):
+        assert name in faults
+
+
+def test_vision_towers_are_left_out_and_nothing_else(base: Path, tmp_path: Path) -> None:
+    vision = {"base_model.model.visual.blocks.0.lora_A.weight": np.ones((2, 3), np.float32)}
+    vision |= {"base_model.model.visual.blocks.0.lora_B.weight": np.ones((3, 2), np.float32)}
+    lm = hybridlm.load(base, adapter=write(tmp_path / "both", factors(base) | vision), **SETTINGS)
+    assert not np.array_equal(lm.params[PARAMETER], hybridlm.load(base, **SETTINGS).params[PARAMETER])
+    with pytest.raises(CheckpointError, match="changes nothing"):
+        hybridlm.load(base, adapter=write(tmp_path / "vision", vision), **SETTINGS)
+
+
+def test_no_adapter_there(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="adapter_config.json"):
+        hybridlm.load(base, adapter=base, **SETTINGS)
+    adapter = write(tmp_path / "adapter", factors(base))
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="pickle"):
+        hybridlm.load(base, adapter=adapter, **SETTINGS)
+    alone = write(tmp_path / "alone", factors(base))
+    with pytest.raises(CheckpointError, match="base_model_name_or_path"):
+        hybridlm.load(alone, **SETTINGS)
+
+
+def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(base, both)
+    write(both, factors(base))
+    other = write(tmp_path / "other", factors(base, seed=1))
+    with pytest.raises(ValueError, match="merge_adapter"):
+        hybridlm.load(both, adapter=other, **SETTINGS)
+    assert not same(hybridlm.load(both, **SETTINGS), hybridlm.load(both, adapter=False, **SETTINGS))
+    # A saved copy has the adapter inside, and none beside it.
+    hybridlm.load(both, **SETTINGS).save(tmp_path / "saved")
+    assert same(hybridlm.load(tmp_path / "saved", **SETTINGS), hybridlm.load(both, **SETTINGS))
+
+
+@pytest.mark.parametrize("given", ["head", "embedding", "low rank", "both"])
+def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given: str) -> None:
+    tied = tmp_path / "tied"
+    shutil.copytree(base, tied)
+    tensors = load_file(base / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, tied / "model.safetensors")
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    table = tensors["model.embed_tokens.weight"] + 1
+    replaced = {"base_model.model.lm_head.weight": table, "base_model.model.model.embed_tokens.weight": table}
+    if given != "both":
+        replaced = {
+            key: one
+            for key, one in replaced.items()
+            if {"head": "lm_head", "embedding": "embed"}.get(given, "?") in key
+        }
+    if given == "low rank":
+        replaced["base_model.model.model.embed_tokens.lora_embedding_A"] = np.ones((2, table.shape[0]), np.float32)
+        replaced["base_model.model.model.embed_tokens.lora_embedding_B"] = np.ones((table.shape[1], 2), np.float32)
+    adapter = write(tmp_path / "adapter", factors(base) | replaced)
+    if given == "both":
+        np.testing.assert_array_equal(hybridlm.load(tied, adapter=adapter, **SETTINGS).params["embed_tokens"], table)
+    else:
+        with pytest.raises(CheckpointError, match="tie_word_embeddings"):
+            hybridlm.load(tied, adapter=adapter, **SETTINGS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_over_devices(name: str, tmp_path: Path) -> None:
+    """Each device merges its shard, of every matrix of every family: the saved model is that of one device."""
+    original = write_random_checkpoint(name, tmp_path / "original", **FAMILIES[name])
+    there = {key: one for file in original.glob("*.safetensors") for key, one in load_file(file).items()}
+    matrices = [key.removesuffix(".weight") for key, one in there.items() if one.ndim == 2 and key.endswith(".weight")]
+    if "lm_head" not in matrices:  # tied: neither of the two may change alone
+        matrices = [name for name in matrices if "embed" not in name]
+    assert len(matrices) > 4
+    rng, tensors = np.random.default_rng(0), {}
+    for key in matrices:
+        out, into = there[f"{key}.weight"].shape
+        tensors[f"base_model.model.{key}.lora_A.weight"] = rng.normal(size=(2, into)).astype(np.float32)
+        tensors[f"base_model.model.{key}.lora_B.weight"] = rng.normal(size=(out, 2)).astype(np.float32)
+    adapter = write(tmp_path / "adapter", tensors)
+    settings: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
+    alone = hybridlm.load(original, adapter=adapter, **settings)
+    untouched = hybridlm.load(original, **settings)
+    changed = [name for name, one in alone.params.items() if not np.array_equal(one, untouched.params[name])]
+    assert len(changed) > 4
+    together = hybridlm.load(original, adapter=adapter, mesh=hybridlm.mesh(2, 2, 2), **settings)
+    later = hybridlm.load(original, mesh=hybridlm.mesh(2, 2, 2), **settings)
+    later.merge_adapter(adapter)
+    for number, lm in enumerate((together, later)):
+        lm.save(tmp_path / str(number))
+        assert same(alone, hybridlm.load(tmp_path / str(number), **settings))

@@ -1,0 +1,79 @@
+"""The wire format of messages: what goes in comes out, and damage is found wherever it is."""
+
+from typing import Any
+
+import pytest
+from message_store import MemoryStore
+
+from hybridlm.multiprocess.messages import PART_BYTES, Message, MessageError, Messages, from_part, to_parts
+from hybridlm.requests.sequence import Request, ResolvedParams
+
+
+class Thing:
+    """An object that both sides have."""
+
+
+PARAMS = ResolvedParams(temperature=0.1 + 0.2, stop_token_ids=frozenset({9, 3}), stop_strings=("\n", "x"))
+REQUEST = Request(3, (5, 6, 7), PARAMS, priority=-2)
+
+
+def through(*messages: Message, mine: Any = None, theirs: Any = None) -> list[Message]:
+    store = MemoryStore()
+    sender, receiver = Messages(store), Messages(store, (Request, ResolvedParams))
+    for one in messages:
+        sender.send(one, {mine: 4} if mine is not None else {})
+    return [receiver.receive({4: theirs}) for _ in messages]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 2**60, 1 / 3, "text", [1, [2.5]], (1, (2, [3])), frozenset({3, 1}), {1: 2.0, "a": (None,)}, REQUEST],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    sent = [Message("add", {"value": value}, 7), Message("end", {}, 8)]
+    back = through(*sent)
+    assert back == sent and type(back[0].given["value"]) is type(value)
+
+
+def test_objects_that_both_sides_have_are_sent_as_numbers() -> None:
+    mine, theirs = Thing(), Thing()
+    (back,) = through(Message("step", {"session": mine}, 0), mine=mine, theirs=theirs)
+    assert back.given["session"] is theirs
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [(lambda logits: logits, "function"), (Thing(), "Thing"), ([Thing()], "Thing")]
+)
+def test_other_things_cannot_be_sent(value: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=f"^logits_processor: a {named} of yours cannot be sent"):
+        through(Message("session", {"logits_processor": value}, 0))
+
+
+def test_large_messages_have_several_parts() -> None:
+    sent = Message("score", {"texts": [list(range(400_000))]}, 0)
+    parts = to_parts(0, sent, {})
+    assert len(parts) == 3 and max(map(len, parts)) < PART_BYTES + 64
+    assert through(sent) == [sent]
+    with pytest.raises(MessageError, match="message 0: expected part 0, got 1"):
+        from_part(0, 0, parts[1])
+    with pytest.raises(MessageError, match="message 1: expected number 1, got 0; a message was lost"):
+        from_part(1, 0, parts[0])
+
+
+@pytest.mark.parametrize("place", [0, 2, 4, 6, 13, 14, 15, 30, -1])
+def test_a_flipped_bit_is_found_wherever_it_is(place: int) -> None:
+    (part,) = to_parts(3, Message("add", {"request": REQUEST}, 0), {})
+    damaged = bytearray(part)
+    damaged[place] ^= 4
+    with pytest.raises(MessageError, match="message 3, part 0: checksum"):
+        from_part(3, 0, bytes(damaged))
+
+
+def test_messages_that_all_have_received_are_forgotten() -> None:
+    store = MemoryStore()
+    sender = Messages(store)
+    for _ in range(600):
+        sender.send(Message("step", {}, 0))
+    sender.forget(520)
+    assert len(store.values) == 600 - 512 and f"message/2/{520}/0" in store.values

@@ -1,0 +1,181 @@
+"""Two schedulers that receive the same messages run the same steps, whatever their clocks say."""
+
+import os
+import random
+import signal
+import zlib
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from message_store import MemoryStore
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.drafting import step_times
+from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
+from hybridlm.multiprocess.environment import Disagreement
+from hybridlm.multiprocess.messages import Messages
+from hybridlm.programs.runner import OneProcess
+from hybridlm.worker import CLASSES, repeat
+
+STEMS = ("once upon a time there was a ", "the quick brown fox jumps over the lazy dog ", "aaaa aaaa aaaa ", "")
+
+
+class Jumping:
+    """A clock that goes on by random steps, as it does for nobody else."""
+
+    def __init__(self, seed: int):
+        self._random, self._now = random.Random(seed), 0.0
+
+    def perf_counter(self) -> float:
+        self._now += self._random.random()
+        return self._now
+
+
+class RandomDrafter:
+    """A user's drafter that is not a function of the tokens."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        return [self._random.randrange(3, 90) for _ in range(self._random.randrange(k + 1))]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
+    """Every step that a runner dispatches, with a digest of its operands."""
+    found: dict[Any, list[Any]] = {}
+    run, move = OneProcess.run, OneProcess.move
+
+    def digest(*operands: Any) -> list[int]:
+        return [zlib.crc32(np.asarray(one).tobytes()) for one in jax.tree.leaves(operands)]
+
+    def recorded_run(self: Any, shape: Any, examples: Any, params: Any, pool: Any, *given: Any, **rest: Any) -> Any:
+        found[self].append((str(shape), pool.size, digest(*given)))
+        return run(self, shape, examples, params, pool, *given, **rest)
+
+    def recorded_move(self: Any, shape: Any, examples: Any, target: Any, source: Any, maps: Any, *rest: Any) -> None:
+        found[self].append((str(shape), digest(*maps)))
+        move(self, shape, examples, target, source, maps, *rest)
+
+    monkeypatch.setattr(OneProcess, "run", recorded_run)
+    monkeypatch.setattr(OneProcess, "move", recorded_move)
+    return found
+
+
+def traffic(lm: hybridlm.LM, seed: int) -> None:
+    """Sessions side by side, with all kinds of requests, cancellations and drafters; prefixes and scores between."""
+    rng = random.Random(seed)
+    sessions = [lm.session(speculate="ngram"), lm.session(speculate=RandomDrafter(seed))]
+    prefix = lm.prefix(STEMS[0])
+    asked: list[set[int]] = [set(), set()]
+    for at in range(90):
+        which = rng.randrange(2)
+        session, alive = sessions[which], asked[which]
+        if at < 60 and rng.random() < 0.4:
+            settings: dict[str, Any] = {"max_tokens": rng.randrange(1, 40), "stop": rng.sample("aeiou sn", 2)}
+            if rng.random() < 0.5:
+                settings |= {"temperature": 1.0, "seed": rng.randrange(99)}
+            text = rng.choice(STEMS[1:]) + "".join(rng.choices("abc de", k=rng.randrange(1, 20)))
+            given = prefix if rng.random() < 0.3 else None
+            alive.add(session.submit(text, priority=rng.randrange(2), prefix=given, **settings))
+        if alive and rng.random() < 0.1:
+            index = rng.choice(sorted(alive))
+            alive.discard(index)
+            session.cancel(index)
+        alive -= {event.index for event in session.step() if event.completion is not None}
+    lm.score([STEMS[1] * 3 + end for end in "abc"])
+    del prefix
+    sessions[0].close()
+    while sessions[1].busy:
+        sessions[1].step()
+    del sessions, session
+    lm.generate(STEMS[:3], max_tokens=4, stop=["e"], speculate="ngram")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_same_messages_give_the_same_steps(
+    text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    store, found = MemoryStore(), []
+    for leads in (True, False):
+        monkeypatch.setattr(step_times, "time", Jumping(seed + 100 * leads))
+        lm = hybridlm.load(text_lm.path, prefix_cache=200_000, **SETTINGS)
+        lm.engine.runner.programs = text_lm.engine.programs
+        mine = steps[lm.engine.runner] = []
+        decisions = Broadcast(Messages(store, CLASSES), leads=leads, history=mine.__len__)
+        lm.engine.decisions = decisions
+        if leads:
+            traffic(lm, seed)
+            decisions.end()
+        else:
+            repeat(lm.engine, lm.tokenizer, decisions, lambda what: nullcontext())
+        found.append((mine, lm.stats))
+    assert found[0] == found[1]
+    stats = found[0][1]
+    assert min(stats[name] for name in ("prefix_hits", "prefix_evictions", "verify_steps", "scored_tokens")) > 0
+
+
+def test_other_steps_than_those_of_process_0_are_found_with_the_next_message() -> None:
+    store = MemoryStore()
+    leader, follower = (
+        Broadcast(Messages(store), leads=leads, history=lambda leads=leads: 7 + leads, where="process 2")
+        for leads in (True, False)
+    )
+    with leader.command("warm up", every_bucket=True):
+        pass
+    with pytest.raises(Disagreement, match=r"process 2: steps before message 0 \(warm up\): expected the digest"):
+        follower.receive()
+
+
+@pytest.fixture
+def pair() -> tuple[Broadcast, Broadcast]:
+    store = MemoryStore()
+    return Broadcast(Messages(store), leads=True), Broadcast(Messages(store), leads=False)
+
+
+def test_an_interrupt_ends_a_command_at_the_same_checkpoint_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    with pytest.raises(Interrupted), leader.command("score"):
+        leader.checkpoint()
+        os.kill(os.getpid(), signal.SIGINT)
+        leader.checkpoint()
+    assert follower.receive().kind == "score"
+    follower.checkpoint()
+    with pytest.raises(Interrupted):
+        follower.checkpoint()
+
+
+def test_an_interrupt_waits_for_the_end_of_a_command_without_checkpoints(pair: tuple[Broadcast, Broadcast]) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), pair[0].command("step"):
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(True)
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_decision_that_fails_fails_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    with pytest.raises(ZeroDivisionError), leader.command("step"):
+        leader.decide(lambda: 1 // 0)
+    assert follower.receive().kind == "step"
+    with pytest.raises(DecisionFailed, match="ZeroDivisionError"):
+        follower.decide(lambda: 1 // 0)
+
+
+def test_what_is_dropped_in_process_0_is_dropped_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
+    leader, follower = pair
+    mine, theirs = MemoryStore(), MemoryStore()
+    leader.share(mine)
+    follower.share(theirs)
+    with leader.command("step", session=mine):
+        pass
+    assert follower.receive().given["session"] is theirs and follower._things
+    del mine
+    with leader.command("close"):
+        pass
+    assert follower.receive().kind == "close" and not follower._things

@@ -1,0 +1,63 @@
+"""The start of a model: the line that a user sees, what the last start took, and the parts."""
+
+from pathlib import Path
+
+import pytest
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.programs.start import STARTS, Start
+
+
+def started(folder: Path | None, show: bool | None = True, settings: tuple[object, ...] = (8,)) -> Start:
+    return Start("a model", folder, settings, show, 0.0)
+
+
+def test_the_next_start_says_what_this_one_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = started(tmp_path)
+    first.compiling()
+    first.compiling()
+    shown = capsys.readouterr()
+    assert not shown.out and len(shown.err.splitlines()) == 2 and "last time" not in shown.err
+    first.parts = {"open": 1.0, "weights": 2.0}
+    first.answered(3.5)
+    first.answered(100.0)
+    assert first.parts == {"open": 1.0, "weights": 2.0, "first answer": 3.5}
+
+    second = started(tmp_path)
+    assert (second.last.cold, second.last.warm) == (6.5, None) and "6.5 s" in capsys.readouterr().err
+    second.parts = {"open": 0.25}
+    second.answered(1.0)
+    third = started(tmp_path)
+    assert (third.last.cold, third.last.warm) == (6.5, 1.25)
+    line = capsys.readouterr().err
+    assert "6.5 s" in line and "1.2 s" in line and line.count("\n") == 1
+    third.compiling()
+    assert "6.5 s" in capsys.readouterr().err
+    assert started(tmp_path, settings=(4,)).last.warm is None
+
+
+def test_what_turns_progress_off_turns_the_line_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (False, None):  # standard error is no terminal
+        one = started(tmp_path, show)
+        one.compiling()
+        one.answered(1.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_damaged_and_missing_records_are_none(tmp_path: Path) -> None:
+    started(tmp_path, False).answered(1.0)
+    (path,) = (tmp_path / STARTS).iterdir()
+    for content in ("", "{}", path.read_text().replace("1", "2")):
+        path.write_text(content)
+        assert started(tmp_path, False).last.warm is None
+    started(None, False).answered(1.0)
+
+
+def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:
+    lm = hybridlm.load(text_lm.path, **SETTINGS)
+    assert lm.start is not None
+    assert list(lm.start.parts) == ["open", "weights", "engine", "memory"]
+    lm.score([[5, 6, 7]])
+    assert list(lm.start.parts)[4:] == ["first answer"] and all(took > 0 for took in lm.start.parts.values())
+    assert lm.engine.programs.origins.keys() == set(lm.engine.programs.shapes)

@@ -1,0 +1,96 @@
+"""Weights that stay packed: the numbers of their dequantised form, product by product."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from quantised_checkpoint import LAYOUTS, named, write_tensors
+
+from hybridlm.checkpoint import SafetensorsFile
+from hybridlm.checkpoint.packed_weights import packed_type
+from hybridlm.quantised import QuantisedTensor, group_tensors, read_settings
+from hybridlm.quantised.packed import pack, packed_form
+from models.ops import quantised_weight
+from models.ops.linear import dot, linear
+from models.ops.quantised_weight import QuantisedWeight
+
+PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3"))]
+
+
+def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedTensor, SafetensorsFile]:
+    _, config, quantise, _ = LAYOUTS[layout]
+    weight = np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None]
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", quantise(weight).tensors))
+    file = SafetensorsFile(tmp_path / "m.safetensors")
+    grouped = group_tensors(file.tensors, file.read_stored, read_settings({"quantization_config": config}, None).hints)
+    return grouped.quantised["a.weight"], file
+
+
+def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "float32") -> QuantisedWeight:
+    form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
+    assert form is not None
+    made = pack(tensor, file.read_stored, form)
+    typed = packed_type(tensor.shape, form, dtype, "in blocks")
+    arrays = [None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.whole, made.zero)]
+    codes, scale, whole, zero = arrays
+    assert codes is not None and scale is not None
+    assert sum(one.nbytes for one in arrays if one is not None) == form.row_bytes * tensor.shape[0]
+    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, form.inputs, dtype)
+    assert typed.nbytes == weight.nbytes
+    assert jax.tree.map(lambda one: (one.shape, one.dtype), weight) == jax.tree.map(
+        lambda one: (one.shape, one.dtype), typed
+    )
+    return weight
+
+
+@pytest.mark.parametrize("layout", PACKED)
+@pytest.mark.parametrize("size", [(48, 160), (160, 320)], ids=str)
+def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
+    tensor, file = read(tmp_path, layout, size)
+    expected = tensor.dequantise(file.read_stored)
+    weight = weight_of(tensor, file)
+    assert weight.shape == size
+    # A divisor is inverted once, when the weight is read.
+    np.testing.assert_allclose(
+        jax.jit(lambda one: one.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
+    )
+    narrow = weight_of(tensor, file, "bfloat16")
+    if not tensor.divided:
+        np.testing.assert_array_equal(narrow.numbers(), jnp.asarray(expected).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("layout", PACKED)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rows: int) -> None:
+    # Several blocks, the last of which overlaps the one before.
+    monkeypatch.setattr(quantised_weight, "MAX_BLOCK_NUMBERS", 160 * 10)
+    tensor, file = read(tmp_path, layout, (48, 160))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 160)), jnp.float32)
+    ids = jnp.array([[5, 47], [0, -1], [48, 5]])
+    for dtype in ("float32", "bfloat16"):
+        weight = weight_of(tensor, file, dtype)
+        plain = jnp.asarray(tensor.dequantise(file.read_stored)).astype(dtype)
+        found = jax.jit(linear)(x, weight)
+        np.testing.assert_allclose(found, dot(x, plain), rtol=2e-6, atol=2e-5)
+        taken = jax.jit(QuantisedWeight.take)(weight, ids)
+        known = np.array([[True, True], [True, False], [False, True]])
+        assert np.isnan(np.asarray(taken)[~known]).all()
+        expected = np.asarray(weight.numbers().astype(jnp.float32))[[5, 47, 0, 5]]
+        np.testing.assert_array_equal(np.asarray(taken)[known], expected)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in PACKED])
+def test_what_has_no_packed_form_is_dequantised(tmp_path: Path, layout: str) -> None:
+    tensor, file = read(tmp_path, layout, (48, 160))
+    assert packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored) is None
+
+
+@pytest.mark.parametrize(("columns", "groups"), [(64, 1), (128, 1), (256, 2), (192, 3), (130, None)])
+def test_blocks_that_columns_do_not_fill(tmp_path: Path, columns: int, groups: int | None) -> None:
+    tensor, file = read(tmp_path, "modelopt-fp8-blocks", (130, columns))
+    form = packed_form(tensor, "F32", file.read_stored)
+    assert (None if form is None else form.groups) == groups
+    if groups is not None:
+        np.testing.assert_array_equal(weight_of(tensor, file).numbers(), tensor.dequantise(file.read_stored))

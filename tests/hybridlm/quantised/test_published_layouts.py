@@ -1,0 +1,265 @@
+"""Tiny checkpoints laid out as published ones are: which tensors are quantised, under which names, by which lists."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from quantised_checkpoint import LAYOUTS, Layout, config_group, modelopt, write_quantised, write_tensors
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointError, LoadedWeights, SafetensorsFile, load_parameters
+from hybridlm.checkpoint.model import open_model
+from hybridlm.cli.main import app
+from hybridlm.quantised.health import lost_rows, weight_health
+from models.ops.quantised_weight import QuantisedWeight
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+NVFP4, FP8 = LAYOUTS["modelopt-nvfp4"], LAYOUTS["modelopt-fp8"]
+FP8_BLOCKS = LAYOUTS["fp8-block-bf16"]
+
+
+class Published(NamedTuple):
+    """Golden model, pattern of a weight's name -> layout (the first that is found), and configuration."""
+
+    golden: str
+    rules: Mapping[str, Layout | None]
+    config: dict[str, Any]
+    beside: dict[str, Any] | None = None
+
+
+def mixed(rules: Mapping[str, str]) -> dict[str, Any]:
+    """Return a configuration that lists modules; patterns are filled in with the names of the file."""
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": dict(rules)}
+
+
+QWEN_FP8 = {
+    r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)": FP8_BLOCKS,
+    r"self_attn\.[qkvo]_proj": FP8_BLOCKS,
+    r"mlp\.(experts\.\d+\.|shared_expert\.)?(gate|up|down)_proj": FP8_BLOCKS,
+}
+PUBLISHED = {
+    "qwen-fp8": Published(
+        "sparse_base",
+        QWEN_FP8,
+        FP8_BLOCKS.config
+        | {"activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]},
+    ),
+    "qwen-next-fp8": Published(
+        "next_dense_layers",
+        {r"in_proj_qkvz": FP8_BLOCKS, **QWEN_FP8},
+        FP8_BLOCKS.config | {"modules_to_not_convert": ["model.layers.0.linear_attn.in_proj_ba"]},
+    ),
+    "nemotron-nano-nvfp4": Published(
+        "nemotron_latent",
+        {r"experts|in_proj|out_proj": NVFP4},
+        modelopt("NVFP4"),
+        {
+            "producer": {"name": "modelopt"},
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": "FP8",
+                "exclude_modules": ["lm_head", "backbone.layers.*.mixer.conv1d*", "backbone.layers.2.mixer*"],
+            },
+        },
+    ),
+    "nemotron-super-nvfp4": Published(
+        "nemotron_latent",
+        {r"\.experts\.": NVFP4, r"shared_experts|in_proj|out_proj": FP8},
+        mixed({r"\.experts\.": "NVFP4", r"shared_experts|in_proj|out_proj": "FP8"}),
+    ),
+    "nemotron-lightning-nvfp4": Published(
+        "nemotron_latent",
+        {r"experts\.|shared_experts|lm_head": NVFP4, r"in_proj|out_proj": FP8},
+        mixed({r"experts\.|shared_experts|lm_head": "W4A16_NVFP4", r"in_proj|out_proj": "FP8"}),
+    ),
+    "nemotron-4b-w4a16": Published(
+        "nemotron_latent",
+        {r"in_proj|out_proj|[qkvo]_proj|embeddings": NVFP4, r"lm_head": FP8},
+        mixed({r"in_proj|out_proj|[qkvo]_proj|embeddings": "W4A16_NVFP4", r"lm_head": "FP8"}),
+    ),
+    # Every entry has a suffix that no module has, so that the list excludes nothing.
+    "nemotron-ultra-nvfp4": Published(
+        "nemotron_latent",
+        {r"\.experts\.": NVFP4},
+        modelopt("NVFP4") | {"ignore": ["lm_head_quantizer", "backbone.layers.2.mixer.q_proj_quantizer"]},
+    ),
+    "qwen-nvfp4": Published(
+        "sparse_base",
+        {r"experts|shared_expert\.|lm_head": NVFP4, r"self_attn|in_proj_qkv|in_proj_z|out_proj": FP8},
+        mixed({r"experts|shared_expert\.|lm_head": "NVFP4", r"self_attn|in_proj_qkv|in_proj_z|out_proj": "FP8"}),
+    ),
+    "qwen-ct-nvfp4": Published(
+        "sparse_base",
+        {r"experts": LAYOUTS["ct-nvfp4"]},
+        LAYOUTS["ct-nvfp4"].config
+        | {"ignore": ["lm_head", "re:.*linear_attn.*", "re:.*self_attn.*", "re:.*mlp.gate$"]},
+    ),
+    "qwen-ct-nvfp4-with-gates": Published(
+        "sparse_base", {r"in_proj_|out_proj|mlp\.(gate|up|down)_proj": LAYOUTS["ct-nvfp4"]}, LAYOUTS["ct-nvfp4"].config
+    ),
+    "granite-ct-fp8": Published(
+        "granite_experts",
+        {r"in_proj|out_proj|[qkvo]_proj|_linear": LAYOUTS["ct-fp8-rows"]},
+        config_group(num_bits=8, type="float", strategy="channel"),
+    ),
+    "kimi-ct-int4": Published("kimi_base", {r"experts": LAYOUTS["ct-int4"]}, LAYOUTS["ct-int4"].config),
+    "lfm-awq": Published("lfm2_base", {r"feed_forward|self_attn|conv\.": LAYOUTS["awq"]}, LAYOUTS["awq"].config),
+}
+
+
+def write(published: Published, target: Path) -> tuple[Path, list[str]]:
+    def layout(name: str) -> Layout | None:
+        found = next((one for pattern, one in published.rules.items() if re.search(pattern, name)), None)
+        return None if name.endswith("norm.weight") else found
+
+    folder, names = write_quantised(GOLDEN / published.golden, target, layout, published.config)
+    path = folder / "quantised" / "config.json"
+    fields = json.loads(path.read_text())
+    rules = published.config.get("quantized_layers")
+    if rules is not None:
+        modules = {
+            name.removesuffix(".weight"): {"quant_algo": next(a for p, a in rules.items() if re.search(p, name))}
+            for name in names
+        }
+        fields["quantization_config"]["quantized_layers"] = modules
+    path.write_text(json.dumps(fields))
+    if published.beside is not None:
+        (folder / "quantised" / "hf_quant_config.json").write_text(json.dumps(published.beside))
+    return folder, names
+
+
+def weights(folder: Path, dtype: str = "float32") -> LoadedWeights:
+    return load_parameters(*open_model(folder), dtype)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_layout_loads_with_the_numbers_of_its_dequantised_form(tmp_path: Path, name: str) -> None:
+    folder, names = write(PUBLISHED[name], tmp_path / "c")
+    for pattern in PUBLISHED[name].rules:
+        assert any(re.search(pattern, one) for one in names), f"nothing is quantised by {pattern}"
+    for dtype in ("float32", "bfloat16"):
+        found, expected = (weights(folder / kind, dtype).arrays for kind in ("quantised", "plain"))
+        for path, array in found.items():
+            np.testing.assert_array_equal(np.asarray(array), np.asarray(expected[path]), err_msg=str(path))
+
+
+def test_the_report_says_what_was_quantised(tmp_path: Path) -> None:
+    folder, _ = write(PUBLISHED["nemotron-super-nvfp4"], tmp_path / "c")
+    report = weights(folder / "quantised", "bfloat16").report
+    assert set(report.converted) == {"nvfp4", "fp8-tensor"} and min(report.converted.values()) > 0
+
+
+LONG = [
+    pytest.param(name, marks=pytest.mark.long) for name in ("kimi-ct-int4", "nemotron-super-nvfp4", "qwen-ct-nvfp4")
+]
+
+
+@pytest.mark.parametrize("name", ["lfm-awq", *LONG])
+def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name: str) -> None:
+    folder, _ = write(PUBLISHED[name], tmp_path / "c")
+    prompts, texts, logprobs, sizes = [[3, 5, 7], [11, 2]], [], [], []
+    for dequantise in (None, "bfloat16"):
+        lm = hybridlm.load(folder / "quantised", lanes=2, context=32, dequantise=dequantise, progress=False)
+        packed = [path for path, one in lm.params.items() if isinstance(one, QuantisedWeight)]
+        assert bool(packed) == (dequantise is None)
+        texts.append([lm.generate([one], max_tokens=6)[0].token_ids for one in prompts])
+        texts.append([one.token_ids for one in lm.generate(prompts, max_tokens=6)])
+        logprobs.append([one.logprobs[1:] for one in lm.score([[3, 5, 7, 9, 1], [4, 4, 2]])])
+        sizes.append(sum(one.nbytes for one in lm.params.values()))
+        assert lm.engine.parameters_on_a_device[1] == sizes[-1]
+        assert lm.certificates and not any(one.faults for one in lm.certificates.values())
+        if packed:
+            with pytest.raises(ValueError, match="packed"):
+                lm.save(tmp_path / "saved")
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    for one, other in zip(*logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+    assert sizes[0] < sizes[1]
+
+
+def damaged(
+    tensors: Mapping[str, tuple[str, np.ndarray]], rng: np.random.Generator
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Return tensors of which one is missing, cut, of another dtype, transposed, swapped, or not a number."""
+    changed = dict(tensors)
+    name = str(rng.choice([one for one in tensors if not one.endswith(("norm.weight", ".bias"))]))
+    dtype, array = changed[name]
+    kind = rng.integers(6)
+    if kind == 0:
+        del changed[name]
+    elif kind == 1 and array.ndim:
+        changed[name] = (dtype, array[..., : max(array.shape[-1] // 2, 1)])
+    elif kind == 2:
+        widths = {1: ["U8", "I8", "F8_E4M3", "F8_E8M0"], 2: ["BF16", "F16"], 4: ["F32", "I32"], 8: ["I32"]}
+        changed[name] = (str(rng.choice([one for one in widths[array.itemsize] if one != dtype])), array)
+    elif kind == 3 and array.ndim == 2:
+        changed[name] = (dtype, np.ascontiguousarray(array.T))
+    elif kind == 4:
+        changed[name + str(rng.choice(["_scale", "_scale_inv", "_scale_2", "_packed", "_zero_point"]))] = (dtype, array)
+    else:
+        pattern = {1: 0x7F, 2: 0x7FC0, 4: 0x7FC00000, 8: 2**40}[array.itemsize]
+        broken = np.array(array).view(f"u{array.itemsize}").copy()
+        broken.reshape(-1)[rng.integers(broken.size)] = pattern
+        changed[name] = (dtype, broken)
+    return changed
+
+
+@pytest.mark.parametrize("name", ["qwen-fp8", "nemotron-super-nvfp4", "kimi-ct-int4", "lfm-awq"])
+def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, name: str) -> None:
+    folder, _ = write(PUBLISHED[name], tmp_path / "c")
+    path = folder / "quantised" / "model.safetensors"
+    file = SafetensorsFile(path)
+    tensors = {one: (info.dtype, file.read_stored(one).copy()) for one, info in file.tensors.items()}
+    expected = weights(folder / "plain").arrays
+    rng, refused = np.random.default_rng(6), 0
+    for _ in range(125):
+        # A mapped file must not be rewritten in place.
+        path.unlink()
+        write_tensors(path, damaged(tensors, rng))
+        try:
+            found = weights(folder / "quantised").arrays
+        except CheckpointError as error:
+            assert error.faults
+            refused += 1
+            continue
+        different = [one for one, array in found.items() if not np.array_equal(array, expected[one])]
+        # A changed plain tensor or a changed integer is another model that no file can tell: at most one parameter.
+        assert len(different) <= 1, different
+    assert refused > 60
+
+
+def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
+    folder, _ = write(PUBLISHED["qwen-nvfp4"], tmp_path / "c")
+    path = folder / "quantised" / "model.safetensors"
+    file = SafetensorsFile(path)
+    tensors = {one: (info.dtype, file.read_stored(one).copy()) for one, info in file.tensors.items()}
+    assert not weights(folder / "quantised").report.notes
+    name = "model.layers.0.linear_attn.in_proj_qkv.weight"
+    tensors[name][1][32:64] = 0
+    path.unlink()
+    write_tensors(path, tensors)
+    (note,) = weights(folder / "quantised").report.notes
+    assert note.startswith(f"{name}: 32 of its rows")
+    result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised")])
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[1]: line.split() for line in result.output.splitlines() if line.startswith("│")}
+    # name, scheme, shape, MB, bits, rows of zeros
+    assert "fp8-tensor" in rows[name] and "32" in rows[name]
+    assert "nvfp4" in rows["model.layers.1.mlp.experts.3.up_proj.weight"]
+    assert "BF16" in rows["model.layers.0.linear_attn.conv1d.weight"]
+
+
+def test_health_counts() -> None:
+    weight = np.random.default_rng(0).normal(size=(2, 40, 64)).astype(np.float32)
+    weight[1, 5] = 0
+    weight[0, 3, 16:32] = np.where(np.arange(16) % 2, 7.0, -7.0)
+    assert weight_health(weight, 16) == (80, 1, 320, 1)
+    assert lost_rows(weight) == 0
+    weight[0, 8:16] = 0
+    assert lost_rows(weight) == 9
+    assert weight_health(np.zeros((4, 8), np.float32)) == (4, 4, 4, 0)

@@ -1,0 +1,199 @@
+"""Penalties, biases and bans: the numbers of their definitions, in every kind of step, and of one lane alone."""
+
+from collections import Counter
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.programs import Programs
+from hybridlm.programs.shapes import Shape
+from hybridlm.requests.logit_changes import CHANGES_STEP, MIN_CHANGES, bucket, logit_changes
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sequence import ActiveSequence, Request
+from hybridlm.sampling import logit_changes as changing
+from hybridlm.sampling.logit_changes import changed_logits
+from ir_passes import IsolationError
+
+PROMPT = "Once upon a time, once upon"
+SETTINGS: list[dict[str, Any]] = [
+    {"repetition_penalty": 3.0},
+    {"repetition_penalty": 0.5, "logit_bias": {20: 4.0, "33": -2.5}},
+    {"presence_penalty": 5.0, "frequency_penalty": 2.5},
+    {"frequency_penalty": -3.0},
+    {"bad_words": [[42], [18, 16]], "min_tokens": 3, "stop_token_ids": [16, 61]},
+    {"bad_words": ["t", "up"], "repetition_penalty": 1.5, "presence_penalty": 1.0},
+]
+"""Each changes what is sampled."""
+
+
+def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **asked: Any) -> np.ndarray:
+    """Change logits token by token, in the order of transformers; presence and frequency as OpenAI defines them."""
+    params, history = lm._inputs.request(0, prompt, SamplingParams(**asked)).params, prompt + output
+    logits = logits.astype(np.float32).copy()
+    for token, bias in params.logit_bias:
+        logits[token] += np.float32(bias)
+    for token in set(history):
+        penalty = np.float32(params.repetition_penalty)
+        logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+    for token, count in Counter(output).items():
+        logits[token] -= np.float32(params.presence_penalty + params.frequency_penalty * count)
+    for word in params.bad_words:
+        if len(word) == 1 or history[1 - len(word) :] == list(word[:-1]):
+            logits[word[-1]] = -np.inf
+    if len(output) < params.min_tokens:
+        logits[list(params.stop_token_ids)] = -np.inf
+    return logits
+
+
+def expected(lm: hybridlm.LM, prompt: list[int], count: int, **asked: Any) -> list[int]:
+    """Return the greedy tokens by `forward` and `reference`."""
+    ends = lm._inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
+    output: list[int] = []
+    for _ in range(count):
+        logits = np.asarray(lm.forward([prompt + output]).logits)[0, -1]
+        output.append(int(reference(logits, prompt, output, lm, **asked).argmax()))
+        if output[-1] in ends:
+            break
+    return output
+
+
+def ids(lm: hybridlm.LM, text: str = PROMPT) -> list[int]:
+    assert lm.tokenizer is not None
+    return lm.tokenizer.encode(text)
+
+
+class Guess:
+    """A drafter that always drafts."""
+
+    def observe(self, after: int, mtp_drafts: Any) -> None:
+        pass
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        return [token_ids[-1], 18][:k]
+
+
+def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at once, in three lanes, between requests without any; drafts are verified beside them."""
+    monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
+    prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
+    plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]
+    steps = text_lm.engine.stats["verify_steps"]
+    with text_lm.session(speculate=Guess()) as session:
+        asked: list[tuple[list[int], dict[str, Any]]] = []
+        for settings in SETTINGS:
+            asked += [(prompts[0], settings), (prompts[1], {})]
+        for prompt, settings in asked:
+            session.submit(prompt, max_tokens=12, **settings)
+        while session.busy:
+            found |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
+    assert text_lm.engine.stats["verify_steps"] > steps
+    for index, (prompt, settings) in enumerate(asked):
+        if settings:
+            assert found[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
+        else:
+            assert found[index] == plain[1]
+
+
+def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
+    settings: dict[str, Any] = {"temperature": 1.3, "top_k": 30, "max_tokens": 10, "seed": 3, "ignore_eos": True}
+    before = text_lm.generate([PROMPT], **settings)[0]
+    (token,) = {before.token_ids[0]}
+    after = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
+    assert token not in after.token_ids and after.logprobs is not None
+    # Log-probabilities are those of the model.
+    score = text_lm.score([ids(text_lm) + after.token_ids])[0].logprobs[-len(after.token_ids) :]
+    np.testing.assert_allclose(after.logprobs, score, atol=1e-4)
+
+
+def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
+    text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
+    shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
+    assert Shape("generate", 1, 1) in shapes
+    assert (
+        len(text_lm.engine.example_arguments(Shape("generate", 1, 1)))
+        == len(text_lm.engine.example_arguments(Shape("generate", 1, 1, changes=64))) - 1
+    )
+
+
+def test_the_number_of_changes_has_few_values() -> None:
+    assert [bucket(count) for count in (0, 64, 65, 512, 513)] == [64, 64, 512, 512, 4096]
+    assert (MIN_CHANGES, CHANGES_STEP) == (64, 8)
+
+
+def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, engine = text_lm.engine.programs, text_lm.engine
+    assert isinstance(programs, Programs) and isinstance(engine, Engine)
+    shape = Shape("generate", 2, 1, changes=64)
+    programs.planned(shape, engine.example_arguments(shape))
+    monkeypatch.setattr(
+        "hybridlm.steps.generate.changed_logits",
+        lambda logits, changes: jnp.roll(changed_logits(logits, changes), 1, 0),
+    )
+    with pytest.raises(IsolationError):
+        programs.planned(shape, engine.example_arguments(shape))
+
+
+def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
+    request = text_lm._inputs.request(0, PROMPT, SamplingParams(repetition_penalty=2.0))
+    with pytest.raises(AssertionError, match="needs all of its sampled tokens"):
+        logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
+        ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
+        ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
+        ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
+        ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
+        ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
+        ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused(text_lm: hybridlm.LM, setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        text_lm.generate([PROMPT], **setting)
+
+
+@pytest.mark.oracle
+def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    rng, vocab, prompt = np.random.default_rng(0), text_lm.config.vocab_size, ids(text_lm)
+    for _ in range(200):
+        output = rng.integers(3, 30, rng.integers(0, 9)).tolist()
+        bias = {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)}
+        words = [[int(rng.integers(3, 30))], [*output[-1:], int(rng.integers(3, 30))], [4, 5, 6]]
+        penalty, least = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
+        asked: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
+        request = text_lm._inputs.request(0, prompt, SamplingParams(min_tokens=least, **asked))
+        sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=output)
+        logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
+        (changes,) = logit_changes([None, sequence], vocab)
+        ours = np.asarray(changed_logits(jnp.asarray(logits), changes))
+        history, ends = cast(Any, torch.tensor([prompt + output])), list(text_lm.eos_token_ids)
+        scores: Any = torch.tensor(logits[1:])
+        for process in (
+            theirs.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
+            theirs.RepetitionPenaltyLogitsProcessor(penalty),
+            theirs.NoBadWordsLogitsProcessor(words, ends),
+            theirs.MinNewTokensLengthLogitsProcessor(len(prompt), least, ends),
+        ):
+            scores = process(history, scores)
+        np.testing.assert_array_equal(ours[1], scores.numpy()[0])
+        np.testing.assert_array_equal(ours[0], logits[0])
+    assert changing.changed_logits is changed_logits
+    assert isinstance(request, Request)

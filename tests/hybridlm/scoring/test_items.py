@@ -1,0 +1,163 @@
+"""Scores of prompts with completions and of chats: what `score` gives for the whole text, behind the prompt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.scoring.pairs import encode_pair
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+QUESTION = {"prompt": "Who has", "completion": " the kite"}
+
+
+def parts(lm: hybridlm.LM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    assert lm.tokenizer is not None
+    return encode_pair(prompt, completion, lm.tokenizer, 2)
+
+
+def check(lm: hybridlm.LM, score: hybridlm.Score, before: list[int], after: list[int]) -> None:
+    """The score is that of the whole text, of the tokens behind `before`."""
+    whole = lm.score([before + after], top_logprobs=2)[0]
+    assert (score.token_ids, score.prefix_tokens) == (after, len(before))
+    np.testing.assert_allclose(score.logprobs, whole.logprobs[len(before) :], rtol=1e-5)
+    assert score.sum_logprob == float(np.sum(score.logprobs, dtype=np.float64))
+    np.testing.assert_array_equal(score.greedy, whole.greedy[len(before) :])
+    if score.top_logprobs is not None and whole.top_logprobs is not None:
+        assert [list(top) for top in score.top_logprobs] == [list(top) for top in whole.top_logprobs[len(before) :]]
+
+
+def test_completions(text_lm: hybridlm.LM):
+    (score,) = text_lm.score([QUESTION], top_logprobs=2)
+    check(text_lm, score, *parts(text_lm, "Who has", " the kite"))
+    choice = text_lm.choose("Who has", [" the kite"])
+    np.testing.assert_allclose(choice.logprobs[0], score.logprobs, rtol=1e-5)
+    (ids,) = text_lm.score([{"prompt": [5, 6, 7], "completion": [8, 9]}])
+    check(text_lm, ids, [5, 6, 7], [8, 9])
+    (empty,) = text_lm.score([{"prompt": "", "completion": "yo"}])
+    check(text_lm, empty, *parts(text_lm, "", "yo"))
+
+
+def test_several_completions_share_the_prompt(text_lm: hybridlm.LM):
+    prompt, options = "Who has it, " * 4, [" Ada", " Ben", " C"]
+    before = text_lm.stats["prefix_tokens_saved"]
+    scores = text_lm.score([{"prompt": prompt, "completion": options}, "a text"])
+    assert text_lm.stats["prefix_tokens_saved"] - before >= 2 * 40
+    assert len(scores) == 4 and scores[3].prefix_tokens == 0
+    for score, option in zip(scores, options, strict=False):
+        check(text_lm, score, *parts(text_lm, prompt, option))
+    several = text_lm.score([{"prompt": [5, 6], "completion": [[7, 8], [9]]}])
+    assert [score.token_ids for score in several] == [[7, 8], [9]]
+
+
+def test_the_last_answer_of_a_chat(text_lm: hybridlm.LM):
+    assert text_lm.tokenizer is not None
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>!{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    ids = text_lm.tokenizer.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
+        patch.setattr(text_lm.tokenizer, "_compiled", {})
+        (score,) = text_lm.score([{"messages": CHAT}])
+        # Up to the end token: the template's "!" behind it is no part of an answer.
+        check(text_lm, score, ids("<user>hi<end>!<assistant>"), [*ids("yo"), 2])
+
+
+def test_a_template_that_changes_the_answer_is_refused(text_lm: hybridlm.LM):
+    with pytest.raises(ValueError, match="writes the last answer otherwise"):
+        with pytest.MonkeyPatch.context() as patch:
+            template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}"
+            assert text_lm.tokenizer is not None
+            patch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
+            patch.setattr(text_lm.tokenizer, "_compiled", {})
+            text_lm.score([{"messages": CHAT}])
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({}, "expected exactly one of text, token_ids, prompt, messages, got none of them"),
+    ({"text": "a", **QUESTION}, "expected exactly one of .*, got text, prompt"),
+    ({"prompt": "a"}, "expected prompt and completion together"),
+    ({"completion": "a"}, "got none of them"),
+    ({"text": "a", "completion": "b"}, "expected prompt and completion together"),
+    ({"prompt": "a", "completion": [5]}, "completion: expected what the prompt is"),
+    ({"prompt": "a", "completion": ""}, "completion: '' adds no token"),
+    ({"prompt": [5], "completion": []}, "completion: "),
+    ({"prompt": "a", "completion": ["b", ""]}, r"completion\[1\]: '' adds no token"),
+    ({"prompt": "a" * 300, "completion": "b"}, "has 301 tokens"),
+    ({"messages": CHAT[:1]}, "expected the last one to be the assistant's"),
+    ({"messages": []}, "messages: expected a list"),
+]
+
+
+@pytest.mark.parametrize(("item", "message"), WRONG)
+def test_wrong_items(text_lm: hybridlm.LM, item: Any, message: str):
+    with pytest.raises((TypeError, ValueError), match=message):
+        text_lm.score([item])
+
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "pair", **QUESTION},
+    {"id": "text", "text": "Who has", "prompt": None},
+    {"id": "several", "prompt": "Who has", "completion": [" Ada", " Ben"]},
+    {"id": "ids", "prompt": [5, 6], "completion": [7]},
+    {"id": "chat", "messages": [CHAT[0], {"role": "assistant", "content": "yo"}]},
+    {"id": "half", "prompt": "Who"},
+]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    monkeypatch.setattr(text_lm.tokenizer, "chat_templates", {"default": TEMPLATE})
+    monkeypatch.setattr(text_lm.tokenizer, "_compiled", {})
+    return text_lm
+
+
+def test_lines_of_a_file(chat_lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    report = chat_lm.score_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    found = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    assert (report.texts, report.errors) == (5, 1) and list(found) == [row["id"] for row in ROWS]
+    items = [{name: value for name, value in row.items() if name != "id"} for row in ROWS[:5]]
+    pair, text, ada, ben, ids, chat = chat_lm.score([items[0], "Who has", *items[2:]])
+    for row, score in (
+        (found["pair"], pair),
+        (found["text"], text),
+        *zip(found["several"]["completions"], (ada, ben), strict=True),
+        (found["ids"], ids),
+        (found["chat"], chat),
+    ):
+        first = score.first_predicted
+        assert row["token_ids"] == score.token_ids and row["logprobs"][:first] == [None] * first
+        np.testing.assert_allclose(row["logprobs"][first:], score.logprobs[first:], rtol=1e-5)
+        assert row["sum_logprob"] == pytest.approx(score.sum_logprob)
+    assert found["several"]["prompt_tokens"] == ada.prefix_tokens and "prompt_tokens" not in found["text"]
+    assert found["half"]["error"] == "line 6: expected prompt and completion together, got one of them"
+
+
+def test_columns_of_a_table(chat_lm: hybridlm.LM, tmp_path: Path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {
+        "prompt": ["Who has", None, "a"],
+        "completion": [" the kite", None, None],
+        "messages": [None, CHAT, None],
+    }
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    report = chat_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert (report.texts, report.errors) == (2, 1)
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    for row, score in zip(rows, chat_lm.score([QUESTION, {"messages": CHAT}]), strict=False):
+        assert row["token_ids"] == score.token_ids
+        np.testing.assert_allclose(row["logprobs"], score.logprobs, rtol=1e-5)
+    assert rows[2]["error"].startswith("row 2: expected prompt and completion together")
+    pq.write_table(pa.table({"prompt": ["a"], "completion": [["b", "c"]]}), tmp_path / "lists.parquet")
+    with pytest.raises(ValueError, match="several completions are several rows"):
+        chat_lm.score_file(tmp_path / "lists.parquet", tmp_path / "out.parquet")

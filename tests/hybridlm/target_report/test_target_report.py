@@ -1,0 +1,238 @@
+"""Reports on a model on a target: floors and memory by hand, what is kept, what is refused, the command line.
+
+The target's devices are virtual CPUs, and numbers float32, since XLA:CPU copies caches of bfloat16. Tests marked
+`target_cuda` and `target_tpu` have XLA's compilers for real ones.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental import topologies
+from typer.testing import CliRunner, Result
+
+from hybridlm.cli import verify_target
+from hybridlm.cli.main import app
+from hybridlm.engine.engine import Engine
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.target_report import TargetReport, report_on, target_engine
+from hybridlm.target_report.fit import fit_of
+from hybridlm.target_report.floor import Floor, floor_of
+from ir_passes.files.record import from_json
+from ir_passes.targets import TargetError, read_target
+from models import KV_BLOCK
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
+SHAPES = DECODE, COPY = Shape("generate", 4, 1), CopyShape(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in ("jax_plugins.xla_cuda13", "jax_cuda13_plugin"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def topology(topology: str, **_: Any) -> Any:
+        return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
+
+    monkeypatch.setattr(topologies, "get_topology_desc", topology)
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def engine(name: str = "sparse_base", target: str = "nvidia-h100", **sizes: Any) -> Engine:
+    return target_engine(read_target(target), config=GOLDEN / name / "config.json", **SIZES | sizes)
+
+
+def floor(found: Engine, shape: Shape) -> Floor:
+    floor = floor_of(found.row_arrays.model, shape, found.placement, found.row_arrays.dtype, found.context)
+    assert floor is not None
+    return floor
+
+
+def test_models_are_told_the_platform_of_the_target() -> None:
+    found = engine()
+    assert found.placement.platform == "gpu" and found.row_arrays.dtype == "float32"
+    assert engine(dtype="bfloat16").row_arrays.dtype == "bfloat16", "which on a CPU is float32"
+    assert found.row_arrays.model.layers[0].branches[1].inner.config.ragged
+
+
+def test_floor_of_experts_and_keys() -> None:
+    """One expert product is met by 3 of 8 experts per token; keys and values are those of the blocks before."""
+    found = engine(lanes=1)
+    model = found.row_arrays.model
+    experts = sum(one.size for one in found.params if one.ndim == 3 and one.shape[0] == 8)
+    every = sum(one.size for one in found.params)
+    table = 97 * 32
+    kept = model.state_size(found.row_arrays.dtype)
+    vectors = sum(one.size for one in found.params if one.ndim < 2)
+    one = floor(found, Shape("generate", 1, 1))
+    stored = sum(one.size * one.dtype.itemsize for one in found.params)
+    assert every > experts == 2 * 8 * 3 * 16 * 32
+    cached = kept.token * (2 * KV_BLOCK + 1)
+    assert one.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * kept.fixed + cached
+    assert one.flops == 2 * (every - vectors - table - experts * 5 // 8)
+
+
+def test_floor_of_prompts_samples_one_token() -> None:
+    found = engine("dense_interval")
+    prompt, score = floor(found, Shape("generate", 4, 8)), floor(found, Shape("score", 4, 8, 0))
+    head = 97 * 32
+    assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
+    assert floor_of(found.row_arrays.model, COPY, found.placement, found.row_arrays.dtype, 256) is None
+
+
+def test_fit_at_the_last_byte() -> None:
+    found = engine()
+    weights, row = found.parameters_on_a_device[1], found.row_bytes_on_a_device
+    need = weights + (4 + 4) * row + 1000
+    fit = fit_of(found, need, "gpu", 1000, None)
+    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row)
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in fit.lines[-1]
+    assert not fit_of(found, need - 1, "gpu", 1000, None).fits
+    assert fit_of(found, need - 1, "gpu", 1000, None).most_lanes == 3
+    # A fifth lane takes a row and a quarter more of the scratch; a sixth another of each.
+    assert fit_of(found, need + row + 250, "gpu", 1000, None).most_lanes == 5
+    assert fit_of(found, need + row + 249, "gpu", 1000, None).most_lanes == 4
+    assert fit_of(found, weights, "gpu", None, None).most_lanes == 0
+    padded = fit_of(found, need, "gpu", 1000, weights + 8 * row + 7)
+    assert (padded.padding, padded.left) == (7, -7)
+
+
+def test_longest_context() -> None:
+    found = engine("sparse_base", context=128)
+    weights = found.parameters_on_a_device[1]
+
+    def row(context: int) -> int:
+        return engine("sparse_base", context=context).row_bytes_on_a_device
+
+    fit = fit_of(found, weights + 8 * row(384), "gpu", 0, None)
+    assert (fit.longest_context, fit.context) == (384, 128)
+    assert fit_of(found, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
+    assert fit_of(found, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
+
+
+def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = report_on(engine(), SHAPES)
+    assert first.good and first.fit is not None and first.fit.fits
+    decode, copy = first.steps
+    assert decode.certificate is not None and decode.certificate.holds and decode.turns == 2
+    assert decode.floor_moved is not None and decode.moved > decode.floor_moved
+    assert decode.tokens_per_second is not None and decode.floor_seconds is not None
+    assert decode.tokens_per_second * decode.floor_seconds == pytest.approx(4)
+    assert copy.floor_moved is None and copy.kernels > 0
+    assert from_json(TargetReport, first.to_json()) == first
+
+    again = report_on(engine(), SHAPES)
+    assert again == replace(first, steps=tuple(replace(one, reused=True) for one in first.steps))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
+    others: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
+    for other in others:
+        with pytest.raises(AssertionError, match="compiled again"):
+            report_on(engine(**other), SHAPES)
+
+
+def refused(*args: Any, **options: Any) -> Any:
+    raise AssertionError("compiled again")
+
+
+def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
+    """From now on XLA refuses as many programs with these messages; returns the options of each compilation."""
+    compile, seen, left = jax.stages.Lowered.compile, list[Any](), list(messages)
+
+    def refusing(self: jax.stages.Lowered, compiler_options: Any = None) -> Any:
+        seen.append(compiler_options)
+        if left:
+            raise jax.errors.JaxRuntimeError(left.pop(0))
+        return compile(self, compiler_options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refusing)
+    return seen
+
+
+def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
+    found = report_on(engine(), SHAPES)
+    assert not found.good and [bool(one.faults) for one in found.steps] == [True, False]
+    assert found.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
+    assert found.fit is not None and found.fit.padding == 0
+    again = report_on(engine(), SHAPES)
+    assert again.good and [one.reused for one in again.steps] == [False, True]
+
+
+def test_products_without_tiles_are_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
+    found = report_on(engine(), SHAPES)
+    assert seen[:2] == [None, {"xla_gpu_enable_triton_gemm": False}] and not found.steps[0].certificate
+    assert "INTERNAL: other" in found.steps[0].faults[0]
+
+
+def test_mesh_has_the_devices_of_the_target() -> None:
+    with pytest.raises(TargetError, match="nvidia-h100:2: expected a mesh of 2 devices, got one of 4"):
+        engine(target="nvidia-h100:2", mesh={"data": 2, "model": 2})
+    found = engine(target="nvidia-h100:2")
+    assert found.placement.data == 2 and set(found.placement.local_devices) == set(jax.devices()[1:3])
+
+
+def run(*options: str) -> Result:
+    sizes = ("--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32")
+    return CliRunner().invoke(app, ["verify", *options, *sizes], catch_exceptions=False)
+
+
+CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
+
+
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
+    result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
+    assert result.exit_code == 0, result.output
+    assert "generate 4x1" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
+    assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
+        "copy-4-to-4.json",
+        "generate-4x1.json",
+    ]
+    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
+    found = from_json(TargetReport, result.output)
+    assert result.exit_code == 0 and found.good and len(found.steps) == 2
+    small = replace(read_target("nvidia-h100"), memory=1000)
+    monkeypatch.setattr(verify_target, "read_target", lambda name: small)
+    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
+    assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--target", "nvidia-h100"), "--model or --config, got neither"),
+        ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
+        ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
+        ((*CONFIG, "--target", "nvidia-h100", "--abstract"), "neither --abstract"),
+        ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[str, ...], said: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 1 and said in result.output
+
+
+def test_largest_kernels_of_a_step(tmp_path: Path) -> None:
+    path, page = GOLDEN / "sparse_base", tmp_path / "step.html"
+    result = CliRunner().invoke(
+        app,
+        ["inspect", "--model", str(path), "--target", "nvidia-h100", "--html", str(page), "--lanes", "4", "--context"]
+        + ["256", "--chunk", "8", "--dtype", "float32"],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    assert "<h2>Kernels</h2>" in page.read_text() and "args[1].layers[1][0].key" in page.read_text()

@@ -1,0 +1,156 @@
+"""LoRA adapters against PEFT: parameters of every family, merged by PEFT and saved, or merged when they are loaded."""
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoint import write_checkpoint
+from tiny_variants import VARIANTS, Variant
+from transformers_oracle import Oracle, log_probabilities
+
+import hybridlm
+from hybridlm.checkpoint import bind, load_weights, open_adapter, open_directory
+from models import family_of
+
+pytestmark = pytest.mark.oracle
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of PEFT's dependencies
+    import peft
+
+EXTRA = {"sparse_base", "next_base", "kimi_fused", "granite_experts", "lfm2_moe_base", "nemotron_latent"}
+FIRST = {variant.family: variant.name for variant in reversed(VARIANTS)}
+TRIED = [variant for variant in VARIANTS if variant.name in {*FIRST.values(), *EXTRA}]
+IDS = [variant.name for variant in TRIED]
+REFUSED_BY_PEFT = ("mamba2", "nemotron_h", "falcon_h1")
+"""Model types whose `out_proj` PEFT does not adapt."""
+
+
+def adapted(model: Any, seed: int, **settings: Any) -> Any:
+    """Return a PEFT model whose factors are random, on every linear layer and every tensor of experts."""
+    generator = torch.Generator().manual_seed(seed)
+    linear = sorted(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and "visual" not in name
+        and name != "lm_head"
+        and not (model.config.model_type in REFUSED_BY_PEFT and name.endswith("out_proj"))
+    )
+    experts = sorted(name for name, one in model.named_parameters() if one.ndim == 3 and "conv" not in name)
+    options: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": linear, "target_parameters": experts}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = peft.get_peft_model(model, peft.LoraConfig(**options | settings))
+        with torch.no_grad():
+            for name, one in found.named_parameters():
+                if "lora_" in name:
+                    one.copy_(torch.randn(one.shape, generator=generator) * 0.2)
+                elif "modules_to_save" in name:
+                    one.add_(torch.randn(one.shape, generator=generator) * 0.2)
+    return found
+
+
+def save(found: Any, directory: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found.save_pretrained(directory)
+
+
+def merged_by_peft(found: Any, directory: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found.merge_and_unload().save_pretrained(directory)
+
+
+def arrays(directory: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
+    checkpoint = open_directory(directory)
+    family = family_of(checkpoint.config)
+    config = family.read_config(checkpoint.config)
+    weights = family.weights(config)
+    bound = [] if adapter is None else [bind(open_adapter(adapter), family, weights, config.tied)]
+    loaded = load_weights(checkpoint, family, config, "float32", adapters=bound)
+    return {path: np.asarray(array) for path, array in loaded.arrays.items()}
+
+
+def compare(base: Path, adapter: Path, merged: Path) -> None:
+    expected, found, before = arrays(merged), arrays(base, adapter), arrays(base)
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=1e-5, atol=1e-5, err_msg=str(path))
+    changed = [path for path in before if not np.array_equal(before[path], found[path])]
+    assert changed and changed == [path for path in before if not np.array_equal(before[path], expected[path])]
+
+
+@pytest.mark.parametrize("variant", TRIED, ids=IDS)
+def test_every_projection(variant: Variant, tmp_path: Path) -> None:
+    write_checkpoint(variant, 0, tmp_path / "base")
+    found = adapted(Oracle.load(tmp_path / "base").model, 1)
+    save(found, tmp_path / "adapter")
+    merged_by_peft(found, tmp_path / "merged")
+    compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+
+
+def named(name: str) -> Variant:
+    return next(variant for variant in VARIANTS if variant.name == name)
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rslora": ("dense_base", {"use_rslora": True}),
+    "patterns": (
+        "sparse_base",
+        {
+            "rank_pattern": {"q_proj": 5, r"layers\.0\..*in_proj_z": 2, r"layers\.1\.mlp\.experts\.down_proj": 2},
+            "alpha_pattern": {"o_proj": 11, "experts.gate_up_proj": 2},
+        },
+    ),
+    "granite patterns": ("granite_experts", {"alpha_pattern": {"experts.gate_up_proj": 2}}),
+    "embedding and head": (
+        "dense_base",
+        {"target_modules": ["embed_tokens", "lm_head", "down_proj"], "target_parameters": None},
+    ),
+    "modules_to_save": (
+        "dense_base",
+        {"target_modules": ["o_proj", "down_proj"], "modules_to_save": ["lm_head", "in_proj_a", "conv1d"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings(settings: str, tmp_path: Path) -> None:
+    name, options = SETTINGS[settings]
+    write_checkpoint(named(name), 0, tmp_path / "base")
+    found = adapted(Oracle.load(tmp_path / "base").model, 1, **options)
+    save(found, tmp_path / "adapter")
+    merged_by_peft(found, tmp_path / "merged")
+    compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+
+
+def test_loaded_beside_instead_and_given(tmp_path: Path) -> None:
+    """Log-probabilities are those of transformers, wherever the adapter lies."""
+    base, adapter, both = (tmp_path / name for name in ("base", "adapter", "both"))
+    write_checkpoint(named("dense_base"), 0, base)
+    found = adapted(Oracle.load(base).model, 1)
+    found.peft_config["default"].base_model_name_or_path = str(base)
+    save(found, adapter)
+    shutil.copytree(base, both)
+    shutil.copytree(adapter, both, dirs_exist_ok=True)
+    prompt = list(range(3, 30))
+    with torch.no_grad():
+        expected = log_probabilities(found(input_ids=torch.tensor([prompt])).logits[0].numpy(), prompt)[1:]
+    settings: dict[str, Any] = {"lanes": 1, "context": 64, "chunk": 32, "dtype": "float32"}
+    lm = hybridlm.load(base, adapter=adapter, **settings)
+    given = np.array(lm.score([prompt])[0].logprobs[1:])
+    np.testing.assert_allclose(given, expected, atol=2e-4)
+    plain = hybridlm.load(base, **settings)
+    bare = np.array(plain.score([prompt])[0].logprobs[1:])
+    assert np.abs(bare - given).max() > 0.05
+    assert plain.fingerprint != lm.fingerprint
+    for other in (hybridlm.load(both, **settings), hybridlm.load(adapter, **settings)):
+        assert other.fingerprint == lm.fingerprint
+        assert all(np.array_equal(other.params[name], array) for name, array in lm.params.items())
+    alone = hybridlm.load(both, adapter=False, **settings)
+    assert all(np.array_equal(alone.params[name], array) for name, array in plain.params.items())

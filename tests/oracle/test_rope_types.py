@@ -1,0 +1,120 @@
+"""Every type of RoPE of every family with positions, against the frequencies that transformers computes."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoint import write_checkpoint
+from tiny_variants import VARIANTS
+from transformers_oracle import Oracle, log_probabilities
+
+import hybridlm
+from models import ConfigError, family_of
+from models.layers.rope import Rope
+
+pytestmark = pytest.mark.oracle
+
+FAMILIES = (
+    "qwen3_next qwen3_5 qwen3_5_moe lfm2 lfm2_moe bamba falcon_h1 olmo_hybrid bailing_hybrid granitemoehybrid".split()
+)
+FIRST = {variant.family: variant for variant in reversed(VARIANTS) if not variant.legacy_rope}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn by type": {"type": "yarn", "factor": 2.5},
+    "yarn mscale": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.3},
+    "yarn betas": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 5, "beta_slow": 0.5, "truncate": False},
+    "yarn attention factor": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.7},
+    "yarn no factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def ropes(config: Any) -> set[Rope]:
+    """Return every `Rope` inside a config."""
+    if isinstance(config, Rope):
+        return {config}
+    if dataclasses.is_dataclass(config):
+        return {rope for field in dataclasses.fields(config) for rope in ropes(getattr(config, field.name))}
+    return {rope for item in config for rope in ropes(item)} if isinstance(config, tuple) else set()
+
+
+def rewritten(directory: Path, spelling: str, scaling: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json with a scaling in one of three spellings."""
+    config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] == "granitemoehybrid":
+        config["position_embedding_type"] = "rope"
+    rope = config.pop("rope_parameters", None) or {"rope_theta": 10000.0}
+    rope.pop("rope_type", None)
+    top = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if spelling == "rope_parameters":
+        return config | {"rope_parameters": rope | scaling}
+    if spelling == "both":
+        return config | top | {"rope_scaling": scaling, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+    return config | top | {"rope_scaling": scaling}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling", "both"])
+def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
+    variant = dataclasses.replace(FIRST[family], text=dict(FIRST[family].text))
+    write_checkpoint(variant, 0, tmp_path)
+    model = Oracle.load(tmp_path).model
+    kind = (
+        type(next(module for module in model.modules() if "RotaryEmbedding" in type(module).__name__))
+        if any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
+        else None
+    )
+    assert kind is not None or family in ("olmo_hybrid", "granitemoehybrid")
+    for name, scaling in SCALINGS.items():
+        fields = rewritten(tmp_path, spelling, scaling)
+        if family == "bailing_hybrid" and name.startswith("yarn") and "original_max_position_embeddings" not in scaling:
+            # transformers takes the default of the family, whatever the file says of the context.
+            with pytest.raises(ConfigError, match="original_max_position_embeddings"):
+                family_of(fields).read_config(fields)
+            continue
+        (rope,) = ropes(family_of(fields).read_config(fields).layers)
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(fields))
+        config = type(model.config).from_pretrained(folder)
+        if kind is None:
+            with torch.device("meta"):
+                whole = type(model)._from_config(config)
+            kind = type(next(m for m in whole.modules() if "RotaryEmbedding" in type(m).__name__))
+        module: Any = kind(config)
+        np.testing.assert_allclose(rope.frequencies, module.inv_freq.numpy(), rtol=1e-5, err_msg=name)
+        amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
+        assert amplitude == pytest.approx(module.attention_scaling), name
+
+
+LONG: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize("name", ["dense_base", "ling_base"])
+def test_yarn_beyond_the_original_context(name: str, tmp_path: Path) -> None:
+    """Scores of a text four times as long; the longest context is that of YaRN."""
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    write_checkpoint(variant, 0, tmp_path)
+    fields = rewritten(tmp_path, "rope_parameters", LONG | {"mscale": 0.7, "mscale_all_dim": 0.9})
+    fields |= {"max_position_embeddings" if name == "dense_base" else "model_max_length": 16}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    tokens = [(7 * i) % 300 + 5 for i in range(64)]
+    expected = log_probabilities(Oracle.load(tmp_path).logits(tokens), tokens)[1:]
+    lm = hybridlm.load(tmp_path, lanes=1, dtype="float32", chunk=32)
+    assert lm.context == 64
+    (score,) = lm.score([tokens])
+    np.testing.assert_allclose(np.array(score.logprobs[1:]), expected, atol=variant.tolerance)
+    with pytest.raises(ValueError, match="context"):
+        hybridlm.load(tmp_path, context=65)

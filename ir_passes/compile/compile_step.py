@@ -11,7 +11,7 @@ from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr.tracing import Parameters
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
-from ir_passes.targets import Target, as_target
+from ir_passes.targets import Target
 
 
 def compile_step(
@@ -71,11 +71,6 @@ def compile_step(
         TargetError: there is no such target, or its compiler is not installed.
     """
     parameters = Parameters.of(fn, static_argnums, static_argnames)
-    machine = None if target is None else as_target(target)
-    if machine is not None:
-        args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
-        named = (kwargs or {}).items()
-        kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in named}
-    traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters)
+    traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters, target=target)
     lowered = traced.prove(passes=passes, certify=certify, certificates=certificates).lower()
-    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes, target=machine)
+    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes)

@@ -71,11 +71,9 @@ class CompiledStep(Running, Stage):
         Stage.__init__(self, trace, bound)
         self.certificate = certificate
         self.jaxpr = proved.graph.program
-        self.compiled = program.compiled
-        self._dump = program.dump
+        self.compiled, self._dump, self.target = program.compiled, program.dump, target
         self.audit = report
         self.passes = proved.passes
-        self.target = target
         self.calling = calling
 
     @cached_property

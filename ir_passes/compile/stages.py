@@ -38,7 +38,7 @@ from ir_passes.jaxpr.tracing import Parameters, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
-from ir_passes.targets import Target
+from ir_passes.targets import Target, as_target
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.hlo import HloError
 
@@ -52,6 +52,7 @@ def trace_step(
     *,
     kwargs: Mapping[str, Any] | None = None,
     parameters: Parameters | None = None,
+    target: Target | str | None = None,
 ) -> "TracedStep":
     """Trace a step and lay its contract out over its arguments and results.
 
@@ -60,13 +61,18 @@ def trace_step(
         args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and static ones.
         contract: the owner of each argument and result.
         parameters: says which arguments are static.
+        target: machine to compile for, as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit the function.
+        TargetError: there is no such target, or its compiler is not installed.
     """
-    clock = Clock()
+    clock, machine = Clock(), None if target is None else as_target(target)
+    if machine is not None:
+        args, kwargs = machine.place(args), dict(machine.place(dict(kwargs or {})))
     trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
-    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock)
+    away = machine if machine is not None and not machine.is_local else None
+    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, away)
 
 
 def prove(
@@ -105,9 +111,9 @@ class TracedStep(Stage):
         jaxpr: the program.
     """
 
-    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock):
+    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, away: Target | None = None):
         super().__init__(trace, bound)
-        self.jaxpr, self._clock = trace.program, clock
+        self.jaxpr, self._clock, self._away = trace.program, clock, away
 
     def prove(
         self,
@@ -132,7 +138,8 @@ class TracedStep(Stage):
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(given)))
         store = None if certificates is None else CertificateStore(Path(certificates))
         kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-        return ProvedStep(self._trace, prove_graph(graph, passes, certify, kept, clock), key, store, certify, clock)
+        proved = prove_graph(graph, passes, certify, kept, clock)
+        return ProvedStep(self._trace, proved, key, store, certify, clock, self._away)
 
 
 class ProvedStep(Stage):
@@ -146,10 +153,17 @@ class ProvedStep(Stage):
     """
 
     def __init__(
-        self, trace: Trace, proved: Proved, key: Key, store: CertificateStore | None, certify: Certify, clock: Clock
+        self,
+        trace: Trace,
+        proved: Proved,
+        key: Key,
+        store: CertificateStore | None,
+        certify: Certify,
+        clock: Clock,
+        away: Target | None,
     ):
         super().__init__(trace, proved.graph.bound)
-        self.proved, self._key, self._store, self._clock = proved, key, store, clock
+        self.proved, self._key, self._store, self._clock, self._away = proved, key, store, clock, away
         self._certify: Certify = certify
         self.jaxpr: ir.ClosedJaxpr = proved.graph.program
         self.proof: Proof | None = proved.proof
@@ -160,7 +174,9 @@ class ProvedStep(Stage):
         """Lower it to StableHLO, with its pools donated."""
         clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
         lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
-        return LoweredStep(self._trace, self.proved, calling, lowered, self._key, self._store, self._certify, clock)
+        return LoweredStep(
+            self._trace, self.proved, calling, lowered, self._key, self._store, self._certify, clock, self._away
+        )
 
 
 class LoweredStep(Stage):
@@ -180,9 +196,10 @@ class LoweredStep(Stage):
         store: CertificateStore | None,
         certify: Certify,
         clock: Clock,
+        away: Target | None,
     ):
         super().__init__(trace, proved.graph.bound)
-        self.lowered = lowered
+        self.lowered, self._away = lowered, away
         self._proved, self._calling, self._key, self._store = proved, calling, key, store
         self._clock = clock
         self._certify: Certify = certify
@@ -206,19 +223,14 @@ class LoweredStep(Stage):
         may_copy: Sequence[str] = (),
         temp_ratio: float = 1.5,
         axes: Sequence[str] = (),
-        target: Target | None = None,
     ) -> CompiledStep:
-        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`.
-
-        A target is the machine on whose devices the arguments lie that the step was traced with (`target.place`).
-        """
-        away = None if target is None or target.is_local else target
+        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
         clock, bound, proved = Clock(self._clock), self.bound, self._proved
         given = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, proved.graph.program)
         versions = current_versions(compiler_options, device_of(given))
         # JAX's cache would load a program of devices that are not here.
-        with nullcontext() if away is None else without_compilation_cache():
+        with nullcontext() if self._away is None else without_compilation_cache():
             if self._certify == "off":
                 compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
                 program = CompiledProgram(compiled, absent="certify is 'off'")
@@ -257,7 +269,7 @@ class LoweredStep(Stage):
         if self._store is not None and proved.reused is None and certificate.is_proof:
             _keep(self._store, self._key, certificate)
         return CompiledStep(
-            self._trace, proved, self._calling, program, bound, certificate, report, self._certify, away
+            self._trace, proved, self._calling, program, bound, certificate, report, self._certify, self._away
         )
 
 

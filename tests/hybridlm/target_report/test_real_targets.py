@@ -15,7 +15,7 @@ import pytest
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import report_on, shapes_of, target_engine
-from ir_passes.compile import compile_step as compiling
+from ir_passes.compile import stages as compiling
 from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.contract.contract import BoundContract
 from ir_passes.targets import read_target

@@ -17,7 +17,7 @@ import jax
 import hybridlm
 from hybridlm.programs import programs
 from hybridlm.programs.loaded_code import note_code
-from ir_passes.compile import compile_step, proving
+from ir_passes.compile import proving, stages
 from ir_passes.proof import lane_proof
 
 class Lines(logging.Handler):
@@ -42,7 +42,7 @@ def counted(module, function, name):
     setattr(module, function, call)
 counted(programs, "compile_step", "compile_step")
 counted(lane_proof, "prove_jaxpr", "prove")
-counted(compile_step, "audit", "audit")
+counted(stages, "audit", "audit")
 note_code()  # the counters are no other code
 logging.getLogger("hybridlm").addHandler(Lines())
 logging.getLogger("hybridlm").setLevel(logging.INFO)

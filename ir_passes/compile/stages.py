@@ -69,7 +69,9 @@ def trace_step(
     """
     clock, machine = Clock(), None if target is None else as_target(target)
     if machine is not None:
-        args, kwargs = machine.place(args), dict(machine.place(dict(kwargs or {})))
+        parameters = Parameters.of(fn) if parameters is None else parameters
+        args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
+        kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in (kwargs or {}).items()}
     trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
     away = machine if machine is not None and not machine.is_local else None
     return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, away)

@@ -118,8 +118,8 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
     """Yield a finding for each copy, unless all the pools that it may be of match a pattern of `allowed`."""
     named = {one.name: one for one in executable.module.instructions.values()}
     for copy in copies:
-        # a path in brackets is itself, and not what fnmatch makes of it
-        if all(any(path == pattern or fnmatchcase(path, pattern) for pattern in allowed) for path in copy.pools):
+        # brackets are those of paths, and no sets of characters
+        if all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in copy.pools):
             continue
         yield Finding(
             FindingKind.POOL_COPY,

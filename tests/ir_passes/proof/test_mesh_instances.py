@@ -62,7 +62,7 @@ def test_lanes_inside_are_followed() -> None:
 
 def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that all devices read from where it would lie on the first, said to be on one device alone."""
-    monkeypatch.setattr(pool_rows, "_device_fault", lambda *_: None)
+    monkeypatch.setattr(pool_rows, "device_fault", lambda *_: None)
     program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
     assert program is not None
     assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))

@@ -125,3 +125,13 @@ def test_step_of_a_target_is_audited_and_cannot_be_called(monkeypatch: pytest.Mo
     with pytest.raises(TargetError, match="compiled for nvidia-h100"):
         step(*(given := args()))
     assert not given[0].is_deleted()
+
+
+def test_static_arguments_lie_on_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*given: Any, kind: str) -> Any:
+        return gather_compute_scatter(*given)
+
+    compiled = compile_step(
+        step, args(), ONE, target=elsewhere(monkeypatch), kwargs={"kind": "plain"}, static_argnames="kind"
+    )
+    assert compiled.certificate.holds

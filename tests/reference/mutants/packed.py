@@ -154,7 +154,7 @@ MUTANTS = (
     _one(CARRIED, "clip", "padding is clamped to the state of the last lane", _carried(mode="clip")),
     _one(CARRIED, "repeat", "padding is of the last lane", _carried(lane=_repeated)),
     _one(CARRIED, "no-reset", "one state goes on from lane to lane", _carried(reset=False)),
-    _one(CARRIED, "left", "the last token of a lane is the next one's", _carried(lane=_counted(side="left"))),
+    _one(CARRIED, "carried-left", "the last token of a lane is the next one's", _carried(lane=_counted(side="left"))),
     _one(POOLED, "padding-summed", "padding is added to the last lane", _pooled(lane=_repeated)),
     _one(POOLED, "first-of-next", "the last token is the next lane's first", _pooled(last=lambda cu: cu[1:])),
     _one(POOLED, "last-but-one", "the last token is the one before", _pooled(last=lambda cu: cu[1:] - 2)),

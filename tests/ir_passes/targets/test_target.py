@@ -1,5 +1,6 @@
 """Targets: names and figures, errors that name the extra, arguments that are placed, steps that cannot be called."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from audited_steps import ONE, gather_compute_scatter, pool, slots, x
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ir_passes import compile_step
@@ -125,3 +127,21 @@ def test_step_of_a_target_is_audited_and_cannot_be_called(monkeypatch: pytest.Mo
     with pytest.raises(TargetError, match="compiled for nvidia-h100"):
         step(*(given := args()))
     assert not given[0].is_deleted()
+
+
+def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its cache would load one on devices that are not there. JAX is asked before whether there is a cache."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    try:
+        for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+            jax.config.update(name, value)
+        reset_cache()
+        compile_step(gather_compute_scatter, args(), ONE)
+        kept = set(tmp_path.iterdir())
+        compile_step(gather_compute_scatter, args(), ONE, target=elsewhere(monkeypatch))
+        assert kept and set(tmp_path.iterdir()) == kept
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()

@@ -22,14 +22,11 @@ import traceback
 import venv
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_SECONDS = 480.0
-LARGE_MODEL = "752M"
-SMALL_MODELS = ("sparse_base", "kimi_base")
 NOT_RUN, PASSED, FAILED = "not run", "passed", "FAILED"
 
 
@@ -92,10 +89,8 @@ def page(record: dict[str, Any]) -> str:
         lines += ["|---|---|---|---|---|---|---|"]
     for model, step in timed:
         times = [f"{1e3 * step[name]:.3f}" for name in ("seconds", "floor_seconds", "moved_seconds")]
-        rate = f"{step['tokens_per_second']:,.0f}"
-        lines.append(
-            f"| {model} | {step['step']} | {times[0]} | {times[1]} | {step['over_floor']:.2f} | {times[2]} | {rate} |"
-        )
+        cells = (model, step["step"], *times[:2], f"{step['over_floor']:.2f}", times[2])
+        lines.append(f"| {' | '.join(cells)} | {step['tokens_per_second']:,.0f} |")
     if record["certificates"]:
         lines += ["", "| model | step | certificate | scratch, MB | compiled in, s |", "|---|---|---|---|---|"]
     for model, steps in record["certificates"].items():
@@ -133,54 +128,21 @@ def install(wheels: Path, extra: str, folder: Path) -> Path:
     return python
 
 
-def cases(folder: Path, small: bool) -> list[Any]:
-    """Return the small models, and last the large one, whose files need not be there yet."""
-    from device_checks import Case, golden_case
-
-    sizes = {"lanes": 4, "context": 160, "chunk": 16} if small else {"lanes": 64, "context": 1024}
-    large = Case(f"large ({LARGE_MODEL})", folder / "large", {**sizes, "dtype": "bfloat16"}, False)
-    if small:
-        large = Case("large (made small)", folder / "large", large.settings, False)
-        return [replace(golden_case(SMALL_MODELS[0]), each_lane=False), large]
-    return [*map(golden_case, SMALL_MODELS), large]
-
-
-def write_references(folder: Path, small: bool) -> None:
-    """Write the large model and the numbers of all models; runs on the CPU, in a process of its own."""
-    from bench_models import BENCH_MODELS
-    from device_checks import write_expected
-    from make_bench_checkpoint import write
-
-    *first, large = cases(folder, small)
-    for case in first:
-        write_expected(case, folder / f"{case.name}.npz")
-    config = BENCH_MODELS[LARGE_MODEL]
-    if small:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
-        heads = {"num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
-        config = config | sizes | heads | {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "vocab_size": 4096}
-    write(large.directory, config, 0)
-    (folder / "large.written").touch()
-    write_expected(large, folder / f"{large.name}.npz")
-
-
 def check(options: argparse.Namespace, folder: Path, deadline: float) -> int:
     """Run every check; return the exit status."""
     import jax
-    from device_checks import LARGE, SMALL
-    from device_speed import generated_per_second, speeds
+    from device_cases import cases, checks_of, expected, start_references, wait_for, written
+    from device_speed import speed
 
+    from hybridlm.compiler.targets import local_target
     from hybridlm.version import __version__
-    from ir_passes.targets import local_target
 
     platform = local_target().platform
     if platform == "cpu" and not options.small:
         print("no GPU or TPU: jax runs on the CPU here; --small checks this script itself", file=sys.stderr)
         return 2
     models = cases(folder, options.small)
-    steps = {case.name: SMALL if case.exact else LARGE for case in models}
-    report = Report(options.out, [(name, one.__name__) for name, all in steps.items() for one in all])
-    report.checks[models[-1].name, "speed"] = {"verdict": NOT_RUN, "seconds": 0.0, "figures": {}, "why": None}
+    report = Report(options.out, [(case.name, one.__name__) for case in models for one in checks_of(case)])
     device = jax.devices()[0]
     report.facts = {
         "device": device.device_kind, "platform": platform, "backend": device.client.platform_version,
@@ -188,83 +150,45 @@ def check(options: argparse.Namespace, folder: Path, deadline: float) -> int:
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }  # fmt: skip
     report.write()
-    command = [sys.executable, __file__, "--references", str(folder), *(["--small"] if options.small else [])]
-    with (folder / "references.log").open("wb") as log:
-        child = subprocess.Popen(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=log, stderr=log)
+    process = start_references(folder, options.small)
 
     def end() -> None:
-        child.kill()
+        process.kill()
         report.facts["stopped"] = f"the time of {options.seconds:.0f} s was over"
         report.write()
         print(f"\nstopped after {options.seconds:.0f} s; what was found is in {options.out}", flush=True)
         os._exit(1)
 
-    clock = threading.Timer(deadline - time.monotonic(), end)
+    clock = threading.Timer(max(0.0, deadline - time.monotonic()), end)
     clock.daemon = True
     clock.start()
     try:
         for case in models:
-            try:
-                _wait_for(folder / ("large.written" if not case.exact else f"{case.name}.npz"), child)
-                lm = case.load()
-            except Exception as error:
-                report.run(case.name, steps[case.name][0].__name__, _raising(error))
-                continue
-            for one in steps[case.name]:
+            lm: Any = None
+            for one in checks_of(case):
 
-                def work(one: Any = one, case: Any = case, lm: Any = lm) -> dict[str, Any]:
-                    expected = folder / f"{case.name}.npz"
-                    _wait_for(expected, child)
-                    return one(lm, case, expected)
+                def work(one: Any = one, case: Any = case) -> dict[str, Any]:
+                    nonlocal lm
+                    wait_for(written(case, folder), process, folder)
+                    lm = case.load() if lm is None else lm
+                    if one is not speed:
+                        wait_for(expected(case, folder), process, folder)
+                    return one(lm, case, expected(case, folder))
 
                 report.run(case.name, one.__name__, work)
-            if not case.exact:
-
-                def timed(lm: Any = lm) -> dict[str, Any]:
-                    target, figures, found = speeds(lm, 3 if options.small else 50)
-                    faster = [one.step for one in found if one.over_floor < 0.9 and platform != "cpu"]
-                    assert not faster, f"faster than the floor of {target.device_kind}: {faster}: {figures}"
-                    prompt, count = (16, 8) if options.small else (128, 128)
-                    return {**figures, "generate, tokens/s": generated_per_second(lm, prompt, count)}
-
-                report.run(case.name, "speed", timed)
-            report.certificates[case.name] = {
-                name: {
-                    "state": one.state,
-                    "temp": one.memory.temp,
-                    "seconds": one.seconds.compile,
-                    "faults": len(one.faults),
-                }
-                for name, one in lm.certificates.items()
-            }
-            report.write()
-            del lm
+            if lm is not None:
+                report.certificates[case.name] = {name: _certificate(one) for name, one in lm.certificates.items()}
+                report.write()
     finally:
         clock.cancel()
-        child.kill()
-    report.write()
+        process.kill()
     print(f"{report.verdict}: {options.out / 'report.md'}, {options.out / 'report.json'}")
     return 0 if report.verdict == PASSED else 1
 
 
-def _raising(error: Exception) -> Callable[[], dict[str, Any]]:
-    def work() -> dict[str, Any]:
-        raise error
-
-    return work
-
-
-def _wait_for(file: Path, child: subprocess.Popen[bytes]) -> None:
-    """Wait until the process with the CPU's numbers has written a file.
-
-    Raises:
-        RuntimeError: it ended without.
-    """
-    while not file.exists():
-        if child.poll() is not None and not file.exists():
-            said = (file.parent / "references.log").read_text(encoding="utf-8", errors="replace")
-            raise RuntimeError(f"the process with the CPU's numbers ended with {child.returncode}: {said[-2000:]}")
-        time.sleep(0.05)
+def _certificate(one: Any) -> dict[str, Any]:
+    faults = [str(fault) for fault in one.faults]
+    return {"state": one.state, "temp": one.memory.temp, "seconds": one.seconds.compile, "faults": faults}
 
 
 def _commit() -> str:
@@ -283,7 +207,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("device-check"), help="folder for the report")
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="after which it stops")
     parser.add_argument("--small", action="store_true", help="tiny models only, also on a CPU: a check of this script")
-    parser.add_argument("--references", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
@@ -295,9 +218,6 @@ def main() -> int:
             rest = ["--out", str(options.out), "--seconds", str(left), *(["--small"] if options.small else [])]
             return subprocess.run([python, __file__, *rest]).returncode
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "cache"))
-        if options.references is not None:
-            write_references(options.references, options.small)
-            return 0
         return check(options, Path(folder), deadline)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from device_speed import speed
 from disturbed_lanes import disturb_halves, measure
 from reused_rows import check_reused_rows
 
@@ -165,8 +166,9 @@ def used_rows(lm: hybridlm.LM, case: Case, expected: Path) -> dict[str, Any]:
 
 
 Check = Callable[[hybridlm.LM, Case, Path], dict[str, Any]]
+"""(model, case, file of a CPU's numbers) -> figures; raises if anything is wrong."""
 SMALL: tuple[Check, ...] = (parity, isolation, used_rows, certificates)
-LARGE: tuple[Check, ...] = (certificates, parity, isolation)
+LARGE: tuple[Check, ...] = (certificates, parity, isolation, speed)
 """In order: the certificates of small models come last, so that all their steps are there."""
 
 

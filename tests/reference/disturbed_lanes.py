@@ -137,7 +137,7 @@ def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -
         else:
             rows = np.moveaxis(np.array(leaf), axis, 0)
             for lane in np.flatnonzero(hit):
-                rows[lane] = change(one.path, rows[lane], np.random.default_rng((lane, i)), vocab)
+                rows[lane] = change(one.path, rows[lane], np.random.default_rng((int(lane), i)), vocab)
             leaves[i] = np.moveaxis(rows, 0, axis)
     return jax.tree.unflatten(tree, leaves)
 

@@ -11,7 +11,8 @@ from audited_steps import ONE, gather_compute_scatter, pool, slots, x
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ir_passes import compile_step
+from ir_passes import compile_step, plan
+from ir_passes.compile.planned_step import plan_step
 from ir_passes.targets import Target, TargetError, as_target, local_target, named_targets, read_target
 from ir_passes.targets import target as target_module
 from ir_passes.targets.gpus import GPUS
@@ -127,6 +128,22 @@ def test_step_of_a_target_is_audited_and_cannot_be_called(monkeypatch: pytest.Mo
     with pytest.raises(TargetError, match="compiled for nvidia-h100"):
         step(*(given := args()))
     assert not given[0].is_deleted()
+
+
+def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = elsewhere(monkeypatch, 2)
+    here, there = (
+        (jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))),)
+        for mesh in (jax.sharding.Mesh(np.array(devices), ("data",)) for devices in (jax.devices()[:1], one.devices))
+    )
+    double = lambda x: (jnp.sin(x) * jnp.cos(x),)
+    assert plan(double, there, target=one).size == plan(double, there).size > 0
+    with pytest.raises(TargetError, match="expected arguments on a mesh of its devices"):
+        plan(double, here, target=one)
+    single = elsewhere(monkeypatch)
+    assert plan_step(gather_compute_scatter, args(), ONE, target=single).proved
+    with pytest.raises(TargetError, match="expected one of"):
+        plan_step(gather_compute_scatter, args(), ONE, target="h100")
 
 
 def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

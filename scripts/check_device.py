@@ -12,6 +12,7 @@ after every check. docs/accelerators.md says where to send them. The exit status
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,6 +155,8 @@ def check(options: argparse.Namespace, folder: Path, deadline: float) -> int:
 
     def end() -> None:
         process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
         report.facts["stopped"] = f"the time of {options.seconds:.0f} s was over"
         report.write()
         print(f"\nstopped after {options.seconds:.0f} s; what was found is in {options.out}", flush=True)

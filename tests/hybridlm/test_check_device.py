@@ -3,10 +3,11 @@
 .ci/run runs it whole on the CPU (`--small`).
 """
 
+import argparse
 import json
 import runpy
 import subprocess
-import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,10 +49,12 @@ def test_what_was_found_is_written_after_every_check(script: dict[str, Any], tmp
     assert page.count("```") == 2, "what an error says ends no block"
 
 
-def test_a_cpu_is_no_device_to_check(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "scripts" / "check_device.py"), "--out", str(tmp_path / "out")]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2 and "no GPU or TPU" in result.stderr and not (tmp_path / "out").exists()
+def test_a_cpu_is_no_device_to_check(
+    script: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = argparse.Namespace(small=False, out=tmp_path / "out", seconds=1.0)
+    assert script["check"](options, tmp_path, time.monotonic() + 1) == 2
+    assert "no GPU or TPU" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_missing_wheels_are_named(script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +90,25 @@ def test_numbers_as_far_from_float32_as_a_cpus(error: float, good: bool, tmp_pat
         parity(lm, CASE, tmp_path / "one.npz")
 
 
-@pytest.mark.parametrize(("faults", "absent"), [((), "no buffer assignment"), (("in-place: pool",), None)])
-def test_steps_that_are_refused_or_not_audited_are_faults(faults: tuple[str, ...], absent: str | None) -> None:
-    one = SimpleNamespace(faults=faults, not_audited=absent, holds=False, copies=())
-    engine = SimpleNamespace(program=lambda shape: None)
+@pytest.mark.parametrize(
+    ("faults", "absent", "platform", "said"),
+    [
+        ((), None, "gpu", None),
+        (("in-place: pool",), None, "gpu", "in-place: pool"),
+        ((), "no buffer assignment", "gpu", "no buffer assignment"),
+        ((), "the audit does not know it", "tpu", None),
+        (("in-place: pool",), "the audit does not know it", "tpu", "in-place: pool"),
+    ],
+)
+def test_steps_that_are_refused_or_not_audited_are_faults(
+    faults: tuple[str, ...], absent: str | None, platform: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = SimpleNamespace(faults=faults, not_audited=absent, is_proof=not faults, copies=(), state="")
+    engine = SimpleNamespace(program=lambda shape: None, placement=SimpleNamespace(platform=platform))
     lm = model(certificates={"generate 4x1": one}, engine=engine)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("device_checks.all_shapes", lambda *_, **__: [])
-        with pytest.raises(AssertionError, match=absent or "in-place: pool"):
-            certificates(lm, CASE, Path())
+    monkeypatch.setattr("device_checks.all_shapes", lambda *_, **__: [])
+    if said is None:
+        assert certificates(lm, CASE, Path())["not audited"] == int(absent is not None)
+        return
+    with pytest.raises(AssertionError, match=said):
+        certificates(lm, CASE, Path())

@@ -39,7 +39,7 @@ def cases(folder: Path, small: bool) -> list[Case]:
     if small:
         sizes = {"lanes": 4, "context": 160, "chunk": 16, "dtype": "bfloat16"}
         return [replace(golden_case(SMALL_MODELS[0]), each_lane=False), Case("tiny", folder / "tiny", sizes, False)]
-    sizes = {"lanes": 64, "context": 1024, "dtype": "bfloat16"}
+    sizes = {"lanes": 64, "context": 512, "dtype": "bfloat16"}
     return [*map(golden_case, SMALL_MODELS), Case(LARGE_MODEL, folder / LARGE_MODEL, sizes, False)]
 
 

@@ -91,14 +91,16 @@ def write_expected(case: Case, file: Path) -> None:
 
 
 def certificates(lm: hybridlm.LM, case: Case, expected: Path) -> dict[str, Any]:
-    """Every step is compiled, proved and audited, and copies no pool that it need not."""
+    """Every step is compiled, proved and audited, and copies no pool that it need not; on a TPU it is not audited."""
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lm.engine.program, all_shapes(lm.engine, only_full=True, drafts=True)))
     faults = [f"{name}: {one}" for name, found in lm.certificates.items() for one in found.faults]
-    faults += [f"{name}: not audited: {one.not_audited}" for name, one in lm.certificates.items() if one.not_audited]
+    absent = [f"{name}: not audited: {one.not_audited}" for name, one in lm.certificates.items() if one.not_audited]
+    faults += absent if lm.engine.placement.platform != "tpu" else []
+    faults += [f"{name}: {one.state}" for name, one in lm.certificates.items() if not one.is_proof]
     assert not faults, "\n".join(faults)
-    assert all(one.holds for one in lm.certificates.values())
-    return {"steps": len(lm.certificates), "copies": sum(len(one.copies) for one in lm.certificates.values())}
+    copies = sum(len(one.copies) for one in lm.certificates.values())
+    return {"steps": len(lm.certificates), "not audited": len(absent), "pool-sized copies": copies}
 
 
 def parity(lm: hybridlm.LM, case: Case, expected: Path) -> dict[str, Any]:
@@ -168,8 +170,9 @@ def used_rows(lm: hybridlm.LM, case: Case, expected: Path) -> dict[str, Any]:
 Check = Callable[[hybridlm.LM, Case, Path], dict[str, Any]]
 """(model, case, file of a CPU's numbers) -> figures; raises if anything is wrong."""
 SMALL: tuple[Check, ...] = (parity, isolation, used_rows, certificates)
-LARGE: tuple[Check, ...] = (certificates, parity, isolation, speed)
-"""In order: the certificates of small models come last, so that all their steps are there."""
+LARGE: tuple[Check, ...] = (certificates, isolation, speed, parity)
+"""In order: the certificates of small models come last, so that all their steps are there, and the large one's numbers,
+which take a CPU longest."""
 
 
 def _logits(lm: hybridlm.LM, prompts: list[list[int]]) -> list[np.ndarray]:

@@ -46,11 +46,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     def repeated(values: Any, dtype: Any) -> np.ndarray:
         return np.resize(np.array(values, dtype), lanes)
 
-    def state(leaf: jax.Array) -> Any:
+    def state(leaf: jax.ShapeDtypeStruct) -> Any:
         few = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
         return few if lanes == len(few) else jnp.resize(jnp.asarray(few), leaf.shape)
 
-    pools = jax.tree.map(state, lm.engine.new_rows(lanes))
+    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(lanes, lm.context))
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from certificate_table import GOLDEN
+from certificate_table import GOLDEN, NAMES
 
 from hybridlm.target_report import StepReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
@@ -79,5 +79,7 @@ def page(rows: Sequence[Row]) -> str:
             over = "" if one.over_floor is None else f"{one.over_floor:.2f}"
             cells = (one.checkpoint, one.step, one.verdict, f"{one.scratch / 1e3:,.1f}", over, f"{one.seconds:.1f}")
             lines.append(f"| {' | '.join(cells)} |")
+        absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
+        lines += ["", f"Not compiled in this run: {', '.join(absent)}."] if absent else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -31,6 +31,8 @@ Form = Literal["stablehlo", "executable"]
 FORMS: tuple[Form, ...] = ("stablehlo", "executable")
 MEMBERS = ("certificate.json", "signature.json", "program")
 MAX_BYTES = 4 << 30
+PLATFORMS = {"gpu": "cuda"}
+"""Platforms that JAX exports for under another name."""
 UNCHECKED = (jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
 """JAX exports custom calls only of targets that it promises to keep. This one is a wish about the order of an array's
 bytes, which every backend of XLA knows and which changes no value."""
@@ -149,8 +151,14 @@ def export(
     bound: BoundContract,
     certificate: Certificate,
     form: Form,
+    platform: str | None = None,
 ) -> Exported:
     """Export a compiled step.
+
+    Args:
+        calling, program, compiled, bound, certificate: of the step.
+        form: "stablehlo" or "executable".
+        platform: "cpu", "gpu" or "tpu", that StableHLO is for; None is this process's.
 
     Raises:
         ExportError: unknown form, or the executable of a step over several devices.
@@ -170,7 +178,9 @@ def export(
             for one, place in zip(bound.inputs, places, strict=True)
         ]
         args, kwargs = (types, {}) if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
-        lowered = jax_export.export(calling.jit(program), disabled_checks=UNCHECKED)(*args, **kwargs)
+        platforms = None if platform is None else [PLATFORMS.get(platform, platform)]
+        exporting = jax_export.export(calling.jit(program), platforms=platforms, disabled_checks=UNCHECKED)
+        lowered = exporting(*args, **kwargs)
         content, text = lowered.mlir_module_serialized, lowered.mlir_module()
     signature = Signature(
         form,

@@ -18,6 +18,7 @@ from ir_passes.scratch.liveness import liveness_of
 from ir_passes.scratch.plan import Plan
 from ir_passes.scratch.planner import declared_scratch, plan_liveness
 from ir_passes.scratch.verifier import verify_plan
+from ir_passes.targets import Target, as_target
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ class PlannedStep(Exchanging):
 
 
 def plan_step(
-    fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, passes: tuple[Pass, ...] = DEFAULT_PASSES
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    contract: LaneContract,
+    *,
+    passes: tuple[Pass, ...] = DEFAULT_PASSES,
+    target: Target | str | None = None,
 ) -> PlannedStep:
     """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
 
@@ -54,12 +60,15 @@ def plan_step(
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
+        target: as in `compile_step`; a mesh of the arguments is one of its devices.
 
     Raises:
         ContractError: the contract does not fit the function.
         IsolationError: the step is not proved; carries the user's source lines.
+        TargetError: there is no such target, its compiler is not installed, or the arguments lie on other devices.
     """
     clock = Clock()
+    args = args if target is None else as_target(target).place(args)
     proved = prove_graph(trace(fn, args, contract, clock), passes, "error", None, clock)
     assert proved.proof is not None
     plan = clock.time("plan", plan_graph, proved.graph)

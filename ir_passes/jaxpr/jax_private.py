@@ -4,12 +4,13 @@ The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on pu
 """
 
 import importlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
@@ -59,9 +60,19 @@ def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
     return importlib.import_module("jax._src.config").compilation_cache_dir(path)
 
 
-def without_compilation_cache() -> AbstractContextManager[Any]:
-    """Turn JAX's compilation cache off for one thread, as long as the context lasts."""
-    return importlib.import_module("jax._src.config").enable_compilation_cache(False)
+@contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Turn JAX's compilation cache off for one thread, as long as the context lasts.
+
+    JAX asks once per process whether there is a cache, and is made to ask again. Other threads may compile without
+    theirs meanwhile.
+    """
+    with importlib.import_module("jax._src.config").enable_compilation_cache(False):
+        reset_cache()
+        try:
+            yield
+        finally:
+            reset_cache()
 
 
 def coordination() -> Any:

@@ -15,6 +15,7 @@ from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
 from ir_passes.scratch.packing import Buffer, aligned, height, pack
 from ir_passes.scratch.plan import Block, PlacedBuffer, Plan
 from ir_passes.scratch.verifier import verify_plan
+from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
 
@@ -25,6 +26,7 @@ def plan(
     contract: LaneContract | None = None,
     *,
     lane_axis: Mapping[ir.Var, int] | None = None,
+    target: Target | str | None = None,
 ) -> Plan:
     """A verified arena plan of the scratch of `fn(*args)`, which is traced and not run.
 
@@ -33,11 +35,15 @@ def plan(
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the function; gives the number of lanes.
         lane_axis: variable of the inlined jaxpr -> the axis along which entry i belongs to lane i.
+        target: machine that the function is for, as "nvidia-h100:4"; a mesh of the arguments is one of its devices.
+            None for the devices that the arguments lie on.
 
     Raises:
         ContractError: the contract does not fit the function.
+        TargetError: there is no such target, its compiler is not installed, or the arguments lie on other devices.
         ValueError: a lane axis that does not hold a whole number of entries per lane.
     """
+    args = args if target is None else as_target(target).place(args)
     lanes = None if contract is None else contract.bind(fn, args).lanes
     scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
     live = liveness(fn, args)

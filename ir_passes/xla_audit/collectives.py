@@ -1,7 +1,8 @@
 """The check that a compiled step runs the collectives of its program, and no others.
 
-Each operand of a collective is compared by itself: XLA runs several that are alike as one with several operands. It may
-order them otherwise; each is counted where it stands in XLA's schedule. Sums of 16-bit numbers it may compute of 32-bit
+Each operand of a collective is compared by itself: XLA runs several that are alike as one with several operands, or,
+on a GPU, as one of all their elements behind each other. It may order them otherwise; each is counted where it stands
+in XLA's schedule. Sums of 16-bit numbers it may compute of 32-bit
 ones, with as many elements.
 """
 
@@ -86,16 +87,52 @@ def collectives(
         operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
         groups = _members(one.groups, count, one.opcode.startswith("collective-permute"))
         for dtype, elements, size in _exchanged(operation, operands):
-            match = _match(waiting, operation, groups, dtype, elements)
-            if match is not None:
-                waiting.remove(match)
-                found.append(match.collective)
+            matches = _matches(waiting, operation, groups, [(dtype, elements)])
+            matches = matches or _matches(waiting, operation, groups, _behind_each_other(one, computation, executable))
+            if matches:
+                for match in matches:
+                    waiting.remove(match)
+                    found.append(match.collective)
             elif axes is not None and axes and not set(axes) - set(declared):
                 found.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
             else:
                 findings.append(_not_scheduled(one, executable, f"{dtype}, {size} bytes", axes, scheduled, declared))
     findings += [_missing(one, module.name) for one in waiting]
     return listed, found, findings
+
+
+def _behind_each_other(one: Instruction, computation: Computation, executable: Executable) -> list[tuple[str, int]]:
+    """dtype and elements of each array whose elements a sum's one operand is; empty if it is another array.
+
+    XLA flattens and concatenates several operands, sums once and slices (openxla/xla,
+    xla/hlo/transforms/collectives/all_reduce_contiguous.cc).
+    """
+    if one.opcode not in ("all-reduce", "all-reduce-start") or len(one.operands) != 1:
+        return []
+    known = {inner.id: inner for inner in computation.instructions}
+    made = known[one.operands[0]]
+    if made.opcode == "fusion":
+        fused = executable.module.computations[made.called[0]]
+        known = {inner.id: inner for inner in fused.instructions}
+        made = known[fused.root]
+    if made.opcode != "concatenate" or len(made.array.dims) != 1:
+        return []
+    parts = [known[operand].array for operand in made.operands]
+    return [(DTYPES.get(array.dtype, array.dtype), array.count) for array in parts]
+
+
+def _matches(
+    waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], parts: list[tuple[str, int]]
+) -> list[Scheduled]:
+    """The collectives of the program that a compiled one is, one for each part; empty unless each part is one."""
+    left, found = list(waiting), list[Scheduled]()
+    for dtype, count in parts:
+        match = _match(left, operation, groups, dtype, count)
+        if match is None:
+            return []
+        left.remove(match)
+        found.append(match)
+    return found
 
 
 def _match(

@@ -12,9 +12,10 @@ from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
-FORWARDS = {"add-dependency", "all-reduce-done", "bitcast", "domain", "opt-barrier"}
+FORWARDS = {"add-dependency", "bitcast", "domain", "opt-barrier"}
 """Opcodes whose result is their first operand."""
 GATHERING, GATHERED = "all-gather-start", "all-gather-done"
+REDUCING, REDUCED = "all-reduce-start", "all-reduce-done"
 
 Leaves = dict[Index, int]
 """Values of a result by index."""
@@ -100,6 +101,7 @@ class _Flow:
         self._of: dict[int, Leaves] = {}
         self._executed: list[Instruction] = []
         self._looped: set[int] = set()
+        self._reading: dict[int, list[int]] = {}
         self._carries: list[Carry] = []
         self._uncovered: dict[Statement, None] = {}
         self._loops = 0
@@ -206,6 +208,9 @@ class _Flow:
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)
+        if one.opcode == REDUCED:
+            self._use(self._reading[one.operands[0]], at)
+            return operands[0]
         if one.opcode == GATHERED:
             return {index[1:]: value for index, value in operands[0].items() if index[:1] == (1,)}
         if one.opcode == GATHERING:
@@ -214,6 +219,15 @@ class _Flow:
             pairs = zip(places, operands, strict=True)
             own = {(*place, *index): value for place, operand in pairs for index, value in operand.items()}
             return own | self._define(one, at, frozenset(own))
+        if one.opcode == REDUCING:
+            # What is not summed where it lies is read until that is done.
+            places: list[Index] = [()] if len(operands) == 1 else [(i,) for i in range(len(operands))]
+            self._reading[one.id] = [
+                value
+                for place, operand in zip(places, operands, strict=True)
+                for value in operand.values()
+                if self._defined[self._find(value)][3] != self._slices.get((one.id, place))
+            ]
         defined = self._define(one, at)
         if one.opcode == "constant":
             for value in defined.values():

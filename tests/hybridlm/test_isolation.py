@@ -3,8 +3,6 @@
 The same helper has to find the leaks that are put in on purpose, or these tests would mean nothing.
 """
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from perturbation import Influence, influence
+from disturbed_lanes import arguments, disturb_halves, measure, program
 from reused_rows import check_reused_rows
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.structure import Step
-from ir_passes import LaneContract
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
@@ -31,11 +27,6 @@ MODELS = [
     *(pytest.param(name, marks=pytest.mark.long) for name in ("dense", "dense_interval", "sparse_multimodal")),
     *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_GOLDENS),
 ]
-# lanes that begin, go on, go on beyond the first block of the cache, and do nothing
-LENGTHS = {1: (1, 1, 1, 0), CHUNK: (CHUNK, 3, CHUNK - 1, 0)}
-POSITIONS = (0, 2, 129, 5)
-# of the tokens of a step that verifies
-DRAFTS = (0, 2, CHUNK - 2, 0)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -45,62 +36,6 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     else:
         directory = GOLDEN / request.param
     return hybridlm.load(directory, lanes=LANES, context=CONTEXT, dtype="float32", chunk=CHUNK)
-
-
-@functools.cache
-def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
-    """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
-    step, contract = lm.engine.programs.step(shape)
-    compiled = lm.engine.program(shape)
-
-    def run(params, pools, *rest):
-        return compiled(params, jax.tree.map(jnp.array, pools), *rest)
-
-    return step, contract, run
-
-
-def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
-    """Heterogeneous lanes with random state."""
-    rng = np.random.default_rng(0)
-    vocab = lm.config.vocab_size
-    pools = jax.tree.map(lambda leaf: (0.5 * rng.normal(size=leaf.shape)).astype(leaf.dtype), lm.engine.new_rows(LANES))
-    tokens = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
-    lengths = np.array(LENGTHS[shape.tokens], np.int32)
-    common = (lm.engine.params, pools, tokens, lengths, np.array(POSITIONS, np.int32), np.int32(2))
-    if shape.step == "score":
-        return (*common, rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32))
-    sampling = Sampling(
-        np.array([0.0, 0.7, 1.3, 1.0], np.float32),
-        np.array([0, 5, 0, 0], np.int32),
-        np.array([1.0, 1.0, 0.9, 1.0], np.float32),
-        np.array([0.0, 0.0, 0.0, 0.05], np.float32),
-        rng.integers(0, 2**32, (LANES, 2)).astype(np.uint32),
-        np.arange(LANES, dtype=np.uint32),
-    )
-    if shape.step == "verify":
-        return (*common, np.array(DRAFTS, np.int32), sampling, np.int32(FILTERED))
-    return (*common, sampling, np.int32(FILTERED))
-
-
-def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Another valid value of a lane's row; NaN and infinity in its state."""
-    if path.startswith("args[1].layers"):
-        return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
-    if path == "args[3]":
-        return np.where(row == 0, 1, 0).astype(row.dtype)
-    if path == "args[4]":
-        return ((row + 1) % 130).astype(row.dtype)
-    if row.dtype == np.int32:
-        return ((row + rng.integers(1, VOCAB - 1, row.shape)) % VOCAB).astype(row.dtype)
-    if row.dtype == np.uint32:
-        return row ^ np.uint32(0x5BD1E995)
-    return np.clip(np.float32(0.55) + row * np.float32(0.3), 0.1, 0.9).astype(row.dtype)
-
-
-def measure(lm: hybridlm.LM, shape: Shape, wrap: Callable[[Step], Step] = lambda step: step) -> Influence:
-    step, contract, run = program(lm, shape)
-    args = arguments(lm, shape)
-    return influence(wrap(run), args, contract.bind(wrap(step), args), change)
 
 
 SHAPES = (
@@ -180,7 +115,12 @@ def last_slot(step: Step) -> Step:
 @pytest.mark.parametrize("lm", ["dense"], indirect=True)
 @pytest.mark.parametrize("fault", [from_neighbour, batch_mean, last_slot])
 def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
-    assert measure(lm, Shape("generate", LANES, 1, 2), fault).leaks
+    shape = Shape("generate", LANES, 1, 2)
+    assert measure(lm, shape, fault).leaks and disturb_halves(lm, shape, fault)[0]
+
+
+def test_halves_of_the_lanes_reach_themselves_alone(lm: hybridlm.LM) -> None:
+    assert disturb_halves(lm, SHAPES[1]) == ([], [])
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")

@@ -61,7 +61,11 @@ def test_families_on_an_h100(name: str) -> None:
 
 
 @pytest.mark.target_cuda
-@pytest.mark.parametrize("mesh", [{"expert": 4}], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [{"expert": 4}, {"data": 2, "model": 2}, {"model": 2, "expert": 2}, {"data": 2, "expert": 2}],
+    ids=str,
+)
 def test_mesh_of_four_gpus(mesh: dict[str, int], tmp_path: Path) -> None:
     fields = json.loads((GOLDEN / "sparse_base" / "config.json").read_text())
     config = tmp_path / "config.json"

@@ -5,6 +5,7 @@ The target's devices are virtual CPUs, and numbers float32, since XLA:CPU copies
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,8 +26,10 @@ from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
 from hybridlm.target_report.floor import Floor, floor_of
+from ir_passes.compile import exported
 from ir_passes.files.record import from_json
 from ir_passes.targets import TargetError, read_target
+from ir_passes.targets.target import NO_TPU
 from models import KV_BLOCK
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -34,14 +37,20 @@ SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float
 SHAPES = DECODE, COPY = Shape("generate", 4, 1), CopyShape(4, 4)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for reports of a step that several tests look at."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in ("jax_plugins.xla_cuda13", "jax_cuda13_plugin"):
+    for name in ("jax_plugins.xla_cuda13", "jax_cuda13_plugin", "libtpu"):
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
 
-    def topology(topology: str, **_: Any) -> Any:
+    def topology(topology: str = "1", **_: Any) -> Any:
         return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
 
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
@@ -123,7 +132,8 @@ def test_longest_context() -> None:
     assert fit_of(found, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
 
 
-def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
     first = report_on(engine(), SHAPES)
     assert first.good and first.fit is not None and first.fit.fits
     decode, copy = first.steps
@@ -162,19 +172,20 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
 
 
 def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = CopyShape(4, 2), COPY
     compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
-    found = report_on(engine(), SHAPES)
+    found = report_on(engine(), shapes)
     assert not found.good and [bool(one.faults) for one in found.steps] == [True, False]
     assert found.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
     assert found.fit is not None and found.fit.padding == 0
-    again = report_on(engine(), SHAPES)
+    again = report_on(engine(), shapes)
     assert again.good and [one.reused for one in again.steps] == [False, True]
 
 
 def test_products_without_tiles_are_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
-    found = report_on(engine(), SHAPES)
-    assert seen[:2] == [None, {"xla_gpu_enable_triton_gemm": False}] and not found.steps[0].certificate
+    found = report_on(engine(), [DECODE])
+    assert seen == [None, {"xla_gpu_enable_triton_gemm": False}] and not found.steps[0].certificate
     assert "INTERNAL: other" in found.steps[0].faults[0]
 
 
@@ -185,6 +196,25 @@ def test_mesh_has_the_devices_of_the_target() -> None:
     assert found.placement.data == 2 and set(found.placement.local_devices) == set(jax.devices()[1:3])
 
 
+@pytest.mark.parametrize(("target", "platform"), [("nvidia-h100", "cuda"), ("tpu-v5e", "tpu")])
+def test_steps_are_exported_for_the_platform_of_the_target(
+    target: str, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have one custom call that JAX does not promise to keep, which changes no value."""
+    for name in NO_TPU:
+        monkeypatch.delenv(name, raising=False)
+    made, export = list[Any](), exported.jax_export.export
+
+    def noted(*args: Any, **options: Any) -> Any:
+        return lambda *types: made.append(export(*args, **options)(*types)) or made[-1]
+
+    monkeypatch.setattr(exported.jax_export, "export", noted)
+    step = engine("dense_interval", target).program(DECODE)
+    text = step.export().text
+    assert made[0].platforms == (platform,) and text is not None
+    assert set(re.findall(r"custom_call @(\w+)", text)) == {"LayoutConstraint"}
+
+
 def run(*options: str) -> Result:
     sizes = ("--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32")
     return CliRunner().invoke(app, ["verify", *options, *sizes], catch_exceptions=False)
@@ -193,7 +223,8 @@ def run(*options: str) -> Result:
 CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
     monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output

@@ -1,5 +1,6 @@
 """Targets: names and figures, errors that name the extra, arguments that are placed, steps that cannot be called."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -7,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from audited_steps import ONE, gather_compute_scatter, pool, slots, x
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ir_passes import compile_step
+from ir_passes import compile_step, plan
+from ir_passes.compile.planned_step import plan_step
 from ir_passes.targets import Target, TargetError, as_target, local_target, named_targets, read_target
 from ir_passes.targets import target as target_module
 from ir_passes.targets.gpus import GPUS
@@ -135,3 +138,37 @@ def test_static_arguments_lie_on_no_device(monkeypatch: pytest.MonkeyPatch) -> N
         step, args(), ONE, target=elsewhere(monkeypatch), kwargs={"kind": "plain"}, static_argnames="kind"
     )
     assert compiled.certificate.holds
+
+
+def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = elsewhere(monkeypatch, 2)
+    here, there = (
+        (jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))),)
+        for mesh in (jax.sharding.Mesh(np.array(devices), ("data",)) for devices in (jax.devices()[:1], one.devices))
+    )
+    double = lambda x: (jnp.sin(x) * jnp.cos(x),)
+    assert plan(double, there, target=one).size == plan(double, there).size > 0
+    with pytest.raises(TargetError, match="expected arguments on a mesh of its devices"):
+        plan(double, here, target=one)
+    single = elsewhere(monkeypatch)
+    assert plan_step(gather_compute_scatter, args(), ONE, target=single).proved
+    with pytest.raises(TargetError, match="expected one of"):
+        plan_step(gather_compute_scatter, args(), ONE, target="h100")
+
+
+def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its cache would load one on devices that are not there. JAX is asked before whether there is a cache."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    try:
+        for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+            jax.config.update(name, value)
+        reset_cache()
+        compile_step(gather_compute_scatter, args(), ONE)
+        kept = set(tmp_path.iterdir())
+        compile_step(gather_compute_scatter, args(), ONE, target=elsewhere(monkeypatch))
+        assert kept and set(tmp_path.iterdir()) == kept
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()

@@ -274,3 +274,41 @@ def test_operand_of_a_gather_is_in_use_until_it_is_done(apart: bool) -> None:
     live = live_values(executable)
     assert list(misplaced(executable, live)) == []
     assert [one.kind for one in overlaps(executable, live)] == ([] if apart else [FindingKind.OVERLAP])
+
+
+MEANWHILE = """
+HloModule exchanged, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[4,16]{1,0} parameter(0)
+  own = f32[4,16]{1,0} negate(x)
+  begun = f32[4,16]{1,0} all-reduce-start(own), to_apply=sum
+  meanwhile = f32[4,16]{1,0} negate(x)
+  summed = f32[4,16]{1,0} all-reduce-done(begun)
+  ROOT both = (f32[4,16]{1,0}, f32[4,16]{1,0}) tuple(summed, meanwhile)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("begun", "meanwhile", "good"),
+    [(1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False)],
+    ids=["in place", "apart", "over what is read", "over the sum"],
+)
+def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: int, meanwhile: int, good: bool) -> None:
+    module = read_module(serialized(MEANWHILE))
+    places = {"x": 0, "own": 1, "begun": begun, "meanwhile": meanwhile, "both": 4}
+    slices: dict[tuple[int, Index], Slice] = {
+        (one.id, ()): Slice(places[one.name], 0, 256) for one in module.main.instructions if one.name in places
+    }
+    allocations = {i: Allocation(i, 256, 0 if i == 0 else None, False, False, False) for i in range(5)}
+    executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
+    live = live_values(executable)
+    assert list(misplaced(executable, live)) == []
+    assert [one.kind for one in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])

@@ -1,0 +1,81 @@
+"""Sums over devices that XLA:GPU joins into one of all their elements: found in the program, or a finding."""
+
+from typing import Any
+
+import pytest
+from hlo_text import serialized
+
+from ir_passes.jaxpr.collectives import Collective, Scheduled
+from ir_passes.xla_audit.collectives import collectives
+from ir_passes.xla_audit.hlo import read_module
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.program import Buffers, Executable
+
+JOINED = """
+HloModule joined, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] REDUCER(a, b)
+}
+
+behind {
+  one = f32[SIZES0] parameter(0)
+  two = f32[SIZES1] parameter(1)
+  ROOT both = f32[SIZES2] concatenate(one, two), dimensions={0}
+}
+
+ENTRY main {
+  x = f32[SIZES0] parameter(0)
+  y = f32[SIZES1] parameter(1)
+  z = f32[SIZES2] fusion(x, y), kind=kLoop, calls=behind
+  begun = f32[SIZES2] all-reduce-start(z), to_apply=sum, channel_id=1, replica_groups={GROUPS},
+    use_global_device_ids=true
+  ROOT done = f32[SIZES2] all-reduce-done(begun)
+}
+"""
+MESH = (("data", 2), ("model", 2))
+OVER_MODEL = frozenset({(0, 1), (2, 3)})
+
+
+def psum(count: int, source: str, dtype: str = "float32") -> Scheduled:
+    return Scheduled(Collective("psum", ("model",), 2, dtype, 4 * count, 1, source), count, OVER_MODEL)
+
+
+def check(
+    scheduled: list[Scheduled], sizes: Any = (16, 4, 20), reducer: str = "add", groups: str = "{0,1},{2,3}"
+) -> Any:
+    text = JOINED.replace("REDUCER", reducer).replace("GROUPS", groups)
+    for i, size in enumerate(sizes):
+        text = text.replace(f"SIZES{i}", str(size))
+    executable = Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0, 1: 1}, "gpu", 0, "")
+    return collectives(executable, live_values(executable), MESH, (), scheduled)
+
+
+def test_sums_whose_elements_lie_behind_each_other_are_those_of_the_program() -> None:
+    listed, found, findings = check([psum(4, "b:2"), psum(16, "a:1")])
+    assert findings == [] and [one.source for one in found] == ["a:1", "b:2"]
+    assert [(one.instruction, one.axes) for one in listed] == [("begun", ("model",))]
+
+
+def test_a_sum_of_what_the_program_concatenates_is_one() -> None:
+    _, found, findings = check([psum(20, "a:1")])
+    assert findings == [] and [one.source for one in found] == ["a:1"]
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "settings"),
+    [
+        ([psum(16, "a:1")], {}),
+        ([psum(16, "a:1"), psum(5, "b:2")], {}),
+        ([psum(16, "a:1"), psum(4, "b:2", "int32")], {}),
+        ([psum(16, "a:1"), psum(4, "b:2")], {"reducer": "maximum"}),
+        ([psum(16, "a:1"), psum(4, "b:2")], {"groups": "{0,2},{1,3}"}),
+        ([psum(32, "a:1"), psum(8, "b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
+    ],
+    ids=["one too few", "of another length", "of another dtype", "not summed", "over another axis", "not flat"],
+)
+def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Scheduled], settings: dict[str, Any]) -> None:
+    _, found, findings = check(scheduled, **settings)
+    assert found == [] and len(findings) == 1 + len(scheduled)

@@ -1,0 +1,149 @@
+"""Steps of a loaded model on lanes of random contents, and the same with some lanes disturbed.
+
+`measure` changes every lane in turn, one array at a time, and copies all results to the host: for small models.
+`disturb_halves` changes every second lane in all arrays at once and compares where the arrays are: for large ones.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from perturbation import Influence, influence
+
+import hybridlm
+from hybridlm.programs.shapes import Shape
+from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.structure import Step
+from ir_passes import Lane, LaneContract, Pool
+from models import kv_blocks
+
+POSITIONS = (0, 2, 129, 5)
+"""Of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; further lanes repeat them."""
+MIN_CONTEXT = 130
+"""Tokens of context that a model needs beside those of a step."""
+
+
+@functools.cache
+def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
+    """A step, its contract, and the program that the engine runs, on copies of rows, which it consumes."""
+    step, contract = lm.engine.programs.step(shape)
+    compiled = lm.engine.program(shape)
+
+    def run(params, pools, *rest):
+        return compiled(params, jax.tree.map(jnp.array, pools), *rest)
+
+    return step, contract, run
+
+
+def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
+    """Heterogeneous lanes with random state, that of every fourth lane the same."""
+    rng = np.random.default_rng(0)
+    vocab, lanes, tokens = lm.config.vocab_size, shape.lanes, shape.tokens
+
+    def repeated(values: Any, dtype: Any) -> np.ndarray:
+        return np.resize(np.array(values, dtype), lanes)
+
+    def state(leaf: jax.ShapeDtypeStruct) -> Any:
+        few = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
+        return few if lanes == len(few) else jnp.resize(jnp.asarray(few), leaf.shape)
+
+    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(lanes, lm.context))
+    ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
+    lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
+    blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
+    common = (lm.engine.params, pools, ids, lengths, repeated(POSITIONS, np.int32), blocks)
+    if shape.step == "score":
+        return (*common, rng.integers(1, vocab, (lanes, tokens)).astype(np.int32))
+    sampling = Sampling(
+        repeated([0.0, 0.7, 1.3, 1.0], np.float32),
+        repeated([0, 5, 0, 0], np.int32),
+        repeated([1.0, 1.0, 0.9, 1.0], np.float32),
+        repeated([0.0, 0.0, 0.0, 0.05], np.float32),
+        rng.integers(0, 2**32, (lanes, 2)).astype(np.uint32),
+        np.arange(lanes, dtype=np.uint32),
+    )
+    if shape.step == "verify":
+        return (*common, repeated((0, 2, tokens - 2, 0), np.int32), sampling, np.int32(FILTERED))
+    return (*common, sampling, np.int32(FILTERED))
+
+
+def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """Another valid value of a lane's row; NaN and infinity in its state."""
+    if path.startswith("args[1].layers"):
+        return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
+    if path == "args[3]":
+        return np.where(row == 0, 1, 0).astype(row.dtype)
+    if path == "args[4]":
+        return ((row + 1) % 130).astype(row.dtype)
+    if row.dtype == np.int32:
+        return ((row + rng.integers(1, vocab - 1, row.shape)) % vocab).astype(row.dtype)
+    if row.dtype == np.uint32:
+        return row ^ np.uint32(0x5BD1E995)
+    return np.clip(np.float32(0.55) + row * np.float32(0.3), 0.1, 0.9).astype(row.dtype)
+
+
+def measure(lm: hybridlm.LM, shape: Shape, wrap: Callable[[Step], Step] = lambda step: step) -> Influence:
+    """Return what changes of each lane do to the others; `wrap` puts a fault into the step."""
+    step, contract, run = program(lm, shape)
+    args = arguments(lm, shape)
+    changed = functools.partial(change, vocab=lm.config.vocab_size)
+    return influence(wrap(run), args, contract.bind(wrap(step), args), changed)
+
+
+def disturb_halves(
+    lm: hybridlm.LM, shape: Shape, wrap: Callable[[Step], Step] = lambda step: step
+) -> tuple[list[str], list[int]]:
+    """Disturb the even lanes, then the odd ones.
+
+    Returns:
+        Outputs in which a bit of an undisturbed lane changed, and lanes that were disturbed and changed nowhere.
+    """
+    step, contract, run = program(lm, shape)
+    args = arguments(lm, shape)
+    bound, wrapped = contract.bind(wrap(step), args), wrap(run)
+    base = jax.tree.leaves(wrapped(*args))
+    reached, inert = dict[str, None](), list[int]()
+    for half in (0, 1):
+        hit = np.arange(shape.lanes) % 2 == half
+        changed = np.zeros(shape.lanes, np.bool_)
+        got = jax.tree.leaves(wrapped(*_disturbed(args, bound, hit, lm.config.vocab_size)))
+        for output, before, after in zip(bound.outputs, base, got, strict=True):
+            axis = output.entry.axis  # type: ignore[union-attr]  # of a lane or a pool
+            differs = _bits(before) != _bits(after)
+            lanes = np.asarray(differs.any(axis=tuple(i for i in range(differs.ndim) if i != axis)))
+            if lanes[~hit].any():
+                reached[output.path] = None
+            changed |= lanes
+        inert += np.flatnonzero(hit & ~changed).tolist()
+    return list(reached), inert
+
+
+def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -> tuple[Any, ...]:
+    leaves, tree = jax.tree.flatten(args)
+    for i, one in enumerate(bound.inputs):
+        if not isinstance(one.entry, Lane | Pool):
+            continue
+        leaf, axis = leaves[i], one.entry.axis
+        if one.path.startswith("args[1].layers"):
+            where = hit.reshape([-1 if j == axis else 1 for j in range(leaf.ndim)])
+            leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
+        elif one.path == "args[3]":
+            # no lane that is disturbed does nothing
+            tokens = int(np.max(leaf))
+            leaves[i] = np.where(hit, np.where(leaf == tokens, 1, tokens), leaf).astype(np.int32)
+        else:
+            rows = np.moveaxis(np.array(leaf), axis, 0)
+            for lane in np.flatnonzero(hit):
+                rows[lane] = change(one.path, rows[lane], np.random.default_rng((int(lane), i)), vocab)
+            leaves[i] = np.moveaxis(rows, 0, axis)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _bits(array: Any) -> jax.Array:
+    array = jnp.asarray(array)
+    if array.dtype == jnp.bool_:
+        return array
+    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))

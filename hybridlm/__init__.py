@@ -24,6 +24,7 @@ try:
     from hybridlm.programs.loaded_code import note_code
     from hybridlm.requests.results import Completion, Score
     from hybridlm.requests.sampling_params import SamplingParams
+    from hybridlm.requests.token_logprobs import TokenLogprobs
     from hybridlm.rows.pool import RowsLost
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.scoring.choice import Choice
@@ -58,6 +59,7 @@ __all__ = [
     "Session",
     "Snapshot",
     "SnapshotError",
+    "TokenLogprobs",
     "UnsupportedModel",
     "__version__",
     "compiler",

@@ -51,7 +51,8 @@ from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
-from hybridlm.scoring.items import ItemReader, score_items
+from hybridlm.scoring.distributions import DistributionSettings, Question
+from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
@@ -235,10 +236,16 @@ class LM:
         *,
         top_logprobs: int = 0,
         prefix: Prefix | None = None,
+        token_ids: Any = None,
+        top: int = 0,
+        start: int | Sequence[int] | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
-        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
+        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score. With one
+        of the last five arguments, scores also have ranks, and arrays of what was asked about the distributions.
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
@@ -248,6 +255,13 @@ class LM:
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
+            token_ids: ids whose log-probabilities and ranks are reported (`Score.chosen`): a list for all positions, or
+                one list for each score; this one either ids for all its positions, or a list of ids for each position
+                with a prediction, from `start` on.
+            top: number of most likely ids to report at each position (`Score.top`), as arrays.
+            start: first token of a text, or of a completion, to report on; one number, or one for each score.
+            temperature: divides the logits; all log-probabilities, ranks and entropies are those of the result.
+            entropy: report the entropy of the distribution at each position (`Score.entropy`).
 
         Returns:
             One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
@@ -260,12 +274,20 @@ class LM:
         most = self._inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        ask = DistributionSettings(token_ids, top, start, temperature, entropy)
+        ask.check(self.config.vocab_size)
+        if ask.given and top_logprobs:
+            raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
+
+        def found_of(given: Sequence[ScoredIds]) -> list[Score]:
+            question = ask.question(given, self.config.vocab_size) if ask.given else None
+            return self._scores([one.token_ids for one in given], top_logprobs, prefix, question)
+
         if prefix is None:
-            items = to_items(texts, "texts")
-            found = score_items(self._items, lambda ids: self._scores(ids, top_logprobs), items, "texts")
+            found = score_items(self._items, found_of, to_items(texts, "texts"), "texts")
         else:
             ids = self._inputs.continuations(prefix, texts, "texts")
-            found = scores(self.engine, ids, top_logprobs, prefix)
+            found = found_of([ScoredIds(one, len(prefix)) for one in ids])
         return [replace(one, tokenizer=self.tokenizer) for one in checked(found)]
 
     def score_file(
@@ -606,9 +628,15 @@ class LM:
     def _items(self) -> ItemReader:
         return ItemReader(self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids))
 
-    def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+    def _scores(
+        self,
+        ids: Sequence[tuple[int, ...]],
+        top: int = 0,
+        prefix: Prefix | None = None,
+        question: Question | None = None,
+    ) -> list[Score]:
         began = time.perf_counter()
-        found = scores(self.engine, ids, top)
+        found = scores(self.engine, ids, top, prefix, question)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)
         return found

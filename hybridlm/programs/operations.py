@@ -11,10 +11,11 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.rows.parts import RowPart
 from hybridlm.sampling.sampling import Sampling
 from hybridlm.steps.operands import Batch
+from hybridlm.steps.score import Chosen
 
 STEPS = ("generate", "verify", "score")
 PARTS: tuple[RowPart, ...] = ("state", "span")
-RUN_FIELDS = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts")
+RUN_FIELDS = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts", "chosen ids")
 COPY_FIELDS = (
     "source",
     "rows of the source",
@@ -43,20 +44,28 @@ def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -
     if shape.processor is not None:
         raise ValueError("logits_processor: a function of yours cannot be sent to other processes; load in one process")
     top = -1 if shape.top is None else shape.top
-    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts)
-    own = {"score": ("targets",), "verify": ("drafted", *_SAMPLING_FIELDS), "generate": _SAMPLING_FIELDS}[shape.step]
+    chosen = -1 if shape.chosen is None else shape.chosen
+    numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts, chosen)
+    score = ("targets",) if shape.chosen is None else ("targets", *Chosen._fields)
+    own = {"score": score, "verify": ("drafted", *_SAMPLING_FIELDS), "generate": _SAMPLING_FIELDS}[shape.step]
     return Operation("run", numbers, tuple(jax.tree.leaves(operands))), (*RUN_FIELDS, *Batch._fields, *own)
 
 
 def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...]]:
     """Decode `run_operation`: the pool, its rows, the program and the operands."""
-    pool, rows, step, lanes, tokens, top, mtp_drafts = operation.numbers
-    shape = Shape(STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts)
+    pool, rows, step, lanes, tokens, top, mtp_drafts, chosen = operation.numbers
+    shape = Shape(
+        STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts, None if chosen < 0 else chosen
+    )
     batch, rest = Batch(*operation.arrays[:4]), operation.arrays[4:]
     if shape.step == "score":
-        return pool, rows, shape, batch, rest
+        return pool, rows, shape, batch, rest if shape.chosen is None else (rest[0], _chosen(*rest[1:]))
     first = len(rest) - len(_SAMPLING_FIELDS)
     return pool, rows, shape, batch, (*rest[:first], Sampling(*rest[first:-1]), rest[-1])
+
+
+def _chosen(token_ids: Any, temperature: Any) -> Chosen:
+    return Chosen(token_ids, temperature)
 
 
 def copy_operation(numbers: tuple[int, int, int, int], maps: tuple[np.ndarray, np.ndarray]) -> tuple[Operation, Fields]:

@@ -23,7 +23,7 @@ from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
-from hybridlm.steps.score import SCORE_CONTRACT, score_step
+from hybridlm.steps.score import CHOSEN_CONTRACT, SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
@@ -129,7 +129,8 @@ class Programs:
             return step, GENERATE_CONTRACT
         if shape.step == "verify":
             return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
-        return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
+        step = score_step(self._structure, shape.top or 0)
+        return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 
     def compiled(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep | StoredStep:
         """Return the program of a shape, from the store or compiled.

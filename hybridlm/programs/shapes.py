@@ -17,6 +17,7 @@ class Shape:
         top: number of log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
+        chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
     """
 
     step: Literal["generate", "verify", "score"]
@@ -25,13 +26,15 @@ class Shape:
     top: int | None = None
     processor: LogitsProcessor | None = None
     mtp_drafts: int = 0
+    chosen: int | None = None
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
         name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
         mtp_drafts = f" mtp_drafts={self.mtp_drafts}" if self.mtp_drafts else ""
         name = f" processor={name}" if self.processor else ""
-        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{name}"
+        chosen = "" if self.chosen is None else f" chosen={self.chosen}"
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{chosen}{name}"
 
 
 @dataclass(frozen=True)

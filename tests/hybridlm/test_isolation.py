@@ -20,6 +20,7 @@ from tiny_variants import OTHER_GOLDENS
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Step
 from ir_passes import LaneContract
 
@@ -68,7 +69,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     lengths = np.array(LENGTHS[shape.tokens], np.int32)
     common = (lm.engine.params, pools, tokens, lengths, np.array(POSITIONS, np.int32), np.int32(2))
     if shape.step == "score":
-        return (*common, rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32))
+        targets = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
+        if shape.chosen is None:
+            return (*common, targets)
+        ids = rng.integers(1, vocab, (LANES, shape.tokens, shape.chosen)).astype(np.int32)
+        return (*common, targets, Chosen(ids, np.array([1.0, 0.7, 2.0, 1.0], np.float32)))  # type: ignore[arg-type]
     sampling = Sampling(
         np.array([0.0, 0.7, 1.3, 1.0], np.float32),
         np.array([0, 5, 0, 0], np.int32),
@@ -107,6 +112,7 @@ SHAPES = (
     Shape("generate", LANES, 1, 2),
     Shape("generate", LANES, CHUNK, 2),
     Shape("score", LANES, CHUNK, 2),
+    Shape("score", LANES, CHUNK, 2, chosen=3),
 )
 # test_verify_step.py has its own comparisons in the default run
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))

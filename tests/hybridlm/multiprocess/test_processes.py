@@ -22,6 +22,7 @@ from hybridlm.cli.main import app
 from hybridlm.multiprocess.records import RECORD, BroadcastError, Operation, from_records, to_records
 from hybridlm.programs.operations import run_of, run_operation
 from hybridlm.programs.shapes import Shape
+from hybridlm.steps.score import Chosen
 
 COUNT, TIMEOUT = 4, 20.0
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,17 @@ def test_operations_survive_the_wire_format() -> None:
     for mine, given in zip([*batch, *sampling, sampled], OPERANDS, strict=True):
         np.testing.assert_array_equal(mine, given)
         assert mine.dtype == given.dtype and mine.shape == given.shape
+
+
+def test_chosen_ids_of_a_scoring_step_survive_the_wire_format() -> None:
+    shape = Shape("score", 4, 3, top=2, chosen=2)
+    chosen = Chosen(np.arange(24, dtype=np.int32).reshape(4, 3, 2), np.ones(4, np.float32))  # type: ignore[arg-type]
+    operation, fields = run_operation(7, 4, shape, (*BATCH, BATCH[0], chosen))
+    assert len(fields) == len(operation.numbers) + len(operation.arrays)
+    _, _, told, _, (targets, told_chosen) = run_of(from_records(to_records(5, operation), 5))
+    assert told == shape and isinstance(told_chosen, Chosen)
+    for mine, given in zip([targets, *told_chosen], [BATCH[0], *chosen], strict=True):
+        np.testing.assert_array_equal(mine, given)
 
 
 def test_large_operands_take_further_records_of_the_same_size() -> None:

@@ -29,7 +29,7 @@ try:
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.scoring.choice import Choice
     from hybridlm.session import Event, Session
-    from hybridlm.tables import to_table
+    from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
     from models import ConfigError, UnsupportedModel
 finally:
@@ -68,4 +68,5 @@ __all__ = [
     "mesh",
     "models",
     "to_table",
+    "token_logprobs",
 ]

@@ -300,6 +300,11 @@ class LM:
         shard: str | None = None,
         restart: bool = False,
         progress: bool | None = None,
+        token_ids: str | Sequence[int] | None = None,
+        top: int = 0,
+        start: int | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -318,6 +323,9 @@ class LM:
                 its name.
             restart: delete the parts of an earlier run and begin again.
             progress: show a progress bar; None shows one if standard error is a terminal.
+            token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
+                name of the field or column that has them for each row, as for `score`.
+            top, start, temperature, entropy: as for `score`, for all rows.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -326,7 +334,9 @@ class LM:
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; parts that were written stay.
         """
-        return score_file(self._scorer, input, output, strict, window, shard, restart, progress)
+        settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
+        scorer = replace(self._scorer, settings=settings)
+        return score_file(scorer, input, output, strict, window, shard, restart, progress)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
@@ -622,7 +632,16 @@ class LM:
 
     @property
     def _scorer(self) -> Scorer:
-        return Scorer(self._items.read, self._scores, self._origin())
+        def found(ids: Sequence[tuple[int, ...]], question: Question | None = None) -> list[Score]:
+            return self._scores(ids) if question is None else self._scores(ids, question=question)
+
+        return Scorer(
+            self._items.read,
+            found,
+            self._origin(),
+            vocab_size=self.config.vocab_size,
+            saved=lambda: self.engine.stats["prefix_tokens_saved"],
+        )
 
     @property
     def _items(self) -> ItemReader:

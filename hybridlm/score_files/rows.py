@@ -32,6 +32,7 @@ class InputRow(NamedTuple):
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
         fault: why it cannot be read; it has no item then.
+        chosen: its chosen ids, unchecked; None for none.
     """
 
     number: int
@@ -40,6 +41,7 @@ class InputRow(NamedTuple):
     item: Any
     size: int
     fault: str | None = None
+    chosen: Any = None
 
     @property
     def several(self) -> bool:

@@ -18,6 +18,9 @@ from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, ide
 DEFAULT_WINDOW = 4096
 """Rows that are scored together, if they are short."""
 
+MAX_WINDOW_IDS = 1 << 24
+"""Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+
 
 @dataclass(frozen=True)
 class ScoreFileReport:
@@ -29,6 +32,7 @@ class ScoreFileReport:
         errors: rows that have an error instead.
         tokens: tokens of the texts.
         kept: how many of these rows an earlier, interrupted run had done.
+        prefix_tokens_saved: tokens that this run did not prefill because rows of a window begin alike.
     """
 
     output: Path
@@ -36,6 +40,7 @@ class ScoreFileReport:
     errors: int
     tokens: int
     kept: int
+    prefix_tokens_saved: int = 0
 
 
 def score_file(
@@ -58,13 +63,14 @@ def score_file(
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
-    make_target = target_for(path)
-    source = open_source(texts)
+    make_target, saved = target_for(path), scorer.saved()
+    source = open_source(texts, scorer.chosen)
+    window_bytes = _window_bytes(scorer)
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
-        found = survey(texts, source, window, strict, bar.read)
-        target = make_target(found.ids)
-        parts.resume(_origin(scorer, path, found, window, shard), restart)
+        found = survey(texts, source, window, strict, bar.read, window_bytes)
+        target = make_target(found.ids, scorer.settings)
+        parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
             _refuse(texts, (part.error for part in parts.done))
@@ -88,7 +94,7 @@ def score_file(
                 rows = sum(part.rows for part in parts.done)
                 error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
             raise
-        return _report(path, parts, kept)
+        return _report(path, parts, kept, scorer.saved() - saved)
 
 
 def _shard(shard: str | None) -> tuple[int, int]:
@@ -106,12 +112,20 @@ def _output(output: Path, input: Path, index: int, count: int) -> Path:
     return replaceable(output, input)
 
 
-def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str | None) -> Origin:
+def _window_bytes(scorer: Scorer) -> int:
+    """Return the size at which a window ends: what is reported about its positions is held until it is written."""
+    given = scorer.settings.token_ids
+    ids = scorer.settings.top + (0 if given is None or isinstance(given, str) else len(given))
+    return min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // max(ids, 1))
+
+
+def _origin(scorer: Scorer, output: Path, found: Survey, window: str, shard: str | None) -> Origin:
     """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
-        "window": f"{window} rows, {MAX_WINDOW_BYTES} bytes",
+        **({"distributions": repr(scorer.settings)} if scorer.settings.given else {}),
+        "window": window,
         "shard": shard or "none",
         "output": format_version(output),
     }
@@ -144,6 +158,6 @@ def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
 
 
-def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+def _report(output: Path, parts: Parts, kept: int, saved: int) -> ScoreFileReport:
     rows, tokens, errors = (sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors"))
-    return ScoreFileReport(output, rows - errors, errors, tokens, kept)
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved)

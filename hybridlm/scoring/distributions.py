@@ -1,15 +1,12 @@
 """What a call to `score` asks about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.scoring.items import ScoredIds
-from hybridlm.steps.score import Scored
 
 MAX_IDS = 1 << 14
 """Maximum number of ids reported at a position."""
@@ -30,6 +27,11 @@ class TextQuestion:
     def at(self, token: int) -> np.ndarray:
         """Return the chosen ids of one token's place."""
         return self.ids if isinstance(self.ids, np.ndarray) else self.ids[token - self.first]
+
+    @property
+    def most(self) -> int:
+        """Maximum number of chosen ids of a place."""
+        return len(self.ids) if isinstance(self.ids, np.ndarray) else max(map(len, self.ids), default=0)
 
     def key(self, begin: int, end: int) -> tuple[Any, ...] | None:
         """Return what is asked about tokens `begin` to `end`; None for nothing."""
@@ -104,6 +106,19 @@ class DistributionSettings:
         if self.start is not None and not self.given:
             raise ValueError("start: expected token_ids, top, entropy or temperature with it, got none of them")
 
+    def of_file(self, vocab_size: int) -> "DistributionSettings":
+        """Return the settings for rows of a file, checked: `token_ids` are ids for all rows, or the name of a field.
+
+        Raises:
+            TypeError, ValueError: a setting is wrong.
+        """
+        self.check(vocab_size)
+        if self.start is not None and (not _whole(self.start) or self.start < 0):
+            raise ValueError(f"start: expected a whole number of at least 0, got {self.start!r}")
+        if self.token_ids is None or isinstance(self.token_ids, str):
+            return self
+        return replace(self, token_ids=tuple(ids_of(self.token_ids, "token_ids", vocab_size).tolist()))
+
     def question(self, texts: Sequence[ScoredIds], vocab_size: int) -> Question:
         """Return what is asked about texts.
 
@@ -118,35 +133,58 @@ class DistributionSettings:
         starts = self.start if isinstance(self.start, list | tuple | np.ndarray) else [self.start] * len(texts)
         if len(starts) != len(texts):
             raise ValueError(f"start: expected a number, or one for each of {len(texts)} scores, got {len(starts)}")
-        firsts = [_first(start, one, i) for i, (start, one) in enumerate(zip(starts, texts, strict=True))]
         given = self.token_ids
-        if given is None:
-            each: list[Any] = [np.zeros(0, np.int32)] * len(texts)
-        elif _flat(given):
-            each = [ids_of(given, "token_ids", vocab_size)] * len(texts)
+        if given is None or _flat(given):
+            common = ids_of([] if given is None else given, "token_ids", vocab_size)
+            asked = [about(text, start, common, "", vocab_size) for text, start in zip(texts, starts, strict=True)]
         else:
-            if len(given) != len(texts):
+            if not isinstance(given, list | tuple | np.ndarray) or len(given) != len(texts):
+                found = type(given) if not hasattr(given, "__len__") else len(given)
                 raise ValueError(
-                    f"token_ids: expected a list of ids, or one for each of {len(texts)} scores, got {len(given)}"
+                    f"token_ids: expected a list of ids, or one for each of {len(texts)} scores, got {found}"
                 )
-            each = [
-                chosen_ids(one, f"token_ids[{i}]", len(text.token_ids) - first, vocab_size)
-                for i, (one, text, first) in enumerate(zip(given, texts, firsts, strict=True))
+            asked = [
+                about(text, start, one, f"token_ids[{i}]", vocab_size)
+                for i, (one, text, start) in enumerate(zip(given, texts, starts, strict=True))
             ]
-        longest = max((len(ids) for one in each for ids in ([one] if isinstance(one, np.ndarray) else one)), default=0)
+        return self.together(asked)
+
+    def together(self, asked: Sequence[TextQuestion]) -> Question:
+        """Return what is asked about all texts of a call, given what is asked about each."""
+        longest = max((one.most for one in asked), default=0)
         # Few programs for many lengths.
         width = 1 << (longest - 1).bit_length() if longest else 0
-        asked = [TextQuestion(first, ids) for first, ids in zip(firsts, each, strict=True)]
-        return Question(self.top, width, float(self.temperature), bool(self.entropy), given is not None, asked)
+        chosen = self.token_ids is not None
+        return Question(self.top, width, float(self.temperature), bool(self.entropy), chosen, list(asked))
 
 
-def _first(start: Any, text: ScoredIds, i: int) -> int:
+NOTHING_ASKED = DistributionSettings()
+
+
+def about(text: ScoredIds, start: Any, given: Any, where: str, vocab_size: int) -> TextQuestion:
+    """Return what is asked about one text.
+
+    Args:
+        text: its token ids.
+        start: first token to report on, behind its prompt; None for the first with a prediction.
+        given: its ids, one list or one for each position.
+        where: their name in messages.
+        vocab_size: ids are below it.
+
+    Raises:
+        TypeError, ValueError: one of them does not fit the text.
+    """
+    first = _first(start, text)
+    return TextQuestion(first, chosen_ids(given, where, len(text.token_ids) - first, vocab_size))
+
+
+def _first(start: Any, text: ScoredIds) -> int:
     """Return the index of the first token to report on, of all that the model reads."""
     own = len(text.token_ids) - text.prompt
     if start is None:
         start = 0
     if not _whole(start) or not 0 <= start <= own:
-        raise ValueError(f"start: expected 0..{own} for score {i} of {own} tokens, got {start!r}")
+        raise ValueError(f"start: expected 0..{own} for a text of {own} tokens, got {start!r}")
     return max(text.prompt + int(start), 1)  # nothing predicts the first token
 
 
@@ -195,86 +233,3 @@ def _flat(given: Any) -> bool:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-@dataclass(eq=False)
-class Found:
-    """Arrays of what is asked about one text, while its steps are read.
-
-    Attributes:
-        question: of the call.
-        asked: of the text.
-        length: number of its tokens, with everything before them.
-        ranks, entropy: of each of its tokens; 0 and nan where nothing is asked.
-    """
-
-    question: Question
-    asked: TextQuestion
-    length: int
-    ranks: np.ndarray = field(init=False)
-    entropy: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        count, asked = max(self.length - self.asked.first, 0), self.question
-        self.ranks = np.zeros(self.length, np.int32)
-        self.entropy = np.full(self.length, math.nan, np.float32)
-        self._top_ids = np.zeros((count, asked.top), np.int32)
-        self._top_logprobs = np.zeros((count, asked.top), np.float32)
-        self._logprobs = np.zeros((count, asked.width), np.float32)
-        self._chosen_ranks = np.zeros((count, asked.width), np.int32)
-
-    def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
-        skipped = max(self.asked.first - first, 0)
-        if skipped >= count:
-            return
-        step, own = slice(skipped, count), slice(first + skipped, first + count)
-        inside = slice(own.start - self.asked.first, own.stop - self.asked.first)
-        assert scored.rank is not None and scored.entropy is not None, "the step was asked for them"
-        self.ranks[own], self.entropy[own] = scored.rank[lane, step], scored.entropy[lane, step]
-        if scored.top_tokens is not None and scored.top_logprobs is not None:
-            self._top_ids[inside], self._top_logprobs[inside] = (
-                scored.top_tokens[lane, step],
-                scored.top_logprobs[lane, step],
-            )
-        if scored.chosen_logprobs is not None and scored.chosen_ranks is not None:
-            self._logprobs[inside], self._chosen_ranks[inside] = (
-                scored.chosen_logprobs[lane, step],
-                scored.chosen_ranks[lane, step],
-            )
-
-    def copy_from(self, shared: "Found") -> None:
-        """Copy the results of the first tokens from those of a shared prefix, which was asked the same about them."""
-        first, end = self.asked.first, shared.length
-        if end <= first:
-            return
-        assert shared.asked.first == first, "chunks that are shared are asked the same"
-        self.ranks[first:end], self.entropy[first:end] = shared.ranks[first:], shared.entropy[first:]
-        for name in ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks"):
-            getattr(self, name)[: end - first] = getattr(shared, name)
-
-    def top(self, before: int) -> TokenLogprobs | None:
-        """Return the most likely tokens of each token behind `before`; None if they were not asked for."""
-        count = self.question.top
-        if not count:
-            return None
-        positions = len(self._top_ids)
-        ranks = np.tile(np.arange(1, count + 1, dtype=np.int32), positions)
-        offsets = self._offsets(np.full(positions, count, np.int64), before)
-        return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
-
-    def chosen(self, before: int) -> TokenLogprobs | None:
-        """Return the chosen ids of each token behind `before`; None if none were chosen."""
-        if not self.question.chosen:
-            return None
-        positions, given = len(self._logprobs), self.asked.ids
-        each = [given] * positions if isinstance(given, np.ndarray) else given
-        counts = np.array([len(ids) for ids in each], np.int64)
-        real = np.arange(self.question.width) < counts[:, None]
-        ids = np.concatenate([np.zeros(0, np.int32), *each])
-        return TokenLogprobs(ids, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts, before))
-
-    def _offsets(self, counts: np.ndarray, before: int) -> np.ndarray:
-        whole = np.zeros(self.length - before + 1, np.int64)
-        whole[self.asked.first - before + 1 :] = np.cumsum(counts)
-        return whole

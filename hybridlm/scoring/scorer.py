@@ -13,7 +13,8 @@ from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
-from hybridlm.scoring.distributions import Found, Question
+from hybridlm.scoring.distributions import Question
+from hybridlm.scoring.found import Found
 from hybridlm.scoring.queue import ScoringQueue
 from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.operands import Batch

@@ -6,7 +6,8 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.rows.snapshot import Snapshot
-from hybridlm.scoring.distributions import Found, Question, TextQuestion
+from hybridlm.scoring.distributions import Question, TextQuestion
+from hybridlm.scoring.found import Found
 from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
 from ir_passes.host.slot_owner import Slot

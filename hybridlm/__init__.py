@@ -28,6 +28,7 @@ try:
     from hybridlm.rows.pool import RowsLost
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.scoring.choice import Choice
+    from hybridlm.scoring.divergence import Divergence
     from hybridlm.session import Event, Session
     from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
@@ -46,6 +47,7 @@ __all__ = [
     "Choice",
     "Completion",
     "ConfigError",
+    "Divergence",
     "Event",
     "ForwardOutput",
     "InsufficientMemory",

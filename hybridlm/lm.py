@@ -46,12 +46,13 @@ from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
-from hybridlm.requests.validation import to_items
+from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
+from hybridlm.scoring.divergence import Divergence, Side, compare
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.scorer import checked, scores
@@ -337,6 +338,41 @@ class LM:
         settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
         scorer = replace(self._scorer, settings=settings)
         return score_file(scorer, input, output, strict, window, shard, restart, progress)
+
+    def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
+        """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
+
+        KL in both directions, Jensen-Shannon divergence, and whether the most likely token is the same; as of a
+        quantised model and the plain one. Both models are in memory, and logits of a block of tokens.
+
+        Args:
+            other: the other model, with the same vocabulary; settings such as lanes and context are its own.
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+
+        Returns:
+            Arrays of all tokens of all texts, and their means.
+
+        Raises:
+            TypeError, ValueError: a text does not fit one of the models (the message names it), the vocabularies or
+                tokenizers differ (token ids only need the same vocabulary), or a model is on several devices.
+            NumericalError: a model computed logits that are not numbers.
+        """
+        if not isinstance(other, LM):
+            raise TypeError(f"other: expected a model that hybridlm.load returned, got {type(other)}")
+        if self.config.vocab_size != other.config.vocab_size:
+            sizes = f"{self.config.vocab_size} and {other.config.vocab_size}"
+            raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
+        mine, its = (None if one.tokenizer is None else one.tokenizer.fingerprint for one in (self, other))
+        items = to_items(texts, "texts")
+        if mine != its and any(isinstance(item, str) for item in items):
+            raise ValueError("other: expected the same tokenizer for texts, theirs differ; give token ids")
+        if any(one.engine.placement.mesh is not None for one in (self, other)):
+            raise ValueError("divergence: expected both models on one device, one has a mesh; load it without")
+        ids = self._inputs.encode_all(items, "texts")
+        for i, one in enumerate(ids):
+            check_length(one, f"texts[{i}]", other.context)
+        sides = Side(self.engine, self._structure), Side(other.engine, other._structure)
+        return compare(sides, ids)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

@@ -34,7 +34,7 @@ def example_arguments(
             chosen: Any = np.zeros((shape.lanes, shape.tokens, shape.chosen), np.int32)
             temperature: Any = np.ones(shape.lanes, np.float32)
             operands.append(Chosen(chosen, temperature))
-    else:
+    elif shape.step != "hidden":
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
     return (params, rows(shape.lanes), *placement.examples(operands))

@@ -13,7 +13,7 @@ from hybridlm.sampling.sampling import Sampling
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Chosen
 
-STEPS = ("generate", "verify", "score")
+STEPS = ("generate", "verify", "score", "hidden")
 PARTS: tuple[RowPart, ...] = ("state", "span")
 RUN_FIELDS = ("pool", "rows", "step", "lanes", "tokens per lane", "log-probabilities", "mtp_drafts", "chosen ids")
 COPY_FIELDS = (
@@ -47,7 +47,9 @@ def run_operation(pool: int, rows: int, shape: Shape, operands: Sequence[Any]) -
     chosen = -1 if shape.chosen is None else shape.chosen
     numbers = (pool, rows, STEPS.index(shape.step), shape.lanes, shape.tokens, top, shape.mtp_drafts, chosen)
     score = ("targets",) if shape.chosen is None else ("targets", *Chosen._fields)
-    own = {"score": score, "verify": ("drafted", *_SAMPLING_FIELDS), "generate": _SAMPLING_FIELDS}[shape.step]
+    own = {"hidden": (), "score": score, "verify": ("drafted", *_SAMPLING_FIELDS), "generate": _SAMPLING_FIELDS}[
+        shape.step
+    ]
     return Operation("run", numbers, tuple(jax.tree.leaves(operands))), (*RUN_FIELDS, *Batch._fields, *own)
 
 
@@ -58,6 +60,8 @@ def run_of(operation: Operation) -> tuple[int, int, Shape, Batch, tuple[Any, ...
         STEPS[step], lanes, tokens, None if top < 0 else top, None, mtp_drafts, None if chosen < 0 else chosen
     )
     batch, rest = Batch(*operation.arrays[:4]), operation.arrays[4:]
+    if shape.step == "hidden":
+        return pool, rows, shape, batch, ()
     if shape.step == "score":
         return pool, rows, shape, batch, rest if shape.chosen is None else (rest[0], _chosen(*rest[1:]))
     first = len(rest) - len(_SAMPLING_FIELDS)

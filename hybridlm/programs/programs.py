@@ -1,4 +1,7 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use."""
+"""The compiled programs of a model: one for each step and shape, certified and compiled on first use.
+
+More than 300 lines: one class, and the table of steps that it compiles.
+"""
 
 import logging
 import threading
@@ -23,6 +26,7 @@ from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.generate import GENERATE_CONTRACT, generate_step
+from hybridlm.steps.hidden import HIDDEN_CONTRACT, hidden_step
 from hybridlm.steps.score import CHOSEN_CONTRACT, SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import VERIFY_CONTRACT, verify_step
@@ -129,6 +133,8 @@ class Programs:
             return step, GENERATE_CONTRACT
         if shape.step == "verify":
             return verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts), VERIFY_CONTRACT
+        if shape.step == "hidden":
+            return hidden_step(self._structure), HIDDEN_CONTRACT
         step = score_step(self._structure, shape.top or 0)
         return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 

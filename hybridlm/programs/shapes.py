@@ -12,7 +12,7 @@ class Shape:
     """Compilation key of a step.
 
     Attributes:
-        step: "generate", "verify" or "score".
+        step: "generate", "verify", "score" or "hidden".
         lanes, tokens: N and T.
         top: number of log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
@@ -20,7 +20,7 @@ class Shape:
         chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
     """
 
-    step: Literal["generate", "verify", "score"]
+    step: Literal["generate", "verify", "score", "hidden"]
     lanes: int
     tokens: int
     top: int | None = None

@@ -68,6 +68,8 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     tokens = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
     lengths = np.array(LENGTHS[shape.tokens], np.int32)
     common = (lm.engine.params, pools, tokens, lengths, np.array(POSITIONS, np.int32), np.int32(2))
+    if shape.step == "hidden":
+        return common
     if shape.step == "score":
         targets = rng.integers(1, vocab, (LANES, shape.tokens)).astype(np.int32)
         if shape.chosen is None:
@@ -113,6 +115,7 @@ SHAPES = (
     Shape("generate", LANES, CHUNK, 2),
     Shape("score", LANES, CHUNK, 2),
     Shape("score", LANES, CHUNK, 2, chosen=3),
+    Shape("hidden", LANES, CHUNK),
 )
 # test_verify_step.py has its own comparisons in the default run
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))

@@ -29,6 +29,7 @@ try:
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.scoring.choice import Choice
     from hybridlm.scoring.divergence import Divergence
+    from hybridlm.scoring.pooling import Classification
     from hybridlm.session import Event, Session
     from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
@@ -45,6 +46,7 @@ __all__ = [
     "LM",
     "CheckpointError",
     "Choice",
+    "Classification",
     "Completion",
     "ConfigError",
     "Divergence",

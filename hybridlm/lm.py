@@ -1,4 +1,4 @@
-"""A loaded language model: generate, stream, chat, score, perplexity, forward.
+"""A loaded language model: generate, stream, chat, score, divergence, embed, classify, perplexity, forward.
 
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
@@ -25,6 +25,7 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     resolve,
 )
+from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
@@ -55,6 +56,7 @@ from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import Divergence, Side, compare
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
+from hybridlm.scoring.pooling import POOLINGS, Classification, Pooling, pooled
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
@@ -101,6 +103,8 @@ class LM:
         fingerprint: str,
         start: Start | None = None,
         adapters: Sequence[Adapter] = (),
+        classifier: Classifier | None = None,
+        has_vocabulary_head: bool = True,
     ):
         self.start = start
         self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
@@ -109,6 +113,7 @@ class LM:
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
         self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
+        self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
 
     def __repr__(self) -> str:
         c = self.config
@@ -368,11 +373,55 @@ class LM:
             raise ValueError("other: expected the same tokenizer for texts, theirs differ; give token ids")
         if any(one.engine.placement.mesh is not None for one in (self, other)):
             raise ValueError("divergence: expected both models on one device, one has a mesh; load it without")
+        other._require_vocabulary_head()
         ids = self._inputs.encode_all(items, "texts")
         for i, one in enumerate(ids):
             check_length(one, f"texts[{i}]", other.context)
         sides = Side(self.engine, self._structure), Side(other.engine, other._structure)
         return compare(sides, ids)
+
+    def embed(
+        self, texts: str | Sequence[str | Sequence[int]], *, pooling: Pooling = "last", normalised: bool = True
+    ) -> np.ndarray:
+        """Embed texts: the residual stream after the final norm, pooled to one vector for each.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            pooling: "last" or "first" for the vector of the last or the first token, "mean" for the mean of all.
+            normalised: divide each vector by its length, so that products of vectors are cosines.
+
+        Returns:
+            float32 [texts, hidden].
+
+        Raises:
+            TypeError, ValueError: a text or `pooling` is wrong; nothing has been computed.
+            NumericalError: a step computed numbers that are none.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+        ids = self._text_inputs.encode_all(texts, "texts")
+        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+
+    def classify(self, texts: str | Sequence[str | Sequence[int]]) -> Classification:
+        """Classify texts, or compute their rewards, by the head of a sequence-classification or reward checkpoint.
+
+        The head (`score.weight`) reads the last token of each text.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+
+        Raises:
+            TypeError, ValueError: a text is wrong, or the checkpoint has no such head; nothing has been computed.
+            NumericalError: a step computed numbers that are none.
+        """
+        if self._classifier is None:
+            raise ValueError(f"classify: expected a checkpoint with score.weight, {self.path} has none")
+        vectors = self.embed(texts, pooling="last", normalised=False).astype(np.float64)
+        weight = self._classifier.weight.astype(np.float64)
+        # A product for each text, so that none depends on the others.
+        rows = [(weight * one).sum(axis=1) for one in vectors]
+        logits = np.array(rows, np.float64).reshape((len(rows), len(weight))).astype(np.float32)
+        return Classification(logits, self._classifier.labels)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
@@ -462,6 +511,7 @@ class LM:
         Raises:
             TypeError, ValueError: tokens are not ids of the vocabulary, or do not fit the context or the state.
         """
+        self._require_vocabulary_head()
         flat = in_order(self.params if params is None else params, tuple(self.params))
         return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
 
@@ -540,6 +590,8 @@ class LM:
                 checkpoint that was loaded is missing or has changed. Nothing has been changed.
             ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
         """
+        if not self._has_vocabulary_head:
+            raise ValueError("merge_adapter: this model has no vocabulary head; give adapter to load")
         if self.engine.tuned is not None or self.engine.calls.process_group is not None:
             raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
@@ -579,6 +631,8 @@ class LM:
             CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
+        if not self._has_vocabulary_head:
+            raise ValueError("save: expected a vocabulary head, this checkpoint has none; copy its directory instead")
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
             raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
@@ -663,6 +717,17 @@ class LM:
 
     @property
     def _inputs(self) -> Inputs:
+        self._require_vocabulary_head()
+        return self._text_inputs
+
+    def _require_vocabulary_head(self) -> None:
+        if not self._has_vocabulary_head:
+            use = "embed" if self._classifier is None else "classify or embed"
+            raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
+
+    @property
+    def _text_inputs(self) -> Inputs:
+        """Inputs of what needs no vocabulary head."""
         require = self.engine.moves.require
         return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
 

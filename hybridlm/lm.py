@@ -49,14 +49,14 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
-from hybridlm.score_files.score_rows import Scorer
+from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
+from hybridlm.score_files.score_rows import Scorer, VectorScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import Divergence, Side, compare
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
-from hybridlm.scoring.pooling import POOLINGS, Classification, Pooling, pooled
+from hybridlm.scoring.pooling import Classification, Pooled, Pooling, check_pooling, class_logits, pooled
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
@@ -397,10 +397,79 @@ class LM:
             TypeError, ValueError: a text or `pooling` is wrong; nothing has been computed.
             NumericalError: a step computed numbers that are none.
         """
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+        check_pooling(pooling)
         ids = self._text_inputs.encode_all(texts, "texts")
-        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised).checked()
+
+    def embed_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        pooling: Pooling = "last",
+        normalised: bool = True,
+        **options: Unpack[FileOptions],
+    ) -> ScoreFileReport:
+        """Embed a file of texts of any length, `.jsonl` or `.parquet`, as `score_file` scores one.
+
+        Args:
+            input: lines or columns as for `score_file`, of texts or token ids.
+            output: one row per input row, in order: id and embedding, or id and error.
+            pooling, normalised: as for `embed`.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Raises:
+            ValueError, MissingExtra, OSError: as `score_file`.
+        """
+        check_pooling(pooling)
+
+        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
+            return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+
+        kind = f"{pooling} token, {'normalised' if normalised else 'as it is'}"
+        return self._vector_file(VectorScorer("embedding", vectors), kind, input, output, options)
+
+    def classify_file(
+        self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
+    ) -> ScoreFileReport:
+        """Classify a file of texts of any length, or compute their rewards, as `score_file` scores one.
+
+        Args:
+            input: lines or columns as for `score_file`, of texts or token ids.
+            output: one row per input row, in order: id and logits, one for each label, or id and error.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Raises:
+            ValueError: the checkpoint has no head of texts, or as `score_file`.
+            MissingExtra, OSError: as `score_file`.
+        """
+        classifier = self._require_classifier("classify_file")
+
+        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
+            found = pooled(self.engine, ids, self.config.hidden_size, "last", False)
+            return found._replace(vectors=class_logits(classifier.weight, found.vectors))
+
+        return self._vector_file(VectorScorer("logits", vectors), "score.weight", input, output, options)
+
+    def _vector_file(
+        self,
+        vectors: VectorScorer,
+        kind: str,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        options: FileOptions,
+    ) -> ScoreFileReport:
+        inputs = self._text_inputs
+        origin = {**self._origin(), vectors.column: kind}
+        scorer = Scorer(
+            lambda item, where: [ScoredIds(inputs.encode(item, where))], lambda ids: [], origin, vectors=vectors
+        )
+        return score_file(scorer, input, output, **options)
+
+    def _require_classifier(self, method: str) -> Classifier:
+        if self._classifier is None:
+            raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
+        return self._classifier
 
     def classify(self, texts: str | Sequence[str | Sequence[int]]) -> Classification:
         """Classify texts, or compute their rewards, by the head of a sequence-classification or reward checkpoint.
@@ -414,14 +483,9 @@ class LM:
             TypeError, ValueError: a text is wrong, or the checkpoint has no such head; nothing has been computed.
             NumericalError: a step computed numbers that are none.
         """
-        if self._classifier is None:
-            raise ValueError(f"classify: expected a checkpoint with score.weight, {self.path} has none")
-        vectors = self.embed(texts, pooling="last", normalised=False).astype(np.float64)
-        weight = self._classifier.weight.astype(np.float64)
-        # A product for each text, so that none depends on the others.
-        rows = [(weight * one).sum(axis=1) for one in vectors]
-        logits = np.array(rows, np.float64).reshape((len(rows), len(weight))).astype(np.float32)
-        return Classification(logits, self._classifier.labels)
+        classifier = self._require_classifier("classify")
+        vectors = self.embed(texts, pooling="last", normalised=False)
+        return Classification(class_logits(classifier.weight, vectors), classifier.labels)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

@@ -190,6 +190,20 @@ def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def schema_of_vectors(whole_numbers: bool, name: str) -> pa.Schema:
+    """Return the columns of a file of vectors; ids are whole numbers or strings."""
+    ids = pa.int64() if whole_numbers else pa.string()
+    return pa.schema({"id": ids, name: pa.list_(pa.float32()), "error": pa.string()})
+
+
+def table_of_vectors(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
+    """Return a table of vectors; that of a row with an error is null. Raises as `table_of_scores`."""
+    vectors = [None if row.vector is None else row.vector[1] for row in rows]
+    errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
+    columns = zip(([row.id for row in rows], vectors, errors), schema, strict=True)
+    return pa.Table.from_arrays([pa.array(values, field.type) for values, field in columns], schema=schema)
+
+
 def _logprobs(rows: Sequence[OutputRow]) -> pa.Array:
     """Return the lists of all rows; NaN, as in the first place of each, becomes null."""
     arrays = [np.zeros(0, np.float32) if row.score is None else row.score.logprobs for row in rows]

@@ -49,10 +49,11 @@ def open_source(path: Path, chosen: str | None = None) -> TextSource:
     return ParquetRows(path, chosen)
 
 
-def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings], ScoreTarget]:
+def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, str | None], ScoreTarget]:
     """Return the class of an output's format; raises as `format_of`.
 
-    It takes the kinds of the ids, and what was asked about the distributions.
+    It takes the kinds of the ids, what was asked about the distributions, and the column of vectors, if it has those
+    instead of scores.
     """
     if format_of(path) == ".jsonl":
         from hybridlm.score_files.jsonl import JsonScores

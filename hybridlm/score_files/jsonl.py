@@ -85,11 +85,11 @@ class JsonScores:
     """One line per row: id, token_ids, logprobs, sum_logprob, perplexity, and what was asked; or id and error.
 
     Args:
-        ids, settings: ignored; lines hold ids of all kinds, and whatever was asked.
+        ids, settings, vectors: ignored; lines hold ids of all kinds, and whatever was asked.
     """
 
-    def __init__(self, ids: IdKinds, settings: DistributionSettings):
-        del ids, settings
+    def __init__(self, ids: IdKinds, settings: DistributionSettings, vectors: str | None = None):
+        del ids, settings, vectors
 
     def part(self, rows: list[OutputRow]) -> bytes:
         return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
@@ -100,6 +100,9 @@ class JsonScores:
 
 
 def _object(row: OutputRow) -> dict[str, Any]:
+    if row.vector is not None:
+        name, vector = row.vector
+        return {"id": row.id, name: list(map(finite, vector.tolist()))}
     if row.score is None:
         return {"id": row.id, "error": row.error}
     before = {"prompt_tokens": row.score.prefix_tokens} if row.score.prefix_tokens else {}

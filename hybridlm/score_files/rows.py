@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+import numpy as np
+
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import Score
 
@@ -51,12 +53,19 @@ class InputRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """A row of the output: its score, the scores of its list of completions, or its error."""
+    """A row of the output: its score, the scores of its list of completions, its vector, or its error.
+
+    Attributes:
+        vector: name of its field, and its float32 numbers, in a file of vectors.
+        tokens: tokens of the text of a vector.
+    """
 
     id: Id
     score: Score | None
     error: str | None
     completions: tuple[Score, ...] = ()
+    vector: tuple[str, np.ndarray] | None = None
+    tokens: int = 0
 
 
 class TextSource(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
@@ -20,6 +21,16 @@ DEFAULT_WINDOW = 4096
 
 MAX_WINDOW_IDS = 1 << 24
 """Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+
+
+class FileOptions(TypedDict, total=False):
+    """Options of every file of texts; see `LM.score_file`."""
+
+    strict: bool
+    window: int
+    shard: str | None
+    restart: bool
+    progress: bool | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ def score_file(
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.settings)
+        target = make_target(found.ids, scorer.settings, None if scorer.vectors is None else scorer.vectors.column)
         parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
@@ -154,7 +165,7 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
 
 def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
     errors = [row.error for row in rows if row.error is not None]
-    tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
+    tokens = sum(row.tokens if row.score is None else len(row.score.token_ids) for row in rows)
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
 
 

@@ -10,6 +10,20 @@ from hybridlm.requests.results import Score
 from hybridlm.score_files.rows import InputRow, OutputRow
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
+from hybridlm.scoring.pooling import Pooled
+
+
+@dataclass(frozen=True)
+class VectorScorer:
+    """Vectors of texts, in the place of scores.
+
+    Attributes:
+        column: name of their field or column in the output.
+        vectors: token ids -> their vectors, in order.
+    """
+
+    column: str
+    vectors: Callable[[Sequence[tuple[int, ...]]], Pooled]
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,7 @@ class Scorer:
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
         saved: tokens so far that were not prefilled because texts begin alike.
+        vectors: gives vectors instead of scores; None for scores.
     """
 
     encode: Callable[[Any, str], list[ScoredIds]]
@@ -33,6 +48,7 @@ class Scorer:
     settings: DistributionSettings = NOTHING_ASKED
     vocab_size: int = 0
     saved: Callable[[], int] = lambda: 0
+    vectors: VectorScorer | None = None
 
     @property
     def chosen(self) -> str | None:
@@ -60,6 +76,8 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
     encoded = [_encode(scorer, row, name) for row, name in zip(rows, names, strict=True)]
     good = [found for found in encoded if not isinstance(found, str)]
     texts = [one.token_ids for ids, _ in good for one in ids]
+    if scorer.vectors is not None:
+        return _vector_rows(scorer.vectors, texts, list(zip(rows, names, encoded, strict=True)))
     asked = [one for _, about_row in good for one in about_row]
     given = {"question": scorer.settings.together(asked)} if scorer.settings.given else {}
     scores = iter(scorer.score(texts, **given))
@@ -74,6 +92,25 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
             output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, wrong))))
         else:
             output.append(OutputRow(row.id, found[0], None, tuple(found) if row.several else ()))
+    return output
+
+
+def _vector_rows(
+    scorer: VectorScorer,
+    texts: Sequence[tuple[int, ...]],
+    encoded: Sequence[tuple[InputRow, str | None, tuple[list[ScoredIds], list[TextQuestion]] | str]],
+) -> list[OutputRow]:
+    """Return the vectors or errors of rows, in order; every row that has a text has one."""
+    found, places, output = scorer.vectors(texts), iter(range(len(texts))), list[OutputRow]()
+    for row, name, ids in encoded:
+        place = -1 if isinstance(ids, str) else next(places)
+        if isinstance(ids, str):
+            output.append(OutputRow(row.id, None, ids))
+        elif place in found.wrong:
+            output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, found.wrong[place]))))
+        else:
+            vector = scorer.column, found.vectors[place]
+            output.append(OutputRow(row.id, None, None, vector=vector, tokens=len(texts[place])))
     return output
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -45,6 +45,24 @@ class Classification:
         return powers / powers.sum(axis=1, keepdims=True)
 
 
+class Pooled(NamedTuple):
+    """Vectors of texts.
+
+    Attributes:
+        vectors: float32 [texts, hidden].
+        wrong: for each text with NaN, the index of its first token that has one.
+    """
+
+    vectors: np.ndarray
+    wrong: dict[int, int]
+
+    def checked(self) -> np.ndarray:
+        """Return the vectors; raises NumericalError if a text has NaN."""
+        for i, token in sorted(self.wrong.items()):
+            raise NumericalError(f"texts[{i}]", token)
+        return self.vectors
+
+
 @dataclass(eq=False)
 class PooledText:
     """A text while it is pooled.
@@ -55,6 +73,7 @@ class PooledText:
         consumed: tokens that the lane's state has seen once the dispatched steps have run.
         slot: its row, if it has one.
         total: float64 [hidden], what has been read of the vector: the token's, or the sum over tokens.
+        wrong: index of the first token with NaN.
     """
 
     index: int
@@ -62,16 +81,13 @@ class PooledText:
     consumed: int = 0
     slot: Slot | None = None
     total: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    wrong: int | None = None
 
     def take(self, hidden: np.ndarray, first: int, pooling: Pooling) -> None:
-        """Read the residual stream, float32 [count, hidden], of the tokens from `first` on.
-
-        Raises:
-            NumericalError: some of it is NaN.
-        """
-        wrong = np.flatnonzero(np.isnan(hidden).any(axis=1))
-        if wrong.size:
-            raise NumericalError(f"texts[{self.index}]", first + int(wrong[0]))
+        """Read the residual stream, float32 [count, hidden], of the tokens from `first` on."""
+        nan = np.flatnonzero(np.isnan(hidden).any(axis=1))
+        if nan.size and self.wrong is None:
+            self.wrong = first + int(nan[0])
         if pooling == "mean":
             for row in hidden:  # one after the other, however the text is cut into chunks
                 self.total = self.total + row
@@ -79,10 +95,8 @@ class PooledText:
             self.total = hidden[0 if pooling == "first" else -1].astype(np.float64)
 
 
-def pooled(
-    engine: Engine, texts: Sequence[tuple[int, ...]], size: int, pooling: Pooling, normalised: bool
-) -> np.ndarray:
-    """Return a vector for each text, float32 [texts, hidden]: its residual stream after the final norm, pooled.
+def pooled(engine: Engine, texts: Sequence[tuple[int, ...]], size: int, pooling: Pooling, normalised: bool) -> Pooled:
+    """Return a vector for each text: its residual stream after the final norm, pooled.
 
     Every vector is the one that the text has alone in steps of this shape.
 
@@ -92,13 +106,11 @@ def pooled(
         size: width of the residual stream.
         pooling: "last" or "first" for the vector of that token, "mean" for the mean over all tokens.
         normalised: divide each vector by its length.
-
-    Raises:
-        NumericalError: a step computed numbers that are none.
     """
+    wrong: dict[int, int] = {}
     found = np.zeros((len(texts), size), np.float32)
     if not texts:
-        return found
+        return Pooled(found, wrong)
     waiting = deque(sorted((PooledText(i, text) for i, text in enumerate(texts)), key=lambda one: -len(one.tokens)))
     pool = engine.borrow("prefill", engine.bucket(len(texts), engine.prefill_rows))
     lanes: list[PooledText | None] = [None] * pool.size
@@ -121,9 +133,11 @@ def pooled(
                         # A vector of zeros has no direction.
                         length = max(float(np.sqrt((vector * vector).sum())), 1e-12) if normalised else 1.0
                         found[text.index] = vector / length
+                        if text.wrong is not None:
+                            wrong[text.index] = text.wrong
     finally:
         engine.give_back("prefill", pool)
-    return found
+    return Pooled(found, wrong)
 
 
 def _dispatch(
@@ -148,3 +162,23 @@ def _dispatch(
             pool.owner.release(text.slot)
             engine.forget(text)
     return outputs, parts
+
+
+def check_pooling(pooling: object) -> None:
+    """Raise ValueError if a pooling does not exist."""
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+
+
+def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return the logits of texts, float32 [texts, labels], summed in float64.
+
+    Args:
+        weight: float32 [labels, hidden].
+        vectors: float32 [texts, hidden].
+    """
+    wide = weight.astype(np.float64)
+    found = np.zeros((len(vectors), len(weight)), np.float32)
+    for row, vector in zip(found, vectors.astype(np.float64), strict=True):
+        row[:] = (wide * vector).sum(axis=1)  # for each text by itself, so that none depends on the others
+    return found

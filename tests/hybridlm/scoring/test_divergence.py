@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from comparison import padded
 from perturbation import influence
+from quantised_checkpoint import LAYOUTS, write_quantised
 from text_checkpoint import GOLDEN, SETTINGS
 
 import hybridlm
 from hybridlm.sampling.vocab_parallel import sum_of_terms
 from hybridlm.scoring.divergence import Divergence, Side, _program
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, divergence_step, js_terms, kl_terms
+from models.ops.quantised_weight import QuantisedWeight
 
 RNG = np.random.default_rng(2)
 TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 2, 9, 1, 14)]
@@ -106,6 +108,22 @@ def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm
     base, again = (text_lm.divergence(other, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
     for i in range(len(TEXTS)):
         assert bits(base, i) == bits(again, len(TEXTS) - i)
+
+
+def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM, tmp_path: Path) -> None:
+    """Its matrices, its head too, stay packed."""
+    folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
+    settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}
+    packed = hybridlm.load(folder / "quantised", **settings)
+    assert names and any(isinstance(one, QuantisedWeight) for one in packed.params.values())
+    found = other.divergence(packed, TEXTS[:2])
+    exact = hybridlm.load(folder / "plain", **settings)
+    p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))
+    place = slice(1, len(TEXTS[0]))
+    rows = p[0][: len(TEXTS[0]) - 1], q[0][: len(TEXTS[0]) - 1]
+    assert 0 < found.mean_kl < 0.2 and found.agreement > 0.5
+    np.testing.assert_allclose(found.kl[place], kl(*rows), rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(found.js[place], js(*rows), rtol=2e-3, atol=1e-6)
 
 
 def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from comparison import padded
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS
 
 import hybridlm
+from hybridlm.scoring.pooling import pooled
 
 RNG = np.random.default_rng(4)
 TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 1, 9, 5, 14)]
@@ -83,6 +86,49 @@ def test_classes(
             refused()
     with pytest.raises(ValueError, match="vocabulary head"):
         text_lm.divergence(lm, TEXTS)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """In the order of the input, in windows, with errors in the place of what cannot be embedded, and continued."""
+    given = [{"id": i, "token_ids": text} for i, text in enumerate(TEXTS)]
+    rows = [*given[:2], {"id": 7, "text": ""}, {"id": 8, "prompt": "a", "completion": "b"}, *given[2:]]
+    path, out = tmp_path / "in.jsonl", tmp_path / f"out{ending}"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def interrupted(*args: Any) -> Any:
+        if TEXTS[4] in [list(ids) for ids in args[1]]:
+            raise KeyboardInterrupt
+        return pooled(*args)
+
+    monkeypatch.setattr("hybridlm.lm.pooled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        text_lm.embed_file(path, out, pooling="mean", window=3)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="embedding"):
+        text_lm.embed_file(path, out, pooling="last", window=3)
+    report = text_lm.embed_file(path, out, pooling="mean", window=3)
+    assert (report.texts, report.errors, report.kept, report.tokens) == (5, 2, 6, sum(map(len, TEXTS)))
+    if ending == ".jsonl":
+        read = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        read = pq.read_table(out).to_pylist()
+        assert str(pq.read_schema(out).field("embedding").type) == "list<element: float>"
+    assert [row["id"] for row in read] == [0, 1, 7, 8, 2, 3, 4]
+    assert read[2]["error"].startswith("line 3: ") and read[3]["error"].startswith("line 4: ")
+    found = np.array([row["embedding"] for i, row in enumerate(read) if i not in (2, 3)], np.float32)
+    np.testing.assert_allclose(found, text_lm.embed(TEXTS, pooling="mean"), atol=1e-5)
+
+
+def test_files_of_classes(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    weight = WEIGHT[:, : text_lm.config.hidden_size]
+    lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight), **SETTINGS)
+    pq.write_table(pa.table({"token_ids": TEXTS}), tmp_path / "in.parquet")
+    lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    found = np.array(pq.read_table(tmp_path / "out.parquet")["logits"].to_pylist(), np.float32)
+    assert found.tobytes() == lm.classify(TEXTS).logits.tobytes()
+    with pytest.raises(ValueError, match=r"^classify_file: .*score\.weight"):
+        text_lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
 
 
 def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:

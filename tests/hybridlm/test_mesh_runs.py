@@ -63,7 +63,7 @@ def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[in
 
 
 def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
-    """Asserts that both give the same log-probabilities: of the texts, of the most likely and of chosen tokens."""
+    """Asserts that both give the same log-probabilities: of texts, of likely and of chosen tokens; and embeddings."""
     for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
         for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
@@ -76,6 +76,8 @@ def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -
             np.testing.assert_allclose(mine.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(one))
             assert (np.abs(mine.ranks - expected.ranks) <= 1).all()
         np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(one))
+    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (found, one)]
+    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(one))
 
 
 def check_drafts_and_cache(

@@ -59,6 +59,15 @@ def test_chosen_ids_of_a_scoring_step_survive_the_wire_format() -> None:
         np.testing.assert_array_equal(mine, given)
 
 
+def test_a_step_without_operands_of_its_own_survives_the_wire_format() -> None:
+    operation, fields = run_operation(7, 4, Shape("hidden", 4, 3), BATCH)
+    assert len(fields) == len(operation.numbers) + len(operation.arrays)
+    _, _, told, batch, rest = run_of(from_records(to_records(5, operation), 5))
+    assert told == Shape("hidden", 4, 3) and rest == ()
+    for mine, given in zip(batch, BATCH, strict=True):
+        np.testing.assert_array_equal(mine, given)
+
+
 def test_large_operands_take_further_records_of_the_same_size() -> None:
     operation = Operation("run", (1, -2), (np.arange(3000, dtype=np.int32), np.array(False)))
     records = to_records(0, operation)

@@ -16,6 +16,9 @@ import hybridlm
 from hybridlm.sampling.vocab_parallel import sum_of_terms
 from hybridlm.scoring.divergence import Divergence, Side, _program
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, divergence_step, js_terms, kl_terms
+from hybridlm.steps.score import MIN_HEAD_ROWS
+from hybridlm.steps.structure import flatten
+from models import family_of
 from models.ops.quantised_weight import QuantisedWeight
 
 RNG = np.random.default_rng(2)
@@ -95,6 +98,23 @@ def test_what_has_no_probability() -> None:
     np.testing.assert_allclose(js_terms(one, two).sum(), js(p, q), rtol=1e-6)
     np.testing.assert_allclose(js_terms(two, one).sum(), js(p, q), rtol=1e-6)
     assert kl_terms(one, one).sum() == js_terms(one, one).sum() == 0
+
+
+def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
+    vocab, rows = 248_320, 2048
+    config = {
+        "model_type": "qwen3_5_text", "vocab_size": vocab, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "intermediate_size": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4, "tie_word_embeddings": True,
+    }  # fmt: skip
+    family = family_of(config)
+    structure, params = flatten(family.abstract(family.read_config(config)))
+    hidden = jax.ShapeDtypeStruct((4, rows // 4, 8), jnp.float32)
+    step = divergence_step(structure, structure)
+    memory = jax.jit(step).lower(params, params, hidden, hidden).compile().memory_analysis()
+    assert memory is not None
+    # Two sets of logits of a block, and as much again for what is made of them.
+    assert memory.temp_size_in_bytes < 5 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 
 def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:

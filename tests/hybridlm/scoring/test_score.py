@@ -64,7 +64,8 @@ def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
     """Weights that make logits of thousands: the log-probabilities are as large, and finite."""
     config = {
         "model_type": "qwen3_5_text", "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
-        "num_attention_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "intermediate_size": 8,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "intermediate_size": 8,
         "linear_key_head_dim": 4, "linear_value_head_dim": 4,
     }  # fmt: skip
     family = family_of(config)
@@ -88,7 +89,8 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
     vocab = 248_320
     config = {
         "model_type": "qwen3_5_text", "vocab_size": vocab, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
-        "num_attention_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "intermediate_size": 8,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "intermediate_size": 8,
         "linear_key_head_dim": 4, "linear_value_head_dim": 4, "tie_word_embeddings": True,
     }  # fmt: skip
     family = family_of(config)

@@ -24,11 +24,14 @@ try:
     from hybridlm.programs.loaded_code import note_code
     from hybridlm.requests.results import Completion, Score
     from hybridlm.requests.sampling_params import SamplingParams
+    from hybridlm.requests.token_logprobs import TokenLogprobs
     from hybridlm.rows.pool import RowsLost
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.scoring.choice import Choice
+    from hybridlm.scoring.divergence import Divergence
+    from hybridlm.scoring.pooling import Classification
     from hybridlm.session import Event, Session
-    from hybridlm.tables import to_table
+    from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
     from models import ConfigError, UnsupportedModel
 finally:
@@ -43,8 +46,10 @@ __all__ = [
     "LM",
     "CheckpointError",
     "Choice",
+    "Classification",
     "Completion",
     "ConfigError",
+    "Divergence",
     "Event",
     "ForwardOutput",
     "InsufficientMemory",
@@ -58,6 +63,7 @@ __all__ = [
     "Session",
     "Snapshot",
     "SnapshotError",
+    "TokenLogprobs",
     "UnsupportedModel",
     "__version__",
     "compiler",
@@ -66,4 +72,5 @@ __all__ = [
     "mesh",
     "models",
     "to_table",
+    "token_logprobs",
 ]

@@ -1,4 +1,4 @@
-"""A loaded language model: generate, stream, chat, score, perplexity, forward.
+"""A loaded language model: generate, stream, chat, score, divergence, embed, classify, perplexity, forward.
 
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
@@ -24,6 +24,7 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     resolve,
 )
+from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
@@ -45,13 +46,16 @@ from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
-from hybridlm.requests.validation import to_items
+from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, score_file
-from hybridlm.score_files.score_rows import Scorer
+from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
+from hybridlm.score_files.score_rows import Scorer, VectorScorer
 from hybridlm.scoring.choice import Choice, choose
-from hybridlm.scoring.items import ItemReader, score_items
+from hybridlm.scoring.distributions import DistributionSettings, Question
+from hybridlm.scoring.divergence import Divergence, Side, compare
+from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
+from hybridlm.scoring.pooling import Classification, Pooled, Pooling, check_pooling, class_logits, pooled
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
@@ -101,6 +105,8 @@ class LM:
         fingerprint: str,
         start: Start | None = None,
         adapters: Sequence[Adapter] = (),
+        classifier: Classifier | None = None,
+        has_vocabulary_head: bool = True,
     ):
         self.start = start
         self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
@@ -109,6 +115,7 @@ class LM:
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
         self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
+        self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
 
     def __repr__(self) -> str:
         c = self.config
@@ -272,10 +279,16 @@ class LM:
         *,
         top_logprobs: int = 0,
         prefix: Prefix | None = None,
+        token_ids: Any = None,
+        top: int = 0,
+        start: int | Sequence[int] | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
-        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
+        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score. With one
+        of the last five arguments, scores also have ranks, and arrays of what was asked about the distributions.
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
@@ -285,6 +298,13 @@ class LM:
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
+            token_ids: ids whose log-probabilities and ranks are reported (`Score.chosen`): a list for all positions, or
+                one list for each score; this one either ids for all its positions, or a list of ids for each position
+                with a prediction, from `start` on.
+            top: number of most likely ids to report at each position (`Score.top`), as arrays.
+            start: first token of a text, or of a completion, to report on; one number, or one for each score.
+            temperature: divides the logits; all log-probabilities, ranks and entropies are those of the result.
+            entropy: report the entropy of the distribution at each position (`Score.entropy`).
 
         Returns:
             One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
@@ -297,12 +317,20 @@ class LM:
         most = self._inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
             raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        ask = DistributionSettings(token_ids, top, start, temperature, entropy)
+        ask.check(self.config.vocab_size)
+        if ask.given and top_logprobs:
+            raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
+
+        def found_of(given: Sequence[ScoredIds]) -> list[Score]:
+            question = ask.question(given, self.config.vocab_size) if ask.given else None
+            return self._scores([one.token_ids for one in given], top_logprobs, prefix, question)
+
         if prefix is None:
-            items = to_items(texts, "texts")
-            found = score_items(self._items, lambda ids: self._scores(ids, top_logprobs), items, "texts")
+            found = score_items(self._items, found_of, to_items(texts, "texts"), "texts")
         else:
             ids = self._inputs.continuations(prefix, texts, "texts")
-            found = scores(self.engine, ids, top_logprobs, prefix)
+            found = found_of([ScoredIds(one, len(prefix)) for one in ids])
         return [replace(one, tokenizer=self.tokenizer) for one in checked(found)]
 
     def score_file(
@@ -315,6 +343,11 @@ class LM:
         shard: str | None = None,
         restart: bool = False,
         progress: bool | None = None,
+        token_ids: str | Sequence[int] | None = None,
+        top: int = 0,
+        start: int | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -333,6 +366,9 @@ class LM:
                 its name.
             restart: delete the parts of an earlier run and begin again.
             progress: show a progress bar; None shows one if standard error is a terminal.
+            token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
+                name of the field or column that has them for each row, as for `score`.
+            top, start, temperature, entropy: as for `score`, for all rows.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -341,7 +377,152 @@ class LM:
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; parts that were written stay.
         """
-        return score_file(self._scorer, input, output, strict, window, shard, restart, progress)
+        settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
+        scorer = replace(self._scorer, settings=settings)
+        return score_file(scorer, input, output, strict, window, shard, restart, progress)
+
+    def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
+        """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
+
+        KL in both directions, Jensen-Shannon divergence, and whether the most likely token is the same; as of a
+        quantised model and the plain one. Both models are in memory, and logits of a block of tokens.
+
+        Args:
+            other: the other model, with the same vocabulary; settings such as lanes and context are its own.
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+
+        Returns:
+            Arrays of all tokens of all texts, and their means.
+
+        Raises:
+            TypeError, ValueError: a text does not fit one of the models (the message names it), the vocabularies or
+                tokenizers differ (token ids only need the same vocabulary), or a model is on several devices.
+            NumericalError: a model computed logits that are not numbers.
+        """
+        if not isinstance(other, LM):
+            raise TypeError(f"other: expected a model that hybridlm.load returned, got {type(other)}")
+        if self.config.vocab_size != other.config.vocab_size:
+            sizes = f"{self.config.vocab_size} and {other.config.vocab_size}"
+            raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
+        mine, its = (None if one.tokenizer is None else one.tokenizer.fingerprint for one in (self, other))
+        items = to_items(texts, "texts")
+        if mine != its and any(isinstance(item, str) for item in items):
+            raise ValueError("other: expected the same tokenizer for texts, theirs differ; give token ids")
+        if any(one.engine.placement.mesh is not None for one in (self, other)):
+            raise ValueError("divergence: expected both models on one device, one has a mesh; load it without")
+        other._require_vocabulary_head()
+        ids = self._inputs.encode_all(items, "texts")
+        for i, one in enumerate(ids):
+            check_length(one, f"texts[{i}]", other.context)
+        sides = Side(self.engine, self._structure), Side(other.engine, other._structure)
+        return compare(sides, ids)
+
+    def embed(
+        self, texts: str | Sequence[str | Sequence[int]], *, pooling: Pooling = "last", normalised: bool = True
+    ) -> np.ndarray:
+        """Embed texts: the residual stream after the final norm, pooled to one vector for each.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+            pooling: "last" or "first" for the vector of the last or the first token, "mean" for the mean of all.
+            normalised: divide each vector by its length, so that products of vectors are cosines.
+
+        Returns:
+            float32 [texts, hidden].
+
+        Raises:
+            TypeError, ValueError: a text or `pooling` is wrong; nothing has been computed.
+            NumericalError: a step computed numbers that are none.
+        """
+        check_pooling(pooling)
+        ids = self._text_inputs.encode_all(texts, "texts")
+        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised).checked()
+
+    def embed_file(
+        self,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        pooling: Pooling = "last",
+        normalised: bool = True,
+        **options: Unpack[FileOptions],
+    ) -> ScoreFileReport:
+        """Embed a file of texts of any length, `.jsonl` or `.parquet`, as `score_file` scores one.
+
+        Args:
+            input: lines or columns as for `score_file`, of texts or token ids.
+            output: one row per input row, in order: id and embedding, or id and error.
+            pooling, normalised: as for `embed`.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Raises:
+            ValueError, MissingExtra, OSError: as `score_file`.
+        """
+        check_pooling(pooling)
+
+        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
+            return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+
+        kind = f"{pooling} token, {'normalised' if normalised else 'as it is'}"
+        return self._vector_file(VectorScorer("embedding", vectors), kind, input, output, options)
+
+    def classify_file(
+        self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
+    ) -> ScoreFileReport:
+        """Classify a file of texts of any length, or compute their rewards, as `score_file` scores one.
+
+        Args:
+            input: lines or columns as for `score_file`, of texts or token ids.
+            output: one row per input row, in order: id and logits, one for each label, or id and error.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Raises:
+            ValueError: the checkpoint has no head of texts, or as `score_file`.
+            MissingExtra, OSError: as `score_file`.
+        """
+        classifier = self._require_classifier("classify_file")
+
+        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
+            found = pooled(self.engine, ids, self.config.hidden_size, "last", False)
+            return found._replace(vectors=class_logits(classifier.weight, found.vectors))
+
+        return self._vector_file(VectorScorer("logits", vectors), "score.weight", input, output, options)
+
+    def _vector_file(
+        self,
+        vectors: VectorScorer,
+        kind: str,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        options: FileOptions,
+    ) -> ScoreFileReport:
+        inputs = self._text_inputs
+        origin = {**self._origin(), vectors.column: kind}
+        scorer = Scorer(
+            lambda item, where: [ScoredIds(inputs.encode(item, where))], lambda ids: [], origin, vectors=vectors
+        )
+        return score_file(scorer, input, output, **options)
+
+    def _require_classifier(self, method: str) -> Classifier:
+        if self._classifier is None:
+            raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
+        return self._classifier
+
+    def classify(self, texts: str | Sequence[str | Sequence[int]]) -> Classification:
+        """Classify texts, or compute their rewards, by the head of a sequence-classification or reward checkpoint.
+
+        The head (`score.weight`) reads the last token of each text.
+
+        Args:
+            texts: a list whose items are strings or lists of token ids; a bare string is one text.
+
+        Raises:
+            TypeError, ValueError: a text is wrong, or the checkpoint has no such head; nothing has been computed.
+            NumericalError: a step computed numbers that are none.
+        """
+        classifier = self._require_classifier("classify")
+        vectors = self.embed(texts, pooling="last", normalised=False)
+        return Classification(class_logits(classifier.weight, vectors), classifier.labels)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
@@ -431,6 +612,7 @@ class LM:
         Raises:
             TypeError, ValueError: tokens are not ids of the vocabulary, or do not fit the context or the state.
         """
+        self._require_vocabulary_head()
         flat = in_order(self.params if params is None else params, tuple(self.params))
         return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
 
@@ -509,6 +691,8 @@ class LM:
                 checkpoint that was loaded is missing or has changed. Nothing has been changed.
             ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
         """
+        if not self._has_vocabulary_head:
+            raise ValueError("merge_adapter: this model has no vocabulary head; give adapter to load")
         if self.engine.tuned is not None or self.engine.placement.several_processes:
             raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
@@ -548,6 +732,8 @@ class LM:
             CheckpointError: the checkpoint that was loaded is missing or has changed.
             OSError: it cannot be written; nothing is left of it.
         """
+        if not self._has_vocabulary_head:
+            raise ValueError("save: expected a vocabulary head, this checkpoint has none; copy its directory instead")
         if jax.process_count() > 1 and self.engine.placement.mesh is None:
             raise ValueError("save: each process has a model of its own; load it over a mesh of all their devices")
         target = new_path(Path(directory))
@@ -628,20 +814,46 @@ class LM:
 
     @property
     def _inputs(self) -> Inputs:
+        self._require_vocabulary_head()
+        return self._text_inputs
+
+    def _require_vocabulary_head(self) -> None:
+        if not self._has_vocabulary_head:
+            use = "embed" if self._classifier is None else "classify or embed"
+            raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
+
+    @property
+    def _text_inputs(self) -> Inputs:
+        """Inputs of what needs no vocabulary head."""
         require = self.engine.moves.require
         return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
 
     @property
     def _scorer(self) -> Scorer:
-        return Scorer(self._items.read, self._scores, self._origin())
+        def found(ids: Sequence[tuple[int, ...]], question: Question | None = None) -> list[Score]:
+            return self._scores(ids) if question is None else self._scores(ids, question=question)
+
+        return Scorer(
+            self._items.read,
+            found,
+            self._origin(),
+            vocab_size=self.config.vocab_size,
+            saved=lambda: self.engine.stats["prefix_tokens_saved"],
+        )
 
     @property
     def _items(self) -> ItemReader:
         return ItemReader(self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids))
 
-    def _scores(self, ids: Sequence[tuple[int, ...]], top: int = 0) -> list[Score]:
+    def _scores(
+        self,
+        ids: Sequence[tuple[int, ...]],
+        top: int = 0,
+        prefix: Prefix | None = None,
+        question: Question | None = None,
+    ) -> list[Score]:
         began = time.perf_counter()
-        found = scores(self.engine, ids, top)
+        found = scores(self.engine, ids, top, prefix, question)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)
         return found

@@ -25,6 +25,7 @@ from hybridlm.checkpoint import (
     stored_dtype,
 )
 from hybridlm.checkpoint.adapter import base_of, has_adapter
+from hybridlm.checkpoint.classifier import SCORE_PATTERN, read_classifier
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed_weights import Packed
 from hybridlm.checkpoint.saved_index import is_saved
@@ -140,6 +141,7 @@ def load(
     began = time.perf_counter()
     path, adapter_path = _locate(path_or_hub_id, adapter)
     directory, family, config = open_model(path, head=speculate == "mtp")
+    family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
     adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
     bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
@@ -184,6 +186,9 @@ def load(
             directory, family, config, dtype, report_progress, shards, bound, packed=products if packed else None
         )
     start.ended("weights")
+    # That one was read before.
+    unused = {pattern: count for pattern, count in report.skipped.items() if pattern != SCORE_PATTERN}
+    report = replace(report, skipped=unused)
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
@@ -250,7 +255,7 @@ def load(
         _log.warning(line)
     return LM(
         model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
-        adapters,
+        adapters, classifier, has_vocabulary_head,
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """Results as Arrow tables (extra `data`), which convert to pandas or Parquet."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hybridlm.errors import require_extra
 from hybridlm.requests.results import Completion, Score, known
+from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.scoring.choice import Choice
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     Returns:
         For scores the columns token_ids, logprobs, greedy, sum_logprob and perplexity, as `score_file` names them; for
         completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs if they were
-        asked for, a list of (token_id, logprob) for each token. For choices options, sums, per_token, greedy and best.
+        asked for, a list of (token_id, logprob) for each token. Scores with ranks, entropy, top or chosen have their
+        columns as `score_file` writes them (docs/scoring.md); `token_logprobs` reads those. For choices options, sums,
+        per_token, greedy and best.
 
     Raises:
         TypeError, ValueError: no results, or results of several kinds.
@@ -30,6 +33,8 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     """
     require_extra("to_table", "pyarrow", "data")
     import pyarrow as pa
+
+    from hybridlm.score_files.distribution_columns import distribution_columns
 
     if not isinstance(results, list | tuple) or not results:
         raise ValueError(f"results: expected a list of at least one result, got {results!r}")
@@ -49,7 +54,41 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     columns = {name: [read(one) for one in results] for name, read in _COLUMNS[kind].items()}
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
-    return pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
+    table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
+    scores = [one for one in results if isinstance(one, Score)]
+    for name, values in distribution_columns(scores, _reported(scores)).items():
+        table = table.append_column(name, values)
+    return table
+
+
+def _reported(scores: Sequence[Score]) -> list[str]:
+    """Return the columns of what scores, if there are any, report about the distributions."""
+    first = scores[0] if scores else None
+    if first is None or first.ranks is None:
+        return []
+    names = ["ranks"] if first.entropy is None else ["ranks", "entropy"]
+    names += [] if first.top is None else ["top_token_ids", "top_logprobs"]
+    return names + ([] if first.chosen is None else ["chosen_token_ids", "chosen_logprobs", "chosen_ranks"])
+
+
+def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
+    """Return the most likely or the chosen ids of each row of a table, as `LM.score` has them.
+
+    Args:
+        table: with the columns that `score_file` or `to_table` writes, as `pyarrow.parquet.read_table` reads it.
+        kind: "top" or "chosen".
+
+    Returns:
+        One for each row; None for a row with an error.
+
+    Raises:
+        ValueError: another kind, or the table has no such columns.
+        MissingExtra: pyarrow is not installed.
+    """
+    require_extra("token_logprobs", "pyarrow", "data")
+    from hybridlm.score_files.distribution_columns import read_token_logprobs
+
+    return read_token_logprobs(table, kind)
 
 
 def _numbers(values: Any) -> list[float | None] | None:

@@ -39,6 +39,18 @@ def score(
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")
     ] = False,
+    token_ids: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS",
+            help="Also write the log-probabilities and ranks of these ids at each position: 5,6,7 for all rows, or the "
+            "name of the field or column that has them for each row.",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Also write this many most likely ids of each position.")] = 0,
+    start: Annotated[int | None, typer.Option(help="First token of a text or completion to report on.")] = None,
+    temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
+    entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy at each position.")] = False,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
@@ -67,11 +79,23 @@ def score(
         )
         if lm.follow():
             return
-        start = time.perf_counter()
-        report = lm.score_file(input, output, strict=strict, window=window, shard=shard, restart=restart)
-        seconds = time.perf_counter() - start
+        began = time.perf_counter()
+        report = lm.score_file(
+            input,
+            output,
+            strict=strict,
+            window=window,
+            shard=shard,
+            restart=restart,
+            token_ids=_ids(token_ids),
+            top=top,
+            start=start,
+            temperature=temperature,
+            entropy=entropy,
+        )
+        seconds = time.perf_counter() - began
         kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
-        saved = lm.stats["prefix_tokens_saved"]
+        saved = report.prefix_tokens_saved
         shared = f"; {saved:,} tokens of common prefixes were prefilled once" if saved else ""
         typer.echo(
             f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
@@ -82,3 +106,10 @@ def score(
             typer.echo(
                 f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True
             )
+
+
+def _ids(given: str | None) -> str | list[int] | None:
+    """Return token ids, or the name of the field that has them."""
+    parts = [] if given is None else given.split(",")
+    whole = all(part.strip().removeprefix("-").isdecimal() for part in parts)
+    return [int(part) for part in parts] if parts and whole else given

@@ -10,6 +10,7 @@ from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.operands import Batch
+from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Rows
 
 
@@ -30,7 +31,11 @@ def example_arguments(
     operands: list[Any] = [*Batch.of([None] * shape.lanes, shape.tokens)]
     if shape.step == "score":
         operands.append(np.zeros((shape.lanes, shape.tokens), np.int32))
-    else:
+        if shape.chosen is not None:
+            chosen: Any = np.zeros((shape.lanes, shape.tokens, shape.chosen), np.int32)
+            temperature: Any = np.ones(shape.lanes, np.float32)
+            operands.append(Chosen(chosen, temperature))
+    elif shape.step != "hidden":
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
         operands += [empty_changes(shape.lanes, shape.changes)] if shape.changes else []

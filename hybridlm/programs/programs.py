@@ -29,7 +29,8 @@ from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.generate import CHANGED_GENERATE_CONTRACT, GENERATE_CONTRACT, generate_step
-from hybridlm.steps.score import SCORE_CONTRACT, score_step
+from hybridlm.steps.hidden import HIDDEN_CONTRACT, hidden_step
+from hybridlm.steps.score import CHOSEN_CONTRACT, SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
@@ -139,7 +140,10 @@ class Programs:
         if shape.step == "verify":
             step = verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts)
             return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
-        return score_step(self._structure, shape.top or 0), SCORE_CONTRACT
+        if shape.step == "hidden":
+            return hidden_step(self._structure), HIDDEN_CONTRACT
+        step = score_step(self._structure, shape.top or 0)
+        return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
         """Return the key of a step for a store, of its example arguments; None if it has none."""

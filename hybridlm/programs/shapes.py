@@ -12,21 +12,23 @@ class Shape:
     """Compilation key of a step.
 
     Attributes:
-        step: "generate", "verify" or "score".
+        step: "generate", "verify", "score" or "hidden".
         lanes, tokens: N and T.
         top: number of log-probabilities reported (None: none at all).
         processor: the logits processor, None for none.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: tokens per lane whose logits change (penalties, biases, bans); 0 for a step without.
+        chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
     """
 
-    step: Literal["generate", "verify", "score"]
+    step: Literal["generate", "verify", "score", "hidden"]
     lanes: int
     tokens: int
     top: int | None = None
     processor: LogitsProcessor | None = None
     mtp_drafts: int = 0
     changes: int = 0
+    chosen: int | None = None
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
@@ -34,7 +36,8 @@ class Shape:
         mtp_drafts = f" mtp_drafts={self.mtp_drafts}" if self.mtp_drafts else ""
         mtp_drafts += f" changes={self.changes}" if self.changes else ""
         name = f" processor={name}" if self.processor else ""
-        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{name}"
+        chosen = "" if self.chosen is None else f" chosen={self.chosen}"
+        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{chosen}{name}"
 
 
 @dataclass(frozen=True)

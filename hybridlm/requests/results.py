@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridlm.requests.result_html import preformatted, strip, table
 from hybridlm.requests.sequence import FinishReason
+from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -80,6 +81,10 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
             None unless requested.
         prefix_tokens: number of tokens before the text.
+        ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
+            `start`. None unless something was asked about the distributions, as all below.
+        entropy: float32 [T], entropy of the distribution in each token's place, in nats; nan where `ranks` is 0.
+        top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
     """
 
@@ -88,6 +93,10 @@ class Score:
     greedy: np.ndarray
     top_logprobs: list[dict[int, float]] | None
     prefix_tokens: int = 0
+    ranks: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    top: TokenLogprobs | None = None
+    chosen: TokenLogprobs | None = None
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:

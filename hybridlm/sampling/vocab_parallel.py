@@ -6,6 +6,7 @@ Every query is answered by each device for its shard first; only these answers a
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -55,8 +56,34 @@ class Vocabulary(NamedTuple):
         if self.devices > 1:
             top = lax.pmax(top, MODEL)
         top = jnp.where(jnp.isfinite(top), top, 0.0)
-        total = _sum_of_exponentials(logits, top)
+        total = sum_of_terms(logits.shape, lambda cut: jnp.exp(cut(logits) - top))
         return top + jnp.log(total if self.devices == 1 else lax.psum(total, MODEL))
+
+    def entropy(self, logits: Logits, total: Float32[Array, "row 1"]) -> Float32[Array, "row 1"]:
+        """Return the entropy of each row's distribution in nats, given `log_total` of its logits."""
+
+        def term(cut: Callable[[Array], Array]) -> Array:
+            logprob = cut(logits) - total
+            # What has no probability adds nothing: 0 * -inf is no number.
+            return jnp.where(jnp.isneginf(logprob), 0.0, -jnp.exp(logprob) * logprob)
+
+        found = sum_of_terms(logits.shape, term)
+        return found if self.devices == 1 else lax.psum(found, MODEL)
+
+    def rank(self, logits: Logits, token: Int32[Array, "row"], logit: Float32[Array, "row 1"]) -> Int32[Array, "row"]:
+        """Return the place of a token of each row in the order of `best`, the first one is 1.
+
+        Args:
+            logits: materialized, so that the token's own is the same number everywhere.
+            token: one per row.
+            logit: its logit.
+        """
+        ids = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        if self.devices > 1:
+            ids = ids + lax.axis_index(MODEL) * self.held
+        before = (logits > logit) | ((logits == logit) & (ids < token[:, None]))
+        count = jnp.sum(before, axis=1, dtype=jnp.int32)
+        return 1 + (count if self.devices == 1 else lax.psum(count, MODEL))
 
     def logit(self, logits: Logits, token: Int32[Array, "row"]) -> Float32[Array, "row 1"]:
         """Return the logit of one token per row."""
@@ -93,14 +120,21 @@ class Vocabulary(NamedTuple):
         return (best == token) & jnp.all(tokens >= 0, axis=1)
 
 
-def _sum_of_exponentials(logits: Logits, top: Float32[Array, "row 1"]) -> Float32[Array, "row 1"]:
-    """Return `sum(exp(logits - top))` of each row: slices are added element by element, then along the row.
+def sum_of_terms(shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
+    """Return the sum of terms along each row: slices are added element by element, then along the row.
 
     XLA:CPU's own reduction computes the exponentials inside its loop, and takes three times as long for uncached
     logits.
+
+    Args:
+        shape: [row, held] of the arrays that the terms are made of.
+        term: (cut) -> terms of one slice, where `cut` takes that slice of an array of this shape.
     """
-    rows, held = logits.shape
+    rows, held = shape
     terms = math.gcd(SUM_TERMS, held)
-    slices = logits.reshape((rows, terms, -1))
-    sums = functools.reduce(operator.add, (jnp.exp(slices[:, i] - top) for i in range(terms)))
+
+    def cut(place: int) -> Callable[[Array], Array]:
+        return lambda array: array.reshape((rows, terms, -1))[:, place]
+
+    sums = functools.reduce(operator.add, (term(cut(i)) for i in range(terms)))
     return jnp.sum(materialize(sums), axis=1, keepdims=True)

@@ -8,18 +8,24 @@ import pyarrow as pa
 
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import known
+from hybridlm.score_files.distribution_columns import distribution_columns, distribution_types
 from hybridlm.score_files.rows import InputRow, OutputRow
+from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import FORMS, form_of
 
 COLUMNS = ("id", *FORMS, "completion")
 """Columns that are read of a table."""
 
 
-def columns_of(schema: pa.Schema) -> list[str]:
-    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", and "id".
+def columns_of(schema: pa.Schema, chosen: str | None = None) -> list[str]:
+    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", "id", and the chosen ids.
 
     Texts are strings, token ids lists of whole numbers, a prompt and its completion either of them, and messages lists
     of structs.
+
+    Args:
+        schema: of the table.
+        chosen: the column with the chosen ids of each row, lists of whole numbers or lists of such lists.
 
     Raises:
         ValueError: they are missing, duplicate, or of other types.
@@ -28,15 +34,29 @@ def columns_of(schema: pa.Schema) -> list[str]:
     if twice:
         raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
     columns = [name for name in COLUMNS if name in schema.names]
+    if chosen is not None and (chosen in COLUMNS or schema.names.count(chosen) != 1):
+        raise ValueError(f"token_ids: expected the name of a column with ids, {chosen!r} is none of {schema.names}")
     if not set(columns) & set(FORMS):
         found = ", ".join(schema.names) or "none"
         raise ValueError(f"expected a column {' or '.join(FORMS)}, found {found}")
     if ("prompt" in columns) != ("completion" in columns):
         raise ValueError(f"expected columns prompt and completion together, found {', '.join(schema.names)}")
     faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
+    if chosen is not None and (wrong := _chosen_fault(chosen, schema.field(chosen).type)):
+        faults.append(wrong)
     if faults:
         raise ValueError("; ".join(faults))
-    return columns
+    return columns if chosen is None else [*columns, chosen]
+
+
+def _chosen_fault(name: str, type: pa.DataType) -> str | None:
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    item = type
+    while any(is_(item) for is_ in lists):
+        item = item.value_type
+    if item is not type and (pa.types.is_integer(item) or pa.types.is_null(item)):
+        return None
+    return f"column {name}: expected lists of whole numbers, or of lists of them, found {type}"
 
 
 def _type_fault(name: str, type: pa.DataType) -> str | None:
@@ -59,17 +79,22 @@ def _type_fault(name: str, type: pa.DataType) -> str | None:
     return None if good or pa.types.is_null(type) else f"column {name}: expected {expected}, found {type}"
 
 
-def read_rows(batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0) -> Iterator[InputRow]:
+def read_rows(
+    batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, chosen: str | None = None
+) -> Iterator[InputRow]:
     """Yield the rows of a batch; one whose text is missing or not UTF-8 has a fault.
 
     Args:
         batch: with columns that `columns_of` accepts.
         first: number of its first row.
         skipped: rows to leave out at its beginning.
+        chosen: the column with the chosen ids of each row; None for none.
     """
     columns = (_values(batch, name, skipped) for name in COLUMNS)
-    for number, values in enumerate(zip(*columns, strict=True), first + skipped):
-        yield _row(number, dict(zip(COLUMNS, values, strict=True)))
+    ids = [None] * (batch.num_rows - skipped) if chosen is None else _values(batch, chosen, skipped)
+    for number, (values, own) in enumerate(zip(zip(*columns, strict=True), ids, strict=True), first + skipped):
+        row = _row(number, dict(zip(COLUMNS, values, strict=True)))
+        yield row if chosen is None else row._replace(chosen=own, size=row.size + _size(own))
 
 
 def _row(number: int, values: dict[str, Any]) -> InputRow:
@@ -121,8 +146,14 @@ def _value(one: pa.Scalar) -> Any:
         return error
 
 
-def schema_of_scores(whole_numbers: bool) -> pa.Schema:
-    """Return the columns of scores; ids are whole numbers or strings."""
+def schema_of_scores(whole_numbers: bool, settings: DistributionSettings | None = None) -> pa.Schema:
+    """Return the columns of scores; ids are whole numbers or strings.
+
+    Args:
+        whole_numbers: whether ids are.
+        settings: what was asked about the distributions; None for nothing.
+    """
+    asked = {} if settings is None else distribution_types(settings)
     return pa.schema(
         {
             "id": pa.int64() if whole_numbers else pa.string(),
@@ -130,6 +161,7 @@ def schema_of_scores(whole_numbers: bool) -> pa.Schema:
             "logprobs": pa.list_(pa.float32()),
             "sum_logprob": pa.float64(),
             "perplexity": pa.float64(),
+            **asked,
             "error": pa.string(),
         }
     )
@@ -151,10 +183,25 @@ def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
         # Messages may quote lone surrogates, which UTF-8 cannot hold.
         "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
     }
+    ready = distribution_columns(scores, schema.names) | {"logprobs": _logprobs(rows)}
     arrays = [
-        _logprobs(rows) if field.name == "logprobs" else pa.array(columns[field.name], field.type) for field in schema
+        ready[field.name] if field.name in ready else pa.array(columns[field.name], field.type) for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def schema_of_vectors(whole_numbers: bool, name: str) -> pa.Schema:
+    """Return the columns of a file of vectors; ids are whole numbers or strings."""
+    ids = pa.int64() if whole_numbers else pa.string()
+    return pa.schema({"id": ids, name: pa.list_(pa.float32()), "error": pa.string()})
+
+
+def table_of_vectors(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
+    """Return a table of vectors; that of a row with an error is null. Raises as `table_of_scores`."""
+    vectors = [None if row.vector is None else row.vector[1] for row in rows]
+    errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
+    columns = zip(([row.id for row in rows], vectors, errors), schema, strict=True)
+    return pa.Table.from_arrays([pa.array(values, field.type) for values, field in columns], schema=schema)
 
 
 def _logprobs(rows: Sequence[OutputRow]) -> pa.Array:

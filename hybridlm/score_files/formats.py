@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hybridlm.errors import require_extra
 from hybridlm.score_files.rows import IdKinds, ScoreTarget, TextSource
+from hybridlm.scoring.distributions import DistributionSettings
 
 
 def format_of(path: Path) -> str:
@@ -24,8 +25,12 @@ def format_of(path: Path) -> str:
     return ending
 
 
-def open_source(path: Path) -> TextSource:
+def open_source(path: Path, chosen: str | None = None) -> TextSource:
     """Open a file of texts.
+
+    Args:
+        path: the file.
+        chosen: the field or column that holds the chosen ids of a row; None for none.
 
     Raises:
         ValueError, MissingExtra: as `format_of`; or the file cannot hold texts.
@@ -37,15 +42,19 @@ def open_source(path: Path) -> TextSource:
     if ending == ".jsonl":
         from hybridlm.score_files.jsonl import JsonLines
 
-        return JsonLines(path)
+        return JsonLines(path, chosen)
     # pyarrow is an extra, which nothing else may import.
     from hybridlm.score_files.parquet import ParquetRows
 
-    return ParquetRows(path)
+    return ParquetRows(path, chosen)
 
 
-def target_for(path: Path) -> Callable[[IdKinds], ScoreTarget]:
-    """Return the class of an output's format, which takes the kinds of its ids; raises as `format_of`."""
+def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, str | None], ScoreTarget]:
+    """Return the class of an output's format; raises as `format_of`.
+
+    It takes the kinds of the ids, what was asked about the distributions, and the column of vectors, if it has those
+    instead of scores.
+    """
     if format_of(path) == ".jsonl":
         from hybridlm.score_files.jsonl import JsonScores
 

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item
 from hybridlm.requests.results import Score
 from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import form_of
 
 OBJECTS = {"prompt", "completion", "messages"}
@@ -20,14 +21,18 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class JsonLines:
     """A file of JSON objects, one per line; blank lines at its end do not count.
 
+    Args:
+        path: the file.
+        chosen: the field that holds the chosen ids of a row; None for none.
+
     Raises:
         OSError: the file cannot be read.
     """
 
     unit = "line"
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, chosen: str | None = None):
+        self._path, self._chosen = path, chosen
         with path.open("rb") as file:
             self._end = _content_end(file)
 
@@ -43,10 +48,10 @@ class JsonLines:
                 number, offset = number + 1, offset + len(line)
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
-                yield _read(number, line.rstrip(b"\r\n")), Mark(number, offset)
+                yield _read(number, line.rstrip(b"\r\n"), self._chosen), Mark(number, offset)
 
 
-def _read(number: int, line: bytes) -> InputRow:
+def _read(number: int, line: bytes, chosen: str | None) -> InputRow:
     id = None
     try:
         value = parse_object(line)
@@ -58,7 +63,7 @@ def _read(number: int, line: bytes) -> InputRow:
             item = {name: value[name] for name in FIELDS if value.get(name) is not None}
             if key not in OBJECTS:
                 key, item = read_item(item, ("text",))
-        return InputRow(number, id, key, item, len(line))
+        return InputRow(number, id, key, item, len(line), None, value.get(chosen) if chosen else None)
     except ValueError as error:
         return InputRow(number, id, "", None, len(line), str(error))
 
@@ -77,14 +82,14 @@ def _content_end(file: BinaryIO) -> int:
 
 
 class JsonScores:
-    """One line per row: id, token_ids, logprobs, sum_logprob, perplexity; or id and error.
+    """One line per row: id, token_ids, logprobs, sum_logprob, perplexity, and what was asked; or id and error.
 
     Args:
-        ids: ignored; lines hold ids of all kinds.
+        ids, settings, vectors: ignored; lines hold ids of all kinds, and whatever was asked.
     """
 
-    def __init__(self, ids: IdKinds):
-        del ids
+    def __init__(self, ids: IdKinds, settings: DistributionSettings, vectors: str | None = None):
+        del ids, settings, vectors
 
     def part(self, rows: list[OutputRow]) -> bytes:
         return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
@@ -95,6 +100,9 @@ class JsonScores:
 
 
 def _object(row: OutputRow) -> dict[str, Any]:
+    if row.vector is not None:
+        name, vector = row.vector
+        return {"id": row.id, name: list(map(finite, vector.tolist()))}
     if row.score is None:
         return {"id": row.id, "error": row.error}
     before = {"prompt_tokens": row.score.prefix_tokens} if row.score.prefix_tokens else {}
@@ -104,6 +112,23 @@ def _object(row: OutputRow) -> dict[str, Any]:
 
 
 def _scored(score: Score) -> dict[str, Any]:
+    """Return the fields of a score."""
+    values = _of_tokens(score)
+    if score.ranks is not None:
+        values["ranks"] = [rank or None for rank in score.ranks.tolist()]
+    if score.entropy is not None:
+        values["entropy"] = [finite(value) for value in score.entropy.tolist()]
+    for name, part in (("top", score.top), ("chosen", score.chosen)):
+        if part is not None:
+            places = [part.at(token) for token in range(len(part))]
+            values[f"{name}_token_ids"] = [ids.tolist() for ids, _, _ in places]
+            values[f"{name}_logprobs"] = [list(map(finite, logprobs.tolist())) for _, logprobs, _ in places]
+            if name == "chosen":
+                values["chosen_ranks"] = [ranks.tolist() for _, _, ranks in places]
+    return values
+
+
+def _of_tokens(score: Score) -> dict[str, Any]:
     total = finite(score.sum_logprob)
     values: list[float] = score.logprobs.tolist()
     # The sum is finite if all values are: it has too few of them for a float64 to overflow.

@@ -7,8 +7,16 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hybridlm.score_files.arrow import columns_of, read_rows, schema_of_scores, table_of_scores
+from hybridlm.score_files.arrow import (
+    columns_of,
+    read_rows,
+    schema_of_scores,
+    schema_of_vectors,
+    table_of_scores,
+    table_of_vectors,
+)
 from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+from hybridlm.scoring.distributions import DistributionSettings
 
 BATCH_ROWS = 1024
 MAX_GROUP_ROWS = 1 << 16
@@ -19,6 +27,10 @@ MAX_GROUP_BYTES = 1 << 26
 class ParquetRows:
     """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
 
+    Args:
+        path: the file.
+        chosen: the column that holds the chosen ids of a row; None for none.
+
     Raises:
         OSError: the file cannot be read.
         ValueError: not a Parquet file, or its columns are missing or of other types.
@@ -26,14 +38,14 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, chosen: str | None = None):
+        self._path, self._chosen = path, chosen
         path.open("rb").close()  # pyarrow's message for a missing file has no name
         with self._open() as file:
             schema = file.schema_arrow
             self._groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         try:
-            self._columns = columns_of(schema)
+            self._columns = columns_of(schema, chosen)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -44,7 +56,7 @@ class ParquetRows:
             number, first = number + self._groups[first], first + 1
         for batch in self._batches(range(first, len(self._groups))):
             skipped = min(max(0, start.row - number), batch.num_rows)
-            for row in read_rows(batch, number, skipped):
+            for row in read_rows(batch, number, skipped, self._chosen):
                 yield row, Mark(row.number + 1, 0)
             number += batch.num_rows
 
@@ -78,12 +90,14 @@ class ParquetScores:
 
     Args:
         ids: kinds of the ids.
+        settings: what was asked about the distributions, each a column more.
+        vectors: the column of vectors, in the place of those of scores; None for scores.
 
     Raises:
         ValueError: ids that one column cannot hold.
     """
 
-    def __init__(self, ids: IdKinds):
+    def __init__(self, ids: IdKinds, settings: DistributionSettings, vectors: str | None = None):
         for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
             if kind in ids:
                 raise ValueError(
@@ -92,11 +106,13 @@ class ParquetScores:
         if len(ids) > 1:
             where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
             raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
-        self._schema = schema_of_scores("whole number" in ids)
+        self._vectors, whole = vectors, "whole number" in ids
+        self._schema = schema_of_scores(whole, settings) if vectors is None else schema_of_vectors(whole, vectors)
 
     def part(self, rows: list[OutputRow]) -> bytes:
         sink = pa.BufferOutputStream()
-        pq.write_table(table_of_scores(rows, self._schema), sink)
+        make = table_of_scores if self._vectors is None else table_of_vectors
+        pq.write_table(make(rows, self._schema), sink)
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+import numpy as np
+
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import Score
 
@@ -32,6 +34,7 @@ class InputRow(NamedTuple):
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
         fault: why it cannot be read; it has no item then.
+        chosen: its chosen ids, unchecked; None for none.
     """
 
     number: int
@@ -40,6 +43,7 @@ class InputRow(NamedTuple):
     item: Any
     size: int
     fault: str | None = None
+    chosen: Any = None
 
     @property
     def several(self) -> bool:
@@ -49,12 +53,19 @@ class InputRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """A row of the output: its score, the scores of its list of completions, or its error."""
+    """A row of the output: its score, the scores of its list of completions, its vector, or its error.
+
+    Attributes:
+        vector: name of its field, and its float32 numbers, in a file of vectors.
+        tokens: tokens of the text of a vector.
+    """
 
     id: Id
     score: Score | None
     error: str | None
     completions: tuple[Score, ...] = ()
+    vector: tuple[str, np.ndarray] | None = None
+    tokens: int = 0
 
 
 class TextSource(Protocol):

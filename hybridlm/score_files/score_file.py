@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
@@ -18,6 +19,19 @@ from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, ide
 DEFAULT_WINDOW = 4096
 """Rows that are scored together, if they are short."""
 
+MAX_WINDOW_IDS = 1 << 24
+"""Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+
+
+class FileOptions(TypedDict, total=False):
+    """Options of every file of texts; see `LM.score_file`."""
+
+    strict: bool
+    window: int
+    shard: str | None
+    restart: bool
+    progress: bool | None
+
 
 @dataclass(frozen=True)
 class ScoreFileReport:
@@ -29,6 +43,7 @@ class ScoreFileReport:
         errors: rows that have an error instead.
         tokens: tokens of the texts.
         kept: how many of these rows an earlier, interrupted run had done.
+        prefix_tokens_saved: tokens that this run did not prefill because rows of a window begin alike.
     """
 
     output: Path
@@ -36,6 +51,7 @@ class ScoreFileReport:
     errors: int
     tokens: int
     kept: int
+    prefix_tokens_saved: int = 0
 
 
 def score_file(
@@ -58,13 +74,14 @@ def score_file(
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
-    make_target = target_for(path)
-    source = open_source(texts)
+    make_target, saved = target_for(path), scorer.saved()
+    source = open_source(texts, scorer.chosen)
+    window_bytes = _window_bytes(scorer)
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
-        found = survey(texts, source, window, strict, bar.read)
-        target = make_target(found.ids)
-        parts.resume(_origin(scorer, path, found, window, shard), restart)
+        found = survey(texts, source, window, strict, bar.read, window_bytes)
+        target = make_target(found.ids, scorer.settings, None if scorer.vectors is None else scorer.vectors.column)
+        parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
             _refuse(texts, (part.error for part in parts.done))
@@ -88,7 +105,7 @@ def score_file(
                 rows = sum(part.rows for part in parts.done)
                 error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
             raise
-        return _report(path, parts, kept)
+        return _report(path, parts, kept, scorer.saved() - saved)
 
 
 def _shard(shard: str | None) -> tuple[int, int]:
@@ -106,12 +123,20 @@ def _output(output: Path, input: Path, index: int, count: int) -> Path:
     return replaceable(output, input)
 
 
-def _origin(scorer: Scorer, output: Path, found: Survey, window: int, shard: str | None) -> Origin:
+def _window_bytes(scorer: Scorer) -> int:
+    """Return the size at which a window ends: what is reported about its positions is held until it is written."""
+    given = scorer.settings.token_ids
+    ids = scorer.settings.top + (0 if given is None or isinstance(given, str) else len(given))
+    return min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // max(ids, 1))
+
+
+def _origin(scorer: Scorer, output: Path, found: Survey, window: str, shard: str | None) -> Origin:
     """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
-        "window": f"{window} rows, {MAX_WINDOW_BYTES} bytes",
+        **({"distributions": repr(scorer.settings)} if scorer.settings.given else {}),
+        "window": window,
         "shard": shard or "none",
         "output": format_version(output),
     }
@@ -140,10 +165,10 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
 
 def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
     errors = [row.error for row in rows if row.error is not None]
-    tokens = sum(len(row.score.token_ids) for row in rows if row.score is not None)
+    tokens = sum(row.tokens if row.score is None else len(row.score.token_ids) for row in rows)
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
 
 
-def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+def _report(output: Path, parts: Parts, kept: int, saved: int) -> ScoreFileReport:
     rows, tokens, errors = (sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors"))
-    return ScoreFileReport(output, rows - errors, errors, tokens, kept)
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved)

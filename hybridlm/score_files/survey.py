@@ -46,7 +46,14 @@ class Survey:
     ids: IdKinds
 
 
-def survey(path: Path, source: TextSource, window: int, strict: bool, report: Callable[[int], None]) -> Survey:
+def survey(
+    path: Path,
+    source: TextSource,
+    window: int,
+    strict: bool,
+    report: Callable[[int], None],
+    window_bytes: int = MAX_WINDOW_BYTES,
+) -> Survey:
     """Read a file once, and again if hashes of ids collide.
 
     Memory: 9 bytes for each id, a few hundred for each window and each duplicate id.
@@ -56,6 +63,7 @@ def survey(path: Path, source: TextSource, window: int, strict: bool, report: Ca
         window: most rows of a window.
         strict: raise at the first row with a fault.
         report: called now and then with the number of rows read so far.
+        window_bytes: size at which a window ends.
 
     Raises:
         ValueError: no rows, a row with a fault if `strict`.
@@ -72,7 +80,7 @@ def survey(path: Path, source: TextSource, window: int, strict: bool, report: Ca
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
         count, size = count + 1, size + row.size
-        if count >= window or size >= MAX_WINDOW_BYTES:
+        if count >= window or size >= window_bytes:
             windows.append(RowWindow(begin, count))
             begin, count, size = mark, 0, 0
             report(mark.row)

@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of texts that exist, multiple choice and perplexity.
+"""Scoring: log-probabilities and distributions of texts that exist, divergence, embeddings, choice and perplexity.
 
 Imports the engine, programs, requests, rows and text. Begin with `scorer`; `queue` orders texts so that common
 prefixes are prefilled once.

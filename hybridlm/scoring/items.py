@@ -36,6 +36,10 @@ def own(score: Score, prompt: int) -> Score:
         greedy=score.greedy[prompt:],
         top_logprobs=None if top is None else top[prompt:],
         prefix_tokens=prompt,
+        ranks=None if score.ranks is None else score.ranks[prompt:],
+        entropy=None if score.entropy is None else score.entropy[prompt:],
+        top=None if score.top is None else score.top.after(prompt),
+        chosen=None if score.chosen is None else score.chosen.after(prompt),
     )
 
 
@@ -154,7 +158,7 @@ def token_pair(
 
 
 def score_items(
-    reader: ItemReader, score: Callable[[Sequence[tuple[int, ...]]], list[Score]], items: Sequence[Any], what: str
+    reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], what: str
 ) -> list[Score]:
     """Return the scores of items, in order; a prompt with several completions has one for each.
 
@@ -167,4 +171,4 @@ def score_items(
         what: name of the list in messages.
     """
     found = [one for i, item in enumerate(items) for one in reader.read(item, f"{what}[{i}]")]
-    return [own(one, ids.prompt) for one, ids in zip(score([ids.token_ids for ids in found]), found, strict=True)]
+    return [own(one, ids.prompt) for one, ids in zip(score(found), found, strict=True)]

@@ -4,11 +4,12 @@
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.prefix_cache.radix_tree import RadixTree
+from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.text import ScoredText
 
 
@@ -24,26 +25,40 @@ class ScoringQueue:
         prefix: a common beginning of all texts, prefilled by the caller.
         chunk: tokens of a chunk; shared prefixes are whole chunks.
         most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
+        question: what is asked about the distributions of the texts, by their numbers; None for nothing.
 
     Attributes:
         shares: whether any texts have a prefix in common.
     """
 
-    def __init__(self, texts: Mapping[int, tuple[int, ...]], prefix: Prefix | None, chunk: int, most: int):
+    def __init__(
+        self,
+        texts: Mapping[int, tuple[int, ...]],
+        prefix: Prefix | None,
+        chunk: int,
+        most: int,
+        question: Question | None = None,
+    ):
         self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
-        found, of = shared_prefixes(list(texts.values()), chunk, begin) if most else ([], [None] * len(texts))
+        numbers, given = list(texts), list(texts.values())
+        asked = None if question is None else [question.texts[i] for i in numbers]
+        keys = None if asked is None else [one.key for one in asked]
+        found, of = shared_prefixes(given, chunk, begin, keys) if most else ([], [None] * len(texts))
         self.shares = bool(found)
         prefix_of = dict(zip(texts, of, strict=True))
         shared: list[ScoredText] = []
         for one in found:
             parent = None if one.parent is None else shared[one.parent]
-            shared.append(ScoredText(None, one.tokens, prefix, parent))
+            about = None if asked is None else asked[one.first]
+            shared.append(ScoredText(None, one.tokens, prefix, parent, question=question, asked=about))
         longest_first = sorted(texts, key=lambda i: -len(texts[i]))
         waiting = list(shared)
         for i in longest_first:
             number = prefix_of[i]
-            waiting.append(ScoredText(i, texts[i], prefix, None if number is None else shared[number]))
+            parent = None if number is None else shared[number]
+            about = None if question is None else question.texts[i]
+            waiting.append(ScoredText(i, texts[i], prefix, parent, question=question, asked=about))
         self._prefixes: deque[ScoredText] = deque()
         self._texts: deque[ScoredText] = deque()
         for one in waiting:
@@ -92,14 +107,19 @@ class SharedPrefix(NamedTuple):
     Attributes:
         tokens: those that are prefilled, from the first one on, and the one that the last of them predicts.
         parent: index of the shared prefix that it continues; None if it begins with the first token.
+        first: index of the first text that begins with it.
     """
 
     tokens: tuple[int, ...]
     parent: int | None
+    first: int
 
 
 def shared_prefixes(
-    texts: Sequence[tuple[int, ...]], chunk: int, begin: int
+    texts: Sequence[tuple[int, ...]],
+    chunk: int,
+    begin: int,
+    keys: Sequence[Callable[[int, int], Any]] | None = None,
 ) -> tuple[list[SharedPrefix], list[int | None]]:
     """Find prefixes of whole chunks that two texts or more have in common.
 
@@ -111,17 +131,23 @@ def shared_prefixes(
         texts: token ids.
         chunk: tokens of a chunk.
         begin: where the first chunk begins, behind the same tokens in all texts.
+        keys: for each text, (first token, end) -> what else has to be equal about tokens to be shared.
 
     Returns:
         The prefixes, each behind its parent, and for each text the index of its prefix.
     """
     # A radix tree over the numbers of chunks, each with the token behind it. The state of a node: texts that end there.
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[Any, int] = {}
     tree: RadixTree[list[int], Any] = RadixTree(grows=False)
     for i, text in enumerate(texts):
         # Every text keeps something to prefill, so its last chunk ends before its last token but one.
         ends = range(begin + chunk, len(text) - 1, chunk)
-        chunks = [numbers.setdefault(text[end - chunk : end + 1], len(numbers)) for end in ends]
+        if keys is None:
+            chunks = [numbers.setdefault(text[end - chunk : end + 1], len(numbers)) for end in ends]
+        else:
+            # A chunk predicts the tokens from its second one on, and the one behind it.
+            predicted = [(text[end - chunk : end + 1], keys[i](end - chunk + 1, end + 1)) for end in ends]
+            chunks = [numbers.setdefault(one, len(numbers)) for one in predicted]
         match = tree.match(chunks)
         if match.length == len(chunks) and match.into is None and match.node.state is not None:
             match.node.state.append(i)
@@ -140,7 +166,8 @@ def shared_prefixes(
         above = prefix_at[node.parent]
         innermost = not any(counts[child] > 1 for child in node.children.values())
         if counts[node] > 1 and (above is None or innermost):
-            prefixes.append(SharedPrefix(texts[firsts[node]][: begin + node.position * chunk + 1], above))
+            first = firsts[node]
+            prefixes.append(SharedPrefix(texts[first][: begin + node.position * chunk + 1], above, first))
             above = len(prefixes) - 1
         prefix_at[node] = above
         for i in node.state or ():

@@ -6,6 +6,8 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.rows.snapshot import Snapshot
+from hybridlm.scoring.distributions import Question, TextQuestion
+from hybridlm.scoring.found import Found
 from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
 from ir_passes.host.slot_owner import Slot
@@ -24,6 +26,8 @@ class ScoredText:
         slot: its row, if it has one.
         snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
+        question, asked: what is asked about the distributions of all texts and of this one; None for nothing.
+        found: the answers; None if nothing is asked.
         logprobs: float32 [T]; NaN for the first token of a text without a prefix.
         greedy: bool [T]; False for that token.
         top_logprobs: per token, the most likely tokens and their log-probabilities; empty for that token.
@@ -37,6 +41,9 @@ class ScoredText:
     slot: Slot | None = None
     snapshot: Snapshot | None = None
     children: "list[ScoredText]" = field(default_factory=list)
+    question: Question | None = None
+    asked: TextQuestion | None = None
+    found: Found | None = field(init=False, default=None)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
@@ -46,6 +53,8 @@ class ScoredText:
         self.logprobs = np.full(count, np.nan, np.float32)
         self.greedy = np.zeros(count, bool)
         self.top_logprobs = [{} for _ in range(count)]
+        if self.question is not None and self.asked is not None:
+            self.found = Found(self.question, self.asked, len(self.tokens))
 
     @property
     def before(self) -> int:
@@ -70,11 +79,13 @@ class ScoredText:
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
+        if self.found is not None:
+            self.found.take(scored, lane, first, count)
         first -= self.before
         last = first + count
         self.logprobs[first:last] = scored.logprob[lane, :count]
         self.greedy[first:last] = scored.greedy[lane, :count]
-        if scored.top_tokens is not None and scored.top_logprobs is not None:
+        if self.found is None and scored.top_tokens is not None and scored.top_logprobs is not None:
             for i in range(count):
                 ids, values = scored.top_tokens[lane, i].tolist(), scored.top_logprobs[lane, i].tolist()
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
@@ -86,3 +97,5 @@ class ScoredText:
             self.logprobs[:count] = self.parent.logprobs
             self.greedy[:count] = self.parent.greedy
             self.top_logprobs[:count] = [dict(top) for top in self.parent.top_logprobs]
+            if self.found is not None and self.parent.found is not None:
+                self.found.copy_from(self.parent.found)

@@ -1,5 +1,6 @@
 """The scoring step: log-probabilities of given tokens, and its contract."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
+from models.ops.layout import materialize
 
 MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
 """Maximum bytes of logits that the scoring head holds at a time, and minimum number of rows, which share one read of
@@ -24,24 +26,46 @@ class Scored(NamedTuple):
         logprob: log-probability of the target; meaningless without a target.
         greedy: whether the target is the most likely token.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
+        rank: place of the target among all tokens, the most likely one is 1; None unless requested, as those below.
+        entropy: of the distribution, in nats.
+        chosen_logprobs, chosen_ranks: of the chosen ids.
     """
 
     logprob: Float32[Array, "lane token"]
     greedy: Bool[Array, "lane token"]
     top_tokens: Int32[Array, "lane token top"] | None
     top_logprobs: Float32[Array, "lane token top"] | None
+    rank: Int32[Array, "lane token"] | None = None
+    entropy: Float32[Array, "lane token"] | None = None
+    chosen_logprobs: Float32[Array, "lane token chosen"] | None = None
+    chosen_ranks: Int32[Array, "lane token chosen"] | None = None
+
+
+class Chosen(NamedTuple):
+    """Operands of a step that also reports on the distribution of each position.
+
+    Attributes:
+        token_ids: ids whose log-probabilities and ranks are reported; C may be 0.
+        temperature: divides the logits of a lane.
+    """
+
+    token_ids: Int32[Array, "lane token chosen"]
+    temperature: Float32[Array, "lane"]
 
 
 SCORE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane()),
     outputs=(Lane(), STATE),
 )
+CHOSEN_CONTRACT = LaneContract((*SCORE_CONTRACT.inputs, Lane()), SCORE_CONTRACT.outputs)
+"""Contract of a scoring step with `Chosen`."""
 
 
 def score_step(structure: Structure, top: int) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets) -> (Scored, rows)`.
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets[, chosen]) -> (Scored, rows)`.
 
-    `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning.
+    `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning. With `chosen`,
+    ranks, entropy and the chosen ids are reported too, and all log-probabilities are those at its temperature.
 
     Args:
         structure: structure of the model.
@@ -56,21 +80,83 @@ def score_step(structure: Structure, top: int) -> Step:
         positions: Int32[Array, "lane"],
         kv_blocks: Int32[Array, ""],
         targets: Int32[Array, "lane token"],
+        chosen: Chosen | None = None,
     ) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
-        return score_tokens(model, hidden, targets, top), Rows(layers, rows.token)
+        return score_tokens(model, hidden, targets, top, chosen), Rows(layers, rows.token)
 
     return step
 
 
 def score_tokens(
-    model: Decoder, hidden: Float32[Array, "lane token hidden"], targets: Int32[Array, "lane token"], top: int
+    model: Decoder,
+    hidden: Float32[Array, "lane token hidden"],
+    targets: Int32[Array, "lane token"],
+    top: int,
+    chosen: Chosen | None = None,
 ) -> Scored:
     """Score tokens by a log-softmax over the whole vocabulary, in blocks of tokens, to hold few logits at once."""
-    lanes, tokens, size = hidden.shape
     vocabulary = Vocabulary.of(model.config)
-    rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * vocabulary.held))
+    size = hidden.shape[2]
+
+    def score_block(inputs: tuple[Array, Array]) -> Scored:
+        hidden, target = inputs
+        logits = model.logits(hidden.reshape((-1, size)))
+        each = target.reshape((-1,))
+        total, found = vocabulary.log_total(logits), vocabulary.logit(logits, each)
+        best, ids = vocabulary.best(logits, top) if top else (None, None)
+        greedy = vocabulary.is_most_likely(logits, each)
+        scored = Scored((found - total)[:, 0], greedy, ids, None if best is None else best - total)
+        return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
+
+    def describe_block(inputs: tuple[Array, Array, Array, Array]) -> Scored:
+        hidden, target, token_ids, temperature = inputs
+        logits = model.logits(hidden.reshape((-1, size)))
+        # The last block is padded with zeros. One array for all that follows: a rank compares logits with one of them.
+        logits = materialize(logits / jnp.where(temperature > 0, temperature, 1.0).reshape((-1, 1)))
+        each = target.reshape((-1,))
+        total, found = vocabulary.log_total(logits), vocabulary.logit(logits, each)
+        best, ids = vocabulary.best(logits, top) if top else (None, None)
+        rank = vocabulary.rank(logits, each, found)
+
+        def describe(token: Array) -> tuple[Array, Array]:
+            logit = vocabulary.logit(logits, token)
+            return (logit - total)[:, 0], vocabulary.rank(logits, token, logit)
+
+        logprobs = ranks = None
+        if token_ids.shape[2]:
+            # One id at a time: a pass over the logits for each is less than their own product, and needs no memory.
+            by_id = jnp.moveaxis(token_ids.reshape((-1, token_ids.shape[2])), 1, 0)
+            logprobs, ranks = (jnp.moveaxis(x, 0, 1) for x in lax.map(describe, by_id))
+        scored = Scored(
+            (found - total)[:, 0],
+            vocabulary.is_most_likely(logits, each),
+            ids,
+            None if best is None else best - total,
+            rank,
+            vocabulary.entropy(logits, total)[:, 0],
+            logprobs,
+            ranks,
+        )
+        return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
+
+    if chosen is None:
+        return in_blocks(score_block, (hidden, targets), vocabulary.held)
+    temperature = jnp.broadcast_to(chosen.temperature[:, None], targets.shape)
+    return in_blocks(describe_block, (hidden, targets, chosen.token_ids, temperature), vocabulary.held)
+
+
+def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], held: int) -> Any:
+    """Return what a function gives of blocks of tokens, one after the other, joined.
+
+    Args:
+        describe: arrays [lane, token of the block, ..] -> a pytree of such arrays.
+        inputs: arrays [lane, token, ..].
+        held: logits of a token on one device.
+    """
+    lanes, tokens = inputs[0].shape[:2]
+    rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * held))
     block = min(tokens, max(1, rows // lanes))
     blocks = -(-tokens // block)
 
@@ -82,14 +168,4 @@ def score_tokens(
     def join(x: Array) -> Array:
         return jnp.moveaxis(x, 0, 1).reshape((lanes, blocks * block, *x.shape[3:]))[:, :tokens]
 
-    def score_block(inputs: tuple[Array, Array]) -> Scored:
-        hidden, target = inputs
-        logits = model.logits(hidden.reshape((-1, size)))
-        each = target.reshape((-1,))
-        total, chosen = vocabulary.log_total(logits), vocabulary.logit(logits, each)
-        best, ids = vocabulary.best(logits, top) if top else (None, None)
-        greedy = vocabulary.is_most_likely(logits, each)
-        scored = Scored((chosen - total)[:, 0], greedy, ids, None if best is None else best - total)
-        return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
-
-    return jax.tree.map(join, lax.map(score_block, (split(hidden), split(targets))))
+    return jax.tree.map(join, lax.map(describe, tuple(map(split, inputs))))

@@ -42,6 +42,8 @@ SHAPES = (
     Shape("generate", LANES, 1, 2),
     Shape("generate", LANES, CHUNK, 2),
     Shape("score", LANES, CHUNK, 2),
+    Shape("score", LANES, CHUNK, 2, chosen=3),
+    Shape("hidden", LANES, CHUNK),
 )
 # test_verify_step.py has its own comparisons in the default run
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))

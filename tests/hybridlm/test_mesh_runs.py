@@ -63,12 +63,21 @@ def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[in
 
 
 def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
-    """Asserts that both give the same log-probabilities, of the texts and of the most likely tokens."""
+    """Asserts that both give the same log-probabilities: of texts, of likely and of chosen tokens; and embeddings."""
     for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
         for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
             likely = ([*(each or {}).values()] for each in (top, other))
             np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
+    asked: dict[str, Any] = {"token_ids": [3, 40, 7], "top": 3, "entropy": True, "temperature": 0.8}
+    for a, b in zip(found.score(texts[:1], **asked), one.score(texts[:1], **asked), strict=True):
+        assert a.chosen and b.chosen and a.top and b.top and a.entropy is not None and b.entropy is not None
+        for mine, expected in ((a.chosen, b.chosen), (a.top, b.top)):
+            np.testing.assert_allclose(mine.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(one))
+            assert (np.abs(mine.ranks - expected.ranks) <= 1).all()
+        np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(one))
+    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (found, one)]
+    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(one))
 
 
 def check_drafts_and_cache(

@@ -16,6 +16,7 @@ from perturbation import Influence, influence
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
 from models import kv_blocks
@@ -55,8 +56,14 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
     common = (lm.engine.params, pools, ids, lengths, repeated(POSITIONS, np.int32), blocks)
+    if shape.step == "hidden":
+        return common
     if shape.step == "score":
-        return (*common, rng.integers(1, vocab, (lanes, tokens)).astype(np.int32))
+        targets = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
+        if shape.chosen is None:
+            return (*common, targets)
+        ids = rng.integers(1, vocab, (lanes, tokens, shape.chosen)).astype(np.int32)
+        return (*common, targets, Chosen(ids, repeated([1.0, 0.7, 2.0, 1.0], np.float32)))  # type: ignore[arg-type]
     sampling = Sampling(
         repeated([0.0, 0.7, 1.3, 1.0], np.float32),
         repeated([0, 5, 0, 0], np.int32),

@@ -90,7 +90,7 @@ def test_ids_used_twice(tmp_path: Path):
 
 
 def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hybridlm.score_files.survey.MAX_WINDOW_BYTES", 60)
+    monkeypatch.setattr("hybridlm.score_files.score_file.MAX_WINDOW_BYTES", 60)
     sizes: list[int] = []
 
     def score(texts: Any) -> list[hybridlm.Score]:

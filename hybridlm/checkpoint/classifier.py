@@ -1,0 +1,75 @@
+"""Heads of texts: the matrix of a sequence-classification or reward model, in the place of a vocabulary head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hybridlm.checkpoint.opened import Checkpoint
+from hybridlm.checkpoint.saved_index import SavedDirectory
+from hybridlm.errors import CheckpointError
+from models import DecoderConfig, Family
+
+SCORE = "score.weight"
+"""Name of the matrix, as transformers' `ForSequenceClassification` has it."""
+SCORE_PATTERN = r"score\.weight"
+"""What a family skips of a checkpoint whose head was read here."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """The head of a sequence-classification or reward model.
+
+    Attributes:
+        weight: float32 [labels, hidden].
+        labels: name of each label.
+    """
+
+    weight: np.ndarray
+    labels: tuple[str, ...]
+
+
+def read_classifier(
+    directory: Checkpoint, family: Family, config: DecoderConfig
+) -> tuple[Family, DecoderConfig, Classifier | None, bool]:
+    """Read the head of texts of a checkpoint, if it has one.
+
+    Args:
+        directory, family, config: the opened checkpoint.
+
+    Returns:
+        The family and the configuration that its other tensors have, the head, and whether there is a vocabulary head.
+        Without one the model has its embedding in that place, which no result may be computed with.
+
+    Raises:
+        CheckpointError: the head has another shape than config.json says.
+    """
+    if isinstance(directory, SavedDirectory):
+        return family, config, None, True
+    names = set(directory.names)
+    bare = not any(name.endswith("lm_head.weight") for name in names)
+    if SCORE not in names:
+        # A model that was saved without any head, as embedding models are.
+        models = [str(one) for one in directory.config.get("architectures") or ()]
+        if bare and not config.tied and models and all(one.endswith("Model") for one in models):
+            return family, replace(config, tied=True), None, False
+        return family, config, None, True
+    labels = _labels(directory.config)
+    shape, expected = directory.shape(SCORE), (len(labels), config.hidden_size)
+    if len(shape) != 2 or shape[1] != config.hidden_size or (labels and shape != expected):
+        raise CheckpointError(directory.path, f"{SCORE}: expected the shape {expected} of config.json, found {shape}")
+    weight = np.asarray(directory.read(SCORE)).astype(np.float32)
+    directory.release(SCORE)
+    names_of = labels or tuple(f"LABEL_{i}" for i in range(shape[0]))
+    family = replace(family, skipped=(*family.skipped, SCORE_PATTERN))
+    return family, replace(config, tied=config.tied or bare), Classifier(weight, names_of), False
+
+
+def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of config.json, in order; empty if it has none."""
+    inner = fields.get("text_config")
+    given = fields.get("id2label") or (inner.get("id2label") if isinstance(inner, Mapping) else None)
+    if not isinstance(given, Mapping):
+        return ()
+    return tuple(str(given.get(str(i), f"LABEL_{i}")) for i in range(len(given)))

@@ -1,0 +1,38 @@
+"""Log-probabilities of several ids at each position of a text, as flat arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of ids at the positions of a text: entries `offsets[t]` to `offsets[t + 1]` belong to token t.
+
+    Attributes:
+        token_ids: int32 [E], ids that could stand in the place of the token.
+        logprobs: float32 [E], natural log-probability of each, given what is before that place.
+        ranks: int32 [E], its place among all tokens of the vocabulary; the most likely one is 1, and of equally likely
+            ones the lower id comes first.
+        offsets: int64 [T + 1]; a token without entries has two equal ones.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        """Number of tokens of the text, T."""
+        return len(self.offsets) - 1
+
+    def at(self, token: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids, log-probabilities and ranks of one token's place."""
+        here = slice(self.offsets[token], self.offsets[token + 1])
+        return self.token_ids[here], self.logprobs[here], self.ranks[here]
+
+    def after(self, tokens: int) -> "TokenLogprobs":
+        """Return the entries of the tokens behind the first ones."""
+        first = self.offsets[tokens]
+        ids, logprobs, ranks = (one[first:] for one in (self.token_ids, self.logprobs, self.ranks))
+        return TokenLogprobs(ids, logprobs, ranks, self.offsets[tokens:] - first)

@@ -1,0 +1,115 @@
+"""The step that compares the distributions of two models, and its contract. It has no state.
+
+Both heads are applied to a block of tokens at a time, so that two sets of logits are held for a block only.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float32
+
+from hybridlm.sampling.sampling import most_likely
+from hybridlm.sampling.vocab_parallel import Vocabulary, sum_of_terms
+from hybridlm.steps.score import in_blocks
+from hybridlm.steps.structure import Structure
+from ir_passes import Lane, LaneContract, Shared
+from models.ops.layout import materialize
+
+MAX_SERIES = 0.25
+"""Argument up to which a series is used, where the closed form cancels."""
+
+
+class Divergences(NamedTuple):
+    """Outputs of the comparing step for each position, in nats; those of padding have no meaning.
+
+    Attributes:
+        kl: KL(P || Q), of the first model's distribution P from the second one's Q.
+        reverse_kl: KL(Q || P).
+        js: Jensen-Shannon divergence, with logarithms to the base e: at most log 2.
+        same_top: whether both have the same most likely token.
+    """
+
+    kl: Float32[Array, "lane token"]
+    reverse_kl: Float32[Array, "lane token"]
+    js: Float32[Array, "lane token"]
+    same_top: Bool[Array, "lane token"]
+
+
+DIVERGENCE_CONTRACT = LaneContract(inputs=(Shared(), Shared(), Lane(), Lane()), outputs=(Lane(),))
+
+
+def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[Divergences]]:
+    """`step(first params, second params, first hidden, second hidden) -> (Divergences,)`.
+
+    Args:
+        first, second: structures of two models with one vocabulary, on one device.
+    """
+
+    def step(
+        params: tuple[Any, ...],
+        others: tuple[Any, ...],
+        hidden: Float32[Array, "lane token size"],
+        other: Float32[Array, "lane token width"],
+    ) -> tuple[Divergences]:
+        one, two = first.rebuild(params), second.rebuild(others)
+        vocabulary = Vocabulary.of(one.config)
+
+        def compare_block(inputs: tuple[Array, Array]) -> Divergences:
+            lanes, count = inputs[0].shape[:2]
+            flat = [part.reshape((lanes * count, part.shape[2])) for part in inputs]
+            logits = materialize(one.logits(flat[0])), materialize(two.logits(flat[1]))
+            totals = [vocabulary.log_total(each) for each in logits]
+
+            def summed(term: Callable[[Array, Array], Array]) -> Array:
+                def of_slice(cut: Callable[[Array], Array]) -> Array:
+                    return term(cut(logits[0]) - totals[0], cut(logits[1]) - totals[1])
+
+                return sum_of_terms(logits[0].shape, of_slice).reshape((lanes, count))
+
+            same = most_likely(logits[0]) == most_likely(logits[1])
+            return Divergences(
+                summed(kl_terms),
+                summed(lambda p, q: kl_terms(q, p)),
+                summed(js_terms),
+                same.reshape((lanes, count)),
+            )
+
+        return (in_blocks(compare_block, (hidden, other), vocabulary.size),)
+
+    return step
+
+
+def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
+    """Return the terms p * log(p / q) - p + q of KL(P || Q), none of which is negative.
+
+    As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
+    """
+    p, q, d = jnp.exp(log_p), jnp.exp(log_q), log_p - log_q
+    small = jnp.abs(d) < MAX_SERIES
+    near = jnp.where(small, d, 0.0)
+    # d - 1 + exp(-d)
+    series = near * near * (1 / 2 - near * (1 / 6 - near * (1 / 24 - near * (1 / 120 - near / 720))))
+    # Where p is 0 and d infinite, their product is no number.
+    far = jnp.where(p == 0, q, p * jnp.where(small | (p == 0), 0.0, d) - p + q)
+    return jnp.where(small, p * series, far)
+
+
+def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
+    """Return the terms of the Jensen-Shannon divergence, half of p * log(p / m) + q * log(q / m), m = (p + q) / 2.
+
+    With t = (p - q) / (p + q) that is half of m * ((1 + t) * log(1 + t) + (1 - t) * log(1 - t)).
+    """
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    mean = 0.5 * (p + q)
+    t = jnp.where(jnp.isneginf(log_p) & jnp.isneginf(log_q), 0.0, jnp.tanh(0.5 * (log_p - log_q)))
+    small = jnp.abs(t) < MAX_SERIES
+    square = jnp.where(small, t * t, 0.0)
+    series = square * (1 + square * (1 / 6 + square * (1 / 15 + square * (1 / 28 + square / 45))))
+    far = _x_log_x(1 + t) + _x_log_x(1 - t)
+    return 0.5 * mean * jnp.where(small, series, far)
+
+
+def _x_log_x(x: Array) -> Array:
+    return x * jnp.log(jnp.where(x == 0, 1.0, x))

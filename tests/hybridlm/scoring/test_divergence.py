@@ -1,0 +1,189 @@
+"""Comparison of two models: KL, Jensen-Shannon and agreement against float64; no lane reaches another."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import padded
+from perturbation import influence
+from quantised_checkpoint import LAYOUTS, write_quantised
+from text_checkpoint import GOLDEN, SETTINGS
+
+import hybridlm
+from hybridlm.sampling.vocab_parallel import sum_of_terms
+from hybridlm.scoring.divergence import Divergence, Side, _program
+from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, divergence_step, js_terms, kl_terms
+from hybridlm.steps.score import MIN_HEAD_ROWS
+from hybridlm.steps.structure import flatten
+from models import family_of
+from models.ops.quantised_weight import QuantisedWeight
+
+RNG = np.random.default_rng(2)
+TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 2, 9, 1, 14)]
+
+
+@pytest.fixture(scope="module")
+def other() -> hybridlm.LM:
+    """A model with more layers, another chunk and another context, and no tokenizer."""
+    return hybridlm.load(GOLDEN, lanes=4, context=128, dtype="float32", chunk=7)
+
+
+def log_softmax(logits: Any) -> np.ndarray:
+    logits = np.asarray(logits, np.float64)
+    top = logits.max(-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.where(p == -np.inf, 0.0, np.exp(p) * (p - q)).sum(-1)
+
+
+def js(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        mean = np.log((np.exp(p) + np.exp(q)) / 2)
+    return (kl(p, mean) + kl(q, mean)) / 2
+
+
+def bits(found: Divergence, i: int) -> list[bytes]:
+    place = slice(found.offsets[i], found.offsets[i + 1])
+    return [x[place].tobytes() for x in (found.kl, found.reverse_kl, found.js, found.same_top)]
+
+
+def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    found = text_lm.divergence(other, TEXTS)
+    assert found.offsets.tolist() == np.cumsum([0, *map(len, TEXTS)]).tolist()
+    assert found.token_ids.tolist() == sum(TEXTS, [])
+    logs = [log_softmax(lm.forward(padded(TEXTS)).logits) for lm in (text_lm, other)]
+    means: list[list[np.ndarray]] = [[], [], [], []]
+    for i, text in enumerate(TEXTS):
+        p, q = (rows[i][: len(text) - 1] for rows in logs)
+        place = slice(found.offsets[i] + 1, found.offsets[i + 1])
+        assert np.isnan(found.kl[place.start - 1]) and not found.same_top[place.start - 1]
+        expected = kl(p, q), kl(q, p), js(p, q), p.argmax(-1) == q.argmax(-1)
+        for values, want, mean in zip(
+            (found.kl, found.reverse_kl, found.js, found.same_top), expected, means, strict=True
+        ):
+            np.testing.assert_allclose(values[place], want, rtol=1e-4, atol=1e-5)
+            mean.append(want)
+    figures = found.mean_kl, found.mean_reverse_kl, found.mean_js, found.agreement
+    np.testing.assert_allclose(figures, [np.concatenate(mean).mean() for mean in means], rtol=1e-4)
+    assert found.certificate is not None and found.certificate.is_proof
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.05, 1.0, 30.0])
+def test_terms_do_not_cancel_where_models_are_close(noise: float) -> None:
+    """As for a quantised model: a KL of 1e-7 has its digits too."""
+    a = (3 * RNG.normal(size=(4, 960))).astype(np.float32)
+    b = (a + noise * RNG.normal(size=a.shape)).astype(np.float32)
+    p, q = (log_softmax(x).astype(np.float32) for x in (a, b))
+
+    @jax.jit
+    def summed(p: Any, q: Any) -> list[Any]:
+        return [sum_of_terms(p.shape, lambda cut, f=f: f(cut(p), cut(q)))[:, 0] for f in (kl_terms, js_terms)]
+
+    wide, other = log_softmax(a), log_softmax(b)
+    for found, want in zip(summed(p, q), (kl(wide, other), js(wide, other)), strict=True):
+        np.testing.assert_allclose(found, want, rtol=2e-3 if noise < 0.01 else 2e-5)
+
+
+def test_what_has_no_probability() -> None:
+    p, q = np.array([np.log(0.5), np.log(0.5), -np.inf, -np.inf]), np.log([0.25] * 4)
+    one, two = (jnp.asarray(x[None], jnp.float32) for x in (p, q))
+    np.testing.assert_allclose(kl_terms(one, two).sum(), np.log(2), rtol=1e-6)
+    assert np.isposinf(kl_terms(two, one).sum())
+    np.testing.assert_allclose(js_terms(one, two).sum(), js(p, q), rtol=1e-6)
+    np.testing.assert_allclose(js_terms(two, one).sum(), js(p, q), rtol=1e-6)
+    assert kl_terms(one, one).sum() == js_terms(one, one).sum() == 0
+
+
+def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
+    vocab, rows = 248_320, 2048
+    config = {
+        "model_type": "qwen3_5_text", "vocab_size": vocab, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+        "intermediate_size": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4, "tie_word_embeddings": True,
+    }  # fmt: skip
+    family = family_of(config)
+    structure, params = flatten(family.abstract(family.read_config(config)))
+    hidden = jax.ShapeDtypeStruct((4, rows // 4, 8), jnp.float32)
+    step = divergence_step(structure, structure)
+    memory = jax.jit(step).lower(params, params, hidden, hidden).compile().memory_analysis()
+    assert memory is not None
+    # Two sets of logits of a block, and as much again for what is made of them.
+    assert memory.temp_size_in_bytes < 5 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
+
+
+def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:
+    found = text_lm.divergence(text_lm, ["a text over several chunks", "x"])
+    assert not found.kl[found.predicted].any() and not found.js[found.predicted].any() and found.agreement == 1.0
+    alone = text_lm.divergence(text_lm, "x")
+    assert np.isnan(alone.mean_kl) and alone.certificate is None
+
+
+def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    base, again = (text_lm.divergence(other, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
+    for i in range(len(TEXTS)):
+        assert bits(base, i) == bits(again, len(TEXTS) - i)
+
+
+def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM, tmp_path: Path) -> None:
+    """Its matrices, its head too, stay packed."""
+    folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
+    settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}
+    packed = hybridlm.load(folder / "quantised", **settings)
+    assert names and any(isinstance(one, QuantisedWeight) for one in packed.params.values())
+    found = other.divergence(packed, TEXTS[:2])
+    exact = hybridlm.load(folder / "plain", **settings)
+    p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))
+    place = slice(1, len(TEXTS[0]))
+    rows = p[0][: len(TEXTS[0]) - 1], q[0][: len(TEXTS[0]) - 1]
+    assert 0 < found.mean_kl < 0.2 and found.agreement > 0.5
+    np.testing.assert_allclose(found.kl[place], kl(*rows), rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(found.js[place], js(*rows), rtol=2e-3, atol=1e-6)
+
+
+def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    sides = Side(text_lm.engine, text_lm._structure), Side(other.engine, other._structure)
+    rng = np.random.default_rng(0)
+    hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, other)]
+    args = (text_lm.engine.params, other.engine.params, *hidden)
+    run = _program(sides, args)
+    bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0].structure, sides[1].structure), args)
+
+    def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.where(rng.random(row.shape) < 0.5, np.nan, row).astype(row.dtype)
+
+    found = influence(run, args, bound, change)
+    assert found.leaks == []
+    assert not {(lane, "everything") for lane in range(3)} & set(found.inert)
+
+
+def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    engine = other.engine
+    clean = engine.params
+    where = list(other.params).index("embed_tokens")
+    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
+    try:
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+            text_lm.divergence(other, [[5, 6, 7], [5, 6, 9, 8], [5]])
+    finally:
+        engine.params = clean
+
+
+def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match="^other: .*tokenizer"):
+        text_lm.divergence(other, ["abc"])
+    with pytest.raises(TypeError, match="^other: "):
+        text_lm.divergence(Path("abc"), ["abc"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^texts\[0\]"):
+        text_lm.divergence(other, [[5] * 200])
+
+
+def test_with_the_sanitizer(sanitized_lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
+    assert SETTINGS["lanes"] == 3
+    found, expected = (one.divergence(one, TEXTS) for one in (sanitized_lm, text_lm))
+    assert bits(found, 0) == bits(expected, 0)

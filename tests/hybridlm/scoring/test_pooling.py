@@ -1,0 +1,158 @@
+"""Embeddings and classes: against float64 from `forward`, alone as in any batch; heads that do not fit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from comparison import padded
+from safetensors.numpy import load_file, save_file
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.scoring.pooling import pooled
+
+RNG = np.random.default_rng(4)
+TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 1, 9, 5, 14)]
+WEIGHT = RNG.normal(size=(3, 1 << 12)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def hidden(text_lm: hybridlm.LM) -> list[np.ndarray]:
+    """The residual stream of each text after the final norm, float64."""
+    stream = text_lm.forward(padded(TEXTS)).hidden_states[-1]
+    normed = np.asarray(text_lm.model.norm(stream), np.float64)
+    return [rows[: len(text)] for rows, text in zip(normed, TEXTS, strict=True)]
+
+
+def checkpoint(text_lm: hybridlm.LM, directory: Path, weight: np.ndarray, **fields: Any) -> Path:
+    """The same model with a head of texts instead of its vocabulary head."""
+    shutil.copytree(text_lm.path, directory)
+    tensors = load_file(directory / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    save_file(kept | {"score.weight": np.ascontiguousarray(weight)}, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text()) | fields
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndarray], pooling: Any) -> None:
+    wanted = {"last": lambda x: x[-1], "first": lambda x: x[0], "mean": lambda x: x.mean(0)}[pooling]
+    expected = np.stack([wanted(rows) for rows in hidden])
+    found = text_lm.embed(TEXTS, pooling=pooling, normalised=False)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+    unit = text_lm.embed(TEXTS, pooling=pooling)
+    np.testing.assert_allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-4)
+    others = text_lm.embed([[5, 6], *TEXTS[::-1], [7] * 30], pooling=pooling)
+    assert others[1:-1][::-1].tobytes() == unit.tobytes()
+
+
+def test_classes(
+    text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = WEIGHT[:, : text_lm.config.hidden_size]
+    names = {"0": "good", "1": "bad", "2": "ugly"}
+    lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight, id2label=names), **SETTINGS)
+    assert "score" not in caplog.text, "it is read, not left out"
+    found = lm.classify(TEXTS)
+    expected = np.stack([rows[-1] for rows in hidden]) @ weight.T.astype(np.float64)
+    np.testing.assert_allclose(found.logits, expected, atol=1e-3, rtol=1e-4)
+    powers = np.exp(expected - expected.max(1, keepdims=True))
+    np.testing.assert_allclose(found.probabilities, powers / powers.sum(1, keepdims=True), atol=1e-4)
+    assert found.labels == ("good", "bad", "ugly")
+    again = lm.classify([[5, 6], *TEXTS[::-1], [7] * 30])
+    assert again.logits[1:-1][::-1].tobytes() == found.logits.tobytes()
+    for refused in (
+        lambda: lm.score(TEXTS),
+        lambda: lm.generate(TEXTS),
+        lambda: lm.session().submit([5]),
+        lambda: lm.forward([5]),
+        lambda: lm.divergence(text_lm, TEXTS),
+        lambda: lm.score_file("in.jsonl", "out.jsonl"),
+        lambda: lm.batch_file("in.jsonl", "out.jsonl"),
+        lambda: lm.perplexity("abc"),
+        lambda: lm.choose("a", ["b"]),
+        lambda: lm.prefix([5]),
+        lambda: lm.save(tmp_path / "saved"),
+        lambda: lm.merge_adapter(tmp_path),
+    ):
+        with pytest.raises(ValueError, match="vocabulary head"):
+            refused()
+    with pytest.raises(ValueError, match="vocabulary head"):
+        text_lm.divergence(lm, TEXTS)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """In the order of the input, in windows, with errors in the place of what cannot be embedded, and continued."""
+    given = [{"id": i, "token_ids": text} for i, text in enumerate(TEXTS)]
+    rows = [*given[:2], {"id": 7, "text": ""}, {"id": 8, "prompt": "a", "completion": "b"}, *given[2:]]
+    path, out = tmp_path / "in.jsonl", tmp_path / f"out{ending}"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def interrupted(*args: Any) -> Any:
+        if TEXTS[4] in [list(ids) for ids in args[1]]:
+            raise KeyboardInterrupt
+        return pooled(*args)
+
+    monkeypatch.setattr("hybridlm.lm.pooled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        text_lm.embed_file(path, out, pooling="mean", window=3)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="embedding"):
+        text_lm.embed_file(path, out, pooling="last", window=3)
+    report = text_lm.embed_file(path, out, pooling="mean", window=3)
+    assert (report.texts, report.errors, report.kept, report.tokens) == (5, 2, 6, sum(map(len, TEXTS)))
+    if ending == ".jsonl":
+        read = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        read = pq.read_table(out).to_pylist()
+        assert str(pq.read_schema(out).field("embedding").type) == "list<element: float>"
+    assert [row["id"] for row in read] == [0, 1, 7, 8, 2, 3, 4]
+    assert read[2]["error"].startswith("line 3: ") and read[3]["error"].startswith("line 4: ")
+    found = np.array([row["embedding"] for i, row in enumerate(read) if i not in (2, 3)], np.float32)
+    np.testing.assert_allclose(found, text_lm.embed(TEXTS, pooling="mean"), atol=1e-5)
+
+
+def test_files_of_classes(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    weight = WEIGHT[:, : text_lm.config.hidden_size]
+    lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight), **SETTINGS)
+    pq.write_table(pa.table({"token_ids": TEXTS}), tmp_path / "in.parquet")
+    lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    found = np.array(pq.read_table(tmp_path / "out.parquet")["logits"].to_pylist(), np.float32)
+    assert found.tobytes() == lm.classify(TEXTS).logits.tobytes()
+    with pytest.raises(ValueError, match=r"^classify_file: .*score\.weight"):
+        text_lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
+
+
+def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    size = text_lm.config.hidden_size
+    with pytest.raises(hybridlm.CheckpointError, match="score.weight"):
+        hybridlm.load(checkpoint(text_lm, tmp_path / "wide", WEIGHT[:, : size + 1]), **SETTINGS)
+    names = {"0": "good", "1": "bad"}
+    with pytest.raises(hybridlm.CheckpointError, match="score.weight"):
+        hybridlm.load(checkpoint(text_lm, tmp_path / "few", WEIGHT[:, :size], id2label=names), **SETTINGS)
+    with pytest.raises(ValueError, match=r"^classify: .*score\.weight"):
+        text_lm.classify(TEXTS)
+    with pytest.raises(ValueError, match="^pooling: "):
+        text_lm.embed(TEXTS, pooling="cls")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^probabilities: "):
+        _ = hybridlm.Classification(np.zeros((2, 1), np.float32), ("reward",)).probabilities
+
+
+def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
+    engine = text_lm.engine
+    clean = engine.params
+    where = list(text_lm.params).index("embed_tokens")
+    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
+    try:
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
+            text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
+    finally:
+        engine.params = clean

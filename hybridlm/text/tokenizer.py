@@ -1,4 +1,7 @@
-"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional."""
+"""Tokenizer of a checkpoint: tokenizer.json by the `tokenizers` library, chat template by jinja2. Optional.
+
+More than 300 lines: one class, from the text to its ids and back.
+"""
 
 import hashlib
 import json

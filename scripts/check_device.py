@@ -32,7 +32,7 @@ NOT_RUN, PASSED, FAILED = "not run", "passed", "FAILED"
 
 
 class Report:
-    """What was found so far; every change is written to both files.
+    """Findings so far; every change is written to both files.
 
     Args:
         folder: for report.json and report.md.

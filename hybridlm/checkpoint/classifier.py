@@ -14,7 +14,7 @@ from models import DecoderConfig, Family
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
 SCORE_PATTERN = r"score\.weight"
-"""What a family skips of a checkpoint whose head was read here."""
+"""Tensors that a family skips in a checkpoint whose head was read here."""
 
 
 @dataclass(frozen=True)

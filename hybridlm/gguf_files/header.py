@@ -53,7 +53,7 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says about its tensors.
+    """Header of a GGUF file: its metadata and the places of its tensors.
 
     Attributes:
         path: the file.

@@ -1,4 +1,4 @@
-"""What a call to `score` asks about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
+"""Questions to `score` about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class TextQuestion:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is asked about every text of a call.
+    """Questions about every text of a call.
 
     Attributes:
         top: number of most likely tokens to report at each position.

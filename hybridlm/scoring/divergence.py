@@ -26,7 +26,7 @@ from ir_passes.rewrites import DropDead
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far two models are from one another on texts; entries `offsets[i]` to `offsets[i + 1]` belong to text i.
+    """Distance between two models on texts; entries `offsets[i]` to `offsets[i + 1]` belong to text i.
 
     An entry is about the distribution in the place of one token, over the whole vocabulary. Nothing predicts the first
     token of a text: its numbers are nan, and its `same_top` False.

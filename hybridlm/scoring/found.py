@@ -1,4 +1,4 @@
-"""What steps find about the distributions of one text, gathered in arrays."""
+"""Distributions of one text as steps find them, gathered in arrays."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a model's steps cost on a machine that need not be there, and whether the model fits into its memory.
+"""Costs of a model's steps on a machine that need not be there, and whether the model fits into its memory.
 
 `target_report` compiles every step for the target and puts the parts together: `step_report` (one step), `floor` (what
 no program of it can avoid), `fit` (weights, rows and scratch beside the memory).

@@ -132,7 +132,7 @@ PRODUCT = Message(
         30: _one("dot", Message("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
     },
 )
-"""Of an instruction's `attributes`: what the products and convolutions sum over."""
+"""Dimensions that products and convolutions sum over, in an instruction's `attributes`."""
 COMPUTATION = Message(
     "HloComputationProto",
     {

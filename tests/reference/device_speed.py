@@ -19,7 +19,7 @@ from models import kv_blocks
 
 ROUNDS = 3
 MIN_OVER_FLOOR = 0.9
-"""Of the floor that a step may take: data sheets round."""
+"""Least multiple of the floor that a step may take: data sheets round."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ FLAGS = "--xla_force_host_platform_device_count=1"
 
 
 def run(directory: Path, timeout: float = 20.0, late: float = 0.0) -> list[Any]:
-    """Which steps of each process came from the store, and the tokens."""
+    """Return the steps of each process that came from the store, and the tokens."""
     together = {**os.environ, ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: "2", "XLA_FLAGS": FLAGS}
     command = [sys.executable, SCRIPT, directory, directory / "cache", str(timeout), str(late)]
     running = [

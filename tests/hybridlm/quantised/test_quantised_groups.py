@@ -1,4 +1,4 @@
-"""Which tensors make a quantised weight, what is left over, and what the configuration contradicts."""
+"""Tensors that make a quantised weight, leftovers, and contradictions of the configuration."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What each operation of a program moves, computes and touches, in programs whose figures are known by hand."""
+"""Bytes, operations and pools of each operation of a program, in programs whose figures are known by hand."""
 
 import jax
 import numpy as np

@@ -12,7 +12,7 @@ from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of
 
 BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS)
 NO_RULE = (Kind.UNKNOWN,)
-"""Of `searchsorted` in jax 0.12, one operation without a rule: its right uses are known as a whole."""
+"""Uses of `searchsorted` in jax 0.12, one operation without a rule: the right ones are known as a whole."""
 Change = Callable[[Any], Any]
 
 

@@ -98,7 +98,7 @@ def count_vmapped_step(x, pool, slots, count):
 
 
 def left_out_step(x, pool, slots, times):
-    """What is measured of each lane is given and not used; the number of lanes is returned."""
+    """Measurements of each lane are given and not used; the number of lanes is returned."""
     new = advance(pool[slots], x)
     return new, pool.at[slots].set(new), jnp.float32(times.shape[0])
 

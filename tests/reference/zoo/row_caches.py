@@ -80,7 +80,7 @@ def put_by_lane(pool: Array, new: Array, positions: Array) -> Array:
 
 
 def decode_step(w, pools, positions, x):
-    """What a lane sees is told by the segments of its row."""
+    """Segments of a lane's row say which tokens it sees."""
     q, k, v = project(w, x)
     q, k = rotate(q, positions), rotate(k, positions)
     news = {"k": k, "v": v, "segment": jnp.ones(LANES, jnp.int32)}

@@ -208,7 +208,7 @@ def _kinds(static: Any) -> Any:
 
 
 def _places(leaves: list[Any]) -> Any:
-    """Return the devices that arrays are bound to lie on."""
+    """Return the shardings that arrays are bound to, None where they are free."""
     return tuple(
         leaf.sharding if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False) else None for leaf in leaves
     )

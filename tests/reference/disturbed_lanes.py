@@ -22,7 +22,7 @@ from ir_passes import Lane, LaneContract, Pool
 from models import kv_blocks
 
 POSITIONS = (0, 2, 129, 5)
-"""Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; further lanes repeat them."""
+"""Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; more repeat them."""
 MIN_CONTEXT = 130
 """Tokens of context that a model needs beside those of a step."""
 

@@ -139,7 +139,7 @@ SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
 )
 _repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)  # noqa: E731
 MUTANTS = (
-    _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left"))),
+    _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left")), *NO_RULE),
     _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
     _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
     _one(

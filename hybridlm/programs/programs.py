@@ -111,9 +111,12 @@ class Programs:
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates of all compiled steps, by the name of the shape; a second one of the same name is "name (2)"."""
+        """Certificates of all compiled steps, by the name of the shape; a second one of the same name is "name (2)".
+
+        In the order of names: steps are compiled in threads, in no order of their own.
+        """
         found: dict[str, Certificate] = {}
-        for shape in self.shapes:
+        for shape in sorted(self.shapes, key=str):
             name, count = str(shape), 1
             while name in found:
                 name, count = f"{shape} ({count + 1})", count + 1

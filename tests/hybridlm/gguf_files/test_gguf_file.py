@@ -22,7 +22,7 @@ from hybridlm.gguf_files.header import PLAIN_TYPES
 from models import family_of
 
 SMALL_CHANGE = {"A_log": 3e-7, "norm": 1.2e-7}
-"""Of numbers that the converter adds one to or takes the exponential of, in float32."""
+"""Tolerance of numbers that the converter adds one to or takes the exponential of, in float32."""
 
 
 def opened(path: Path) -> CheckpointDirectory:

@@ -171,7 +171,7 @@ def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(one,
 
 @pytest.mark.parametrize("other", [lambda x: x * 3, lambda x: x[::-1], lambda x: x - x.mean(0, keepdims=True)])
 def test_closures_of_one_function_at_two_shapes_are_told_apart(other) -> None:
-    """What a closure holds stands in its program, lengths of arrays aside."""
+    """Values that a closure holds stand in its program, lengths of arrays aside."""
 
     def step(first, second, names, x):
         wide = jnp.concatenate([x, x], axis=1)

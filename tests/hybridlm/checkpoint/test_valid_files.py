@@ -109,7 +109,7 @@ def test_peft_wrapper_is_named(base: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["lfm2_base", "nemotron_latent", "mamba2_base"])
 def test_names_of_the_model_below_the_head(family: str, tmp_path: Path) -> None:
-    """Names as transformers writes them of `AutoModel`: those without their first part; a head is missing by name."""
+    """Names of `AutoModel` as transformers writes them: without their first part; a head is missing by name."""
     golden = GOLDEN / family
     stripped = {name.partition(".")[2]: array for name, array in tensors_of(golden).items() if name != HEAD}
     head = {name: array for name, array in tensors_of(golden).items() if name == HEAD}

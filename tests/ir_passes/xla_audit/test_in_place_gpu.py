@@ -260,7 +260,7 @@ ENTRY main {
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_operand_of_a_gather_is_in_use_until_it_is_done(apart: bool) -> None:
-    """Values that are computed meanwhile must not lie in its bytes; the gathered array is one value, and has a place."""
+    """Values computed meanwhile must not lie in its bytes; the gathered array is one value, and has a place."""
     module = read_module(serialized(ALL_GATHER))
     by_name = {one.name: one.id for one in module.main.instructions}
     slices: dict[tuple[int, Index], Slice] = {

@@ -20,12 +20,12 @@ from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
-from models.ops.expert_dot import expert_dot
+from models.ops.expert_dot import PLATFORMS, expert_dot
 from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
 from models.ops.quantised_weight import Codes
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_FORMS = [{"absent": absent, "ragged": ragged} for ragged, absent in itertools.product((False, True), repeat=2)]
+_FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.product(PLATFORMS, (False, True))]
 _QUANTISED = [
     form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
 ]

@@ -54,7 +54,7 @@ class Kernel:
         flops: operations of products in one run.
         dtype: of the operands of its products; "" without one.
         times: runs in one call of the step, within each turn of a loop whose turns the data decide.
-        by_data: whether it is in such a loop.
+        loop: JAX's name of the outermost such loop that it is in, "" where XLA has none for it; None outside of all.
         pools: paths of the pools that it reads or writes.
     """
 
@@ -67,8 +67,13 @@ class Kernel:
     flops: int
     dtype: str
     times: int
-    by_data: bool
+    loop: str | None
     pools: tuple[str, ...]
+
+    @property
+    def by_data(self) -> bool:
+        """Whether it is in a loop whose turns the data decide."""
+        return self.loop is not None
 
     @property
     def moved(self) -> int:
@@ -151,7 +156,7 @@ def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
         executable: its program; pools are named where it has a buffer assignment.
         pools: number of an entry parameter that is a pool -> its path.
     """
-    return Kernels(tuple(_Walk(executable, pools).kernels(executable.module.main, 1, False)))
+    return Kernels(tuple(_Walk(executable, pools).kernels(executable.module.main, 1, None)))
 
 
 class _Walk:
@@ -159,23 +164,23 @@ class _Walk:
         self._module, self._buffers, self._pools = executable.module, executable.buffers, pools
         self._live = live_values(executable)
 
-    def kernels(self, computation: Computation, times: int, by_data: bool) -> Iterator[Kernel]:
+    def kernels(self, computation: Computation, times: int, loop: str | None) -> Iterator[Kernel]:
         for id in self._module.schedule[computation.id]:
             one = self._module.instructions[id]
             if one.opcode == "while":
                 known = KNOWN_TURNS.search(one.backend_config)
-                turns, unknown = (int(known[1]), by_data) if known else (1, True)
+                turns, inside = (int(known[1]), loop) if known else (1, one.op_name if loop is None else loop)
                 for called in one.called:
-                    yield from self.kernels(self._module.computations[called], times * turns, unknown)
+                    yield from self.kernels(self._module.computations[called], times * turns, inside)
             elif one.opcode == "conditional":
-                branches = [list(self.kernels(self._module.computations[at], times, by_data)) for at in one.called]
+                branches = [list(self.kernels(self._module.computations[at], times, loop)) for at in one.called]
                 yield from max(branches, key=lambda found: sum(kernel.moved for kernel in found), default=[])
             elif one.opcode == "call":
-                yield from self.kernels(self._module.computations[one.called[0]], times, by_data)
+                yield from self.kernels(self._module.computations[one.called[0]], times, loop)
             elif one.opcode not in FREE and not one.opcode.endswith("-done"):
-                yield self._kernel(one, times, by_data)
+                yield self._kernel(one, times, loop)
 
-    def _kernel(self, one: Instruction, times: int, by_data: bool) -> Kernel:
+    def _kernel(self, one: Instruction, times: int, loop: str | None) -> Kernel:
         operands = [self._module.instructions[id] for id in one.operands]
         if one.opcode == "fusion":
             fused = self._module.computations[one.called[0]]
@@ -190,7 +195,7 @@ class _Walk:
             dtypes = [given[0].dtype] if flops else []
         touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}
         return Kernel(
-            one.name, kind, one.op_name, one.source, read, written, flops, dtypes[0] if dtypes else "", times, by_data,
+            one.name, kind, one.op_name, one.source, read, written, flops, dtypes[0] if dtypes else "", times, loop,
             tuple(sorted(touched)),
         )  # fmt: skip
 

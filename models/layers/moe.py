@@ -47,11 +47,6 @@ class MoeConfig:
         """Number of experts that each device holds (expert parallel)."""
         return self.router.experts // self.devices.expert
 
-    @property
-    def ragged(self) -> bool:
-        """Whether the backend's own product of ragged groups is used: everywhere but on CPUs."""
-        return self.devices.platform != "cpu"
-
     def shard(self, devices: Devices) -> "MoeConfig":
         """The experts of one device and the columns of each that it has; the shared layer's columns."""
         whole = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
@@ -103,11 +98,13 @@ class Moe(Stateless):
         seen = rows if c.latent is None else linear(rows, self.latent_in[...])
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.ragged), 2, -1)
+            gate, up = jnp.split(
+                experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices.platform), 2, -1
+            )
             inner = silu_gated(gate, up)
         else:
-            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.ragged))
-        routed = experts_product(inner, self.down_proj[...], expert, spread, c.ragged)
+            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices.platform))
+        routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices.platform)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out, self.latent_out[...])

@@ -1,17 +1,19 @@
 """Grouped matrix product of MoE layers: each row times the matrix of its own expert, in several lowerings.
 
 No lowering has an expert capacity and none drops a token. The fastest one depends on the number of rows and on the
-device, so the choice among those for CPUs is made here and nowhere else.
+platform, so the choice is made here and nowhere else.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32, Int32
 
+from models.ops.chunk_decay import power_of_two
 from models.ops.float32 import full_einsum
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.varying import varying_like
@@ -20,6 +22,15 @@ MAX_GATHER_ROWS = 32
 """Rows up to which gathering one matrix per row is the fastest form on a CPU."""
 BLOCK = 16
 """Rows of one expert that the block form multiplies in one product."""
+MAX_SORTED_ROWS = 4
+"""Rows for each expert, on average, up to which a GPU multiplies each row by itself."""
+MIN_PASS_ROWS = 16
+"""Rows of each expert that a pass of the grouped form has at least: the least that a GPU's matrix units multiply."""
+EXPERT_PASSES = "expert_passes"
+"""Named scope of the loop over the passes of the grouped form."""
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+"""Platforms that a product has a form for."""
 
 TokenRows = Float32[Array, "row in"]
 ExpertWeights = Float[Array, "expert out in"]
@@ -27,9 +38,9 @@ ExpertIds = Int32[Array, "row"]
 ExpertRows = Float32[Array, "row out"]
 
 
-@partial(jax.jit, static_argnames=("absent", "ragged"))
+@partial(jax.jit, static_argnames=("absent", "platform"))
 def expert_dot(
-    x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False, ragged: bool = False
+    x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False, platform: str = "cpu"
 ) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
@@ -39,27 +50,30 @@ def expert_dot(
         expert: the expert of each row, in `[0, number of experts)`.
         absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
             parallel); its result is zero.
-        ragged: use `ragged_form`, as on GPUs and TPUs.
+        platform: that the product is for.
     """
-    return grouped_product(x, weight, expert, absent, ragged)
+    return grouped_product(x, weight, expert, absent, platform)
 
 
 def grouped_product(
-    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, ragged: bool
+    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, platform: str
 ) -> ExpertRows:
     """Return what `expert_dot` says; quantised experts are dequantised where they are multiplied."""
     if not absent:
-        return _product(x, weight, expert, ragged)
+        return _product(x, weight, expert, platform)
     here = expert < weight.shape[0]
-    if not ragged:
-        # The ragged form multiplies only the rows of its groups; for the other forms any expert will do.
+    if platform == "cpu":
+        # The forms for other platforms multiply only the rows of their groups; for these any expert will do.
         expert = jnp.where(here, expert, 0)
-    return jnp.where(here[:, None], _product(x, weight, expert, ragged), 0.0)
+    return jnp.where(here[:, None], _product(x, weight, expert, platform), 0.0)
 
 
-def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, ragged: bool) -> ExpertRows:
-    if ragged:
+def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, platform: str) -> ExpertRows:
+    if platform == "tpu":
         return ragged_form(x, weight, expert)
+    if platform == "gpu":
+        few = x.shape[0] <= MAX_SORTED_ROWS * weight.shape[0]
+        return (sorted_gather_form if few else grouped_form)(x, weight, expert)
     if x.shape[0] <= MAX_GATHER_ROWS:
         return gather_form(x, weight, expert)
     return block_form(x, weight, expert)
@@ -68,6 +82,11 @@ def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: Expe
 def _take(weight: ExpertWeights | QuantisedWeight, taken: Callable[[Array], Array]) -> Float[Array, "*place out in"]:
     """Return the matrices of the experts that `taken` takes of an array with one entry for each expert."""
     return weight.each(taken).numbers() if isinstance(weight, QuantisedWeight) else taken(weight)
+
+
+def _rows(x: Array, at: Array) -> Array:
+    """Return `x[at]` for places that are there: nothing is computed for others."""
+    return x.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _precision(weight: ExpertWeights | QuantisedWeight) -> lax.Precision | None:
@@ -81,6 +100,17 @@ def gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: E
         x.astype(weight.dtype).astype(jnp.float32),
     )
     return full_einsum("roi,ri->ro", matrices, rounded)
+
+
+def sorted_gather_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
+    """Sort rows by expert before `gather_form`: the form for the few rows of a decode step on GPUs.
+
+    XLA:GPU reads the matrices inside of the product, one row's after the other's. Rows of one expert lie next to each
+    other, so that its matrix comes from memory once, and for the others from the cache.
+    """
+    order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
+    place = jnp.argsort(order)
+    return _rows(gather_form(_rows(x, order), weight, _rows(expert, order)), place)
 
 
 def block_form(
@@ -112,6 +142,54 @@ def block_form(
 
     y = lax.map(one, (filled.reshape((blocks, block, -1)), block_expert)).reshape((blocks * block, -1))
     return jnp.zeros((count, weight.shape[1]), jnp.float32).at[order].set(y[place])
+
+
+@jax.custom_vjp
+def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:
+    """Sort rows by expert, and multiply some rows of every expert at a time: a product that is batched over experts.
+
+    The form for GPUs, on which `ragged_dot` expands the rows to all experts. A pass reads each matrix once and has
+    room for twice the mean number of rows of an expert: one pass is enough unless an expert has more. A row has the
+    same bits in each place of each pass. Rows of absent experts are in no group: their results are undefined.
+    """
+    count, experts = x.shape[0], weight.shape[0]
+    height = max(MIN_PASS_ROWS, power_of_two(-(-2 * count // experts)))
+    order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
+    sizes = jnp.sum(expert[:, None] == jnp.arange(experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
+    first = jnp.cumsum(sizes) - sizes
+    rank = jnp.argsort(order) - jnp.take(first, expert, mode="clip")
+    slot = jnp.minimum(expert, experts - 1) * height + rank % height
+    rows = x.astype(weight.dtype)
+
+    def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        turn, y = carry
+        at = first[:, None] + turn * height + jnp.arange(height, dtype=jnp.int32)[None]
+        found = lax.dot_general(
+            _rows(rows, _rows(order, jnp.minimum(at, count - 1))),
+            weight.numbers() if isinstance(weight, QuantisedWeight) else weight,
+            (((2,), (2,)), ((0,), (0,))),
+            precision=_precision(weight),
+            preferred_element_type=jnp.float32,
+        )
+        found = _rows(found.reshape((experts * height, -1)), slot)
+        return turn + 1, jnp.where((rank // height == turn)[:, None], found, y)
+
+    turns = jnp.max(-(-sizes // height))
+    start = varying_like((jnp.int32(0), jnp.zeros((count, weight.shape[1]), jnp.float32)), x, weight)
+    with jax.named_scope(EXPERT_PASSES):
+        return lax.while_loop(lambda carry: carry[0] < turns, one, start)[1]
+
+
+def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple[Array, Any, Array]]:
+    return grouped_form(x, weight, expert), (x, weight, expert)
+
+
+def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tuple[Any, ...]:
+    return jax.vjp(ragged_form, *operands)[1](gradient)
+
+
+# A loop whose turns the data decide has no gradient of its own.
+grouped_form.defvjp(_grouped_forward, _grouped_backward)
 
 
 def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds) -> ExpertRows:

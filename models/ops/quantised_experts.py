@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
 from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes, QuantisedWeight
 
-_STATIC = ("kind", "dtype", "absent", "ragged")
+_STATIC = ("kind", "dtype", "absent", "platform")
 ExpertCodes = Shaped[Array, "expert out stored"]
 ExpertScales = Float[Array, "expert out group"]
 
@@ -26,10 +26,10 @@ def scaled_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    ragged: bool,
+    platform: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
-    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, ragged)
+    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, platform)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -42,10 +42,10 @@ def twice_scaled_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    ragged: bool,
+    platform: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
-    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, ragged)
+    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, platform)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -58,10 +58,10 @@ def offset_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    ragged: bool,
+    platform: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
-    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, ragged)
+    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, platform)
 
 
 def _product(
@@ -74,10 +74,10 @@ def _product(
     kind: Codes,
     dtype: str,
     absent: bool,
-    ragged: bool,
+    platform: str,
 ) -> ExpertRows:
     inputs = codes.shape[-1] * (2 if kind in TWO_IN_A_BYTE else 1)
-    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent, ragged)
+    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent, platform)
 
 
 def experts_product(
@@ -85,12 +85,12 @@ def experts_product(
     weight: Float[Array, "expert out in"] | QuantisedWeight,
     expert: Int32[Array, " row"],
     absent: bool = False,
-    ragged: bool = False,
+    platform: str = "cpu",
 ) -> Float32[Array, "row out"]:
     """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts."""
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, ragged)
-    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "ragged": ragged}
+        return expert_dot(x, weight, expert, absent, platform)
+    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "platform": platform}
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)

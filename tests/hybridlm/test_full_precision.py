@@ -12,7 +12,7 @@ from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
-from models.ops.expert_dot import block_form, gather_form, ragged_form
+from models.ops.expert_dot import block_form, gather_form, grouped_form, ragged_form
 from models.ops.linear import linear
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -62,7 +62,7 @@ def test_every_product_of_a_head(name: str) -> None:
     check(lm.engine, Shape("verify", LANES, 3, 2, mtp_drafts=2))
 
 
-@pytest.mark.parametrize("form", [gather_form, block_form, ragged_form])
+@pytest.mark.parametrize("form", [gather_form, block_form, grouped_form, ragged_form])
 def test_every_form_of_the_experts(form: Any) -> None:
     """All forms of the experts' product, of which a device has one."""
     x, weight = jnp.zeros((40, 8), jnp.float32), jnp.zeros((3, 4, 8), jnp.float32)

@@ -18,7 +18,7 @@ from reused_rows import check_reused_rows
 
 import hybridlm
 from hybridlm import demo
-from models.ops.expert_dot import block_form, expert_dot, gather_form
+from models.ops.expert_dot import block_form, expert_dot, gather_form, grouped_form
 
 pytestmark = pytest.mark.gpu
 
@@ -67,7 +67,7 @@ def test_expert_products_agree(dtype) -> None:
     # a narrower weight meets rounded rows
     exact, rounded = (np.asarray(one.astype(jnp.float32), np.float64) for one in (weight, x.astype(dtype)))
     want = np.einsum("roi,ri->ro", exact[np.asarray(expert)], rounded)
-    for form in (expert_dot, gather_form, block_form):
+    for form in (expert_dot, gather_form, block_form, grouped_form):
         np.testing.assert_allclose(jax.jit(form)(x, weight, expert), want, atol=1e-3)
 
 

@@ -74,7 +74,7 @@ def test_models_are_told_the_platform_of_the_target() -> None:
     found = engine()
     assert found.placement.platform == "gpu" and found.row_arrays.dtype == "float32"
     assert engine(dtype="bfloat16").row_arrays.dtype == "bfloat16", "which on a CPU is float32"
-    assert found.row_arrays.model.layers[0].branches[1].inner.config.ragged
+    assert found.row_arrays.model.layers[0].branches[1].inner.config.devices.platform == "gpu"
 
 
 def test_floor_of_experts_and_keys() -> None:

@@ -52,7 +52,7 @@ ENTRY main {
   left = bf16[8,16,32]{2,1,0} parameter(2)
   right = bf16[8,32,4]{2,1,0} parameter(3)
   both = (s32[], f32[100,64]{1,0}) tuple(at, table)
-  looped = (s32[], f32[100,64]{1,0}) while(both), condition=again, body=body TURNS
+  looped = (s32[], f32[100,64]{1,0}) while(both), condition=again, body=body, metadata={op_name="turning"} TURNS
   kept = f32[100,64]{1,0} get-tuple-element(looped), index=1
   product = f32[8,16,4]{2,1,0} dot(left, right), DIMS
   ROOT results = (f32[100,64]{1,0}, f32[8,16,4]{2,1,0}) tuple(kept, product)
@@ -82,6 +82,7 @@ def test_rows_and_turns_of_a_loop(turns: str, times: int, by_data: bool) -> None
     assert (one["read"].read, one["read"].written) == (ROWS + 4, ROWS)
     assert (one["written"].read, one["written"].written) == (ROWS + 4, ROWS), "the table is updated in place"
     assert all((one[name].times, one[name].by_data) == (times, by_data) for name in ("read", "written", "more"))
+    assert {one[name].loop for name in ("read", "written", "more")} == ({"turning"} if by_data else {None})
     assert not one["product"].by_data and one["product"].times == 1
     inside = 4 * ROWS + 8 + 8 + 9
     product = 2 * (8 * 16 * 32 + 8 * 32 * 4) + 4 * 8 * 16 * 4

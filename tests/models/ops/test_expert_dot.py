@@ -5,9 +5,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.ops.expert_dot import BLOCK, block_form, expert_dot, gather_form, ragged_form
+from ir_passes.jaxpr import ir
+from models.ops.expert_dot import (
+    BLOCK,
+    MAX_SORTED_ROWS,
+    MIN_PASS_ROWS,
+    block_form,
+    expert_dot,
+    gather_form,
+    grouped_form,
+    ragged_form,
+    sorted_gather_form,
+)
 
-FORMS = {"gather": gather_form, "block": block_form, "ragged": ragged_form}
+FORMS = {
+    "gather": gather_form,
+    "sorted": sorted_gather_form,
+    "block": block_form,
+    "grouped": grouped_form,
+    "ragged": ragged_form,
+}
 EXPERTS, WIDTH, OUT = 7, 12, 9
 
 
@@ -66,7 +83,9 @@ def test_gradients_are_those_of_the_equation(form) -> None:
     assert (np.asarray(of_w)[2] == 0).all()
 
 
-@pytest.mark.parametrize("form", [gather_form, block_form, expert_dot], ids=["gather", "block", "chosen"])
+@pytest.mark.parametrize(
+    "form", [gather_form, sorted_gather_form, block_form, grouped_form, expert_dot], ids=lambda form: form.__name__
+)
 @pytest.mark.parametrize("count", [24, 96])
 def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
     run = jax.jit(form)
@@ -96,5 +115,33 @@ def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
     found = np.asarray(expert_dot(x, weights(), marked, absent=True))
     assert found[held].tobytes() == whole[held].tobytes()
     assert found[away].tobytes() == np.zeros_like(found[away]).tobytes()
-    ragged = np.asarray(jax.jit(ragged_form)(np.where(away[:, None], np.float32(0), x), weights(), marked))
-    np.testing.assert_allclose(ragged[held], whole[held], atol=1e-5)
+    for platform in ("gpu", "tpu"):
+        other = np.asarray(expert_dot(np.where(away[:, None], 0, x), weights(), marked, absent=True, platform=platform))
+        np.testing.assert_allclose(other[held], whole[held], atol=1e-5)
+        assert (other[away] == 0).all()
+
+
+def primitives(platform: str, count: int) -> set[str]:
+    x, expert = rows(count)
+    program = jax.make_jaxpr(lambda *args: expert_dot(*args, platform=platform))(x, weights(jnp.bfloat16), expert)
+    return {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
+
+
+@pytest.mark.parametrize("count", [1, MAX_SORTED_ROWS * EXPERTS, MAX_SORTED_ROWS * EXPERTS + 1])
+def test_only_tpus_have_a_ragged_product(count: int) -> None:
+    """XLA:GPU expands rows to all experts in it. There each of few rows reads its own matrix, and more read all."""
+    found = {platform: primitives(platform, count) for platform in ("cpu", "gpu", "tpu")}
+    assert {name for name, one in found.items() if "ragged_dot_general" in one} == {"tpu"}
+    assert ("while" in found["gpu"]) == (count > MAX_SORTED_ROWS * EXPERTS)
+
+
+def test_rows_beyond_a_pass_keep_their_bits() -> None:
+    """Rows of an expert that has more than a pass takes, beside the same rows in one pass."""
+    count = 8 * MIN_PASS_ROWS
+    x, expert = rows(count)
+    spread = np.asarray(jax.jit(grouped_form)(x, weights(), expert))
+    full = np.where(np.arange(count) % 4 == 0, expert, 3).astype(np.int32)
+    crowded = np.asarray(jax.jit(grouped_form)(x, weights(), full))
+    same = full == expert
+    assert np.bincount(full).max() > 64 and same.sum() > MIN_PASS_ROWS
+    assert crowded[same].tobytes() == spread[same].tobytes()

@@ -145,7 +145,9 @@ class Mamba2(Recurrent):
         value = value.reshape((lanes, length, c.heads, c.head_size))
         log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
         written = tokens.step[..., None] * value
-        inputs = RecurrenceInputs(query, key, written, log_decay, state.recurrent, info.valid, info.fresh)
+        inputs = RecurrenceInputs(
+            query, key, written, log_decay, state.recurrent, info.valid, info.fresh, platform=c.devices.platform
+        )
         out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
-from models.ops.layout import materialize
+from models.ops.layout import materialize, unfused
 from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs
 from models.ops.triangular import unit_lower_inverse
 
@@ -55,12 +55,15 @@ def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
     For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
     """
+    if inputs.platform == "gpu":
+        return _step_for_gpus(inputs)
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read_q, read_k = jnp.moveaxis(jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state)), 2, 0)
+    read = jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state, inputs.platform))
+    read_q, read_k = jnp.moveaxis(read, 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
     delta = b[:, :, None] * (v - read_k)
@@ -69,6 +72,23 @@ def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     updated = decayed + delta[:, :, :, None] * k[:, :, None, :]
     real = inputs.valid[:, :, None, None]
     return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), jnp.where(real, updated, state))
+
+
+def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+    """Run one token in two operations: one reads the state, one updates it and sums the output as it writes it.
+
+    XLA:GPU makes a sum of products of the state part of what writes the state, which it does not do with a product. It
+    would make it part of what comes after it instead, and read the state a third time.
+    """
+    state, beta = inputs.state, _beta(inputs)
+    q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
+    decay = jnp.exp(g if g.ndim == k.ndim else g[:, :, None])
+    decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, decay[:, :, None] * state)
+    delta = b[:, :, None] * (v - jnp.sum(decayed * k[:, :, None], axis=-1))
+    real = inputs.valid[:, :, None, None]
+    updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], state)
+    out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.platform)
+    return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), updated)
 
 
 def delta_rule_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:

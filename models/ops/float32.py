@@ -22,18 +22,20 @@ def full_einsum(equation: str, *operands: Array) -> Array:
 
 
 def multiply_few(
-    rows: Float32[Array, "lane head row in"], matrix: Float32[Array, "lane head out in"]
+    rows: Float32[Array, "lane head row in"], matrix: Float32[Array, "lane head out in"], platform: str = "cpu"
 ) -> Float32[Array, "lane head row out"]:
-    """Return `rows @ matrix.T` of each lane and head, for a few rows, as sums of elementwise products.
+    """Return `rows @ matrix.T` of each lane and head, for a few rows: on GPUs and TPUs a product, on a CPU sums.
 
-    Such sums read the matrix once and in order, at the speed of memory where no cache holds it. XLA:CPU's matrix
-    product, and sums over a dimension that is not the last, read it at half that speed.
+    Sums of elementwise products read the matrix once and in order, at the speed of memory where no cache holds it.
+    XLA:CPU's matrix product, and sums over a dimension that is not the last, read it at half that speed.
 
     The last lane is computed first (of a single lane, the last head; ops/layout: cores): the core that ends last goes
     on with the first part of the next operation, often an update of the matrix, and where each core has a cache of its
     own it has just read that part. The last additions are left to the consumer of the result: an operation of their own
     would be split over the cores, too, and exchange them. (docs/performance.md has the times.)
     """
+    if platform != "cpu":
+        return full_einsum("nhik,nhvk->nhiv", rows, matrix)
     inputs = matrix.shape[3]
     vector = math.gcd(VECTOR, inputs)
     terms = next(count for count in range(min(MAX_TERMS, inputs // vector), 0, -1) if inputs // vector % count == 0)

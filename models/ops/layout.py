@@ -7,6 +7,7 @@ Other files refer to these rules by name ("ops/layout: in place"):
   state. It does so with cheap operations only. A division counts as expensive, so activations and norms end in one.
   `materialize` ends a fusion where there is no division. An `optimization_barrier` does not end one on CPUs, where it
   is removed before fusion; it stops simplifications only, such as a slice of a concatenation that becomes its operand.
+  On GPUs it is the other way round (`unfused`).
 * in place: a state is updated in its buffer only if its last read comes before the update. So zeros for fresh lanes
   replace the read and the decayed state, not the state itself, of which a matrix product would need a second copy; the
   values that are written are computed from the read; a kept array is computed from the same array as the outputs. A
@@ -25,7 +26,7 @@ Other files refer to these rules by name ("ops/layout: in place"):
 """
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Float32
 
@@ -37,6 +38,11 @@ behind it in its library, which is faster."""
 def materialize(x: Array) -> Array:
     """Return the same numbers in a row-major array that XLA writes before it is read: nothing fuses across it."""
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+def unfused(x: Array, platform: str) -> Array:
+    """Return the same numbers in an array that is written before it is read; on a GPU only a barrier sees to that."""
+    return lax.optimization_barrier(x) if platform == "gpu" else materialize(x)
 
 
 def materialized_transpose(x: Array) -> Array:

@@ -36,6 +36,7 @@ class RecurrenceInputs:
         valid: mask of the real tokens, a prefix of each lane.
         fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
         beta: write strength of the delta rule; None in SSD.
+        platform: that the step is for.
     """
 
     query: KeyVectors
@@ -46,6 +47,7 @@ class RecurrenceInputs:
     valid: TokenMask
     fresh: LaneMask
     beta: HeadGates | None = None
+    platform: str = struct.field(pytree_node=False, default="cpu")
 
     @property
     def tokens(self) -> int:

@@ -17,7 +17,7 @@ from jax import Array, lax
 from models.ops.chunk_decay import decays_between
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
-from models.ops.layout import materialize
+from models.ops.layout import unfused
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 CHUNK = 32
@@ -43,7 +43,7 @@ def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * inputs.state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
     # ops/layout, fusion: every use would repeat the last additions.
-    out = materialize(multiply_few(q[:, :, None], updated)[:, None, :, 0])
+    out = unfused(multiply_few(q[:, :, None], updated, inputs.platform)[:, None, :, 0], inputs.platform)
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
 
 

@@ -6,11 +6,15 @@ from typing import Any
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 
-def on_arrays(form: Callable[..., RecurrenceOutputs], **options: Any) -> Callable[..., RecurrenceOutputs]:
+def on_arrays(
+    form: Callable[..., RecurrenceOutputs], platform: str = "cpu", **options: Any
+) -> Callable[..., RecurrenceOutputs]:
     """Return `form` as a function of query, key, value, log-decay, beta (delta rule only), state, valid and fresh."""
 
     def run(query: Any, key: Any, value: Any, log_decay: Any, *rest: Any) -> RecurrenceOutputs:
         *beta, state, valid, fresh = rest
-        return form(RecurrenceInputs(query, key, value, log_decay, state, valid, fresh, *beta), **options)
+        return form(
+            RecurrenceInputs(query, key, value, log_decay, state, valid, fresh, *beta, platform=platform), **options
+        )
 
     return run

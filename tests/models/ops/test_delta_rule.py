@@ -32,6 +32,7 @@ kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK, keep_state=True))
 longer = jax.jit(on_arrays(delta_rule_chunked, chunk=MAX_SUMMED_ROWS + 1))
 channel_kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep_state=True))
 reference = jax.jit(on_arrays(delta_rule_reference))
+PLATFORMS = pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 
 
@@ -136,10 +137,11 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
 
 
 @PER_HEAD_AND_PER_CHANNEL
-def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
+@PLATFORMS
+def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -> None:
     arrays, state, valid = inputs((13, 5, 0), channels=channels)
     want_out, want_state = jax.device_get(reference(*arrays, state, valid, OLD[: len(valid)]))
-    step = jax.jit(on_arrays(delta_rule_step))
+    step = jax.jit(on_arrays(delta_rule_step, platform))
     for t in range(13):
         out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], OLD[:3])
         np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
@@ -148,12 +150,15 @@ def test_one_token_at_a_time_equals_all_at_once(channels: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PER_HEAD_AND_PER_CHANNEL
-def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, channels: bool) -> None:
+@PLATFORMS
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(
+    tokens: int, channels: bool, platform: str
+) -> None:
     arrays, state, valid = inputs((tokens, 0, tokens), channels=channels)
     poisoned = state.copy()
     poisoned[1] = np.nan
     poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
-    form = jax.jit(on_arrays(delta_rule))
+    form = jax.jit(on_arrays(delta_rule, platform))
     out, new = jax.device_get(form(*arrays, state, valid, OLD[: len(valid)]))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, OLD[: len(valid)]))
     assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
@@ -167,13 +172,14 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
 @PER_HEAD_AND_PER_CHANNEL
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
 @pytest.mark.parametrize("form", [delta_rule, delta_rule_reference])
-def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, channels: bool) -> None:
+@PLATFORMS
+def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, channels: bool, platform: str) -> None:
     arrays, state, valid = inputs((tokens, tokens, 0), channels=channels)
     stale = state.copy()
     stale[0] = np.nan
     stale[0, 0, 0, :2] = np.inf, -0.0
     state[0] = 0.0
-    run = jax.jit(on_arrays(form))
+    run = jax.jit(on_arrays(form, platform))
     want_out, want_new = jax.device_get(run(*arrays, state, valid, OLD[:3]))
     out, new = jax.device_get(run(*arrays, stale, valid, np.array([True, False, False])))
     np.testing.assert_array_equal(out, want_out)

@@ -23,6 +23,7 @@ kept = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK, keep_state=True))
 # more rows than are read for in sums
 longer = jax.jit(on_arrays(ssd_chunked, chunk=MAX_SUMMED_ROWS + 1))
 reference = jax.jit(on_arrays(ssd_reference))
+PLATFORMS = pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 
 
 def inputs(lengths: tuple[int, ...], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
@@ -71,10 +72,11 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
         assert (out[lane, length:] == 0).all()
 
 
-def test_one_token_at_a_time_equals_all_at_once() -> None:
+@PLATFORMS
+def test_one_token_at_a_time_equals_all_at_once(platform: str) -> None:
     arrays, state, valid = inputs((13, 5, 0))
     want_out, want_state = jax.device_get(reference(*arrays, state, valid, none_fresh(state)))
-    step = jax.jit(on_arrays(ssd_step))
+    step = jax.jit(on_arrays(ssd_step, platform))
     for t in range(13):
         out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], none_fresh(valid))
         np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
@@ -82,12 +84,13 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
-def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int) -> None:
+@PLATFORMS
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, platform: str) -> None:
     arrays, state, valid = inputs((tokens, 0, tokens))
     poisoned = state.copy()
     poisoned[1] = np.nan
     poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
-    form = jax.jit(on_arrays(ssd))
+    form = jax.jit(on_arrays(ssd, platform))
     out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
     poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, none_fresh(state)))
     assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
@@ -100,10 +103,11 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
 
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
 @pytest.mark.parametrize("form", [ssd, ssd_reference])
-def test_a_fresh_lane_starts_from_zero_whatever_its_state_holds(form, tokens: int) -> None:
+@PLATFORMS
+def test_a_fresh_lane_starts_from_zero_whatever_its_state_holds(form, tokens: int, platform: str) -> None:
     arrays, state, valid = inputs((tokens, tokens, 0))
     state[0] = np.nan
-    out, new = jax.device_get(jax.jit(on_arrays(form))(*arrays, state, valid, np.array([True, False, False])))
+    out, new = jax.device_get(jax.jit(on_arrays(form, platform))(*arrays, state, valid, np.array([True, False, False])))
     state[0] = 0.0
     for lane in (0, 1):
         want_out, want_state = float64(arrays, state, tokens, lane)

@@ -17,6 +17,8 @@ from hybridlm.sampling.sampling import (
     GREEDY,
     SAMPLED,
     Sampling,
+    _cutoff,
+    _cutoff_by_digits,
     kept_by_filters,
     most_likely,
     sample_tokens,
@@ -107,9 +109,23 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
     for top_k, top_p, min_p in filters:
         scaled = np.stack(rows).astype(np.float32)
         of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))
-        got = np.asarray(jax.jit(kept_by_filters)(scaled, of))
-        for row, kept in zip(scaled, got, strict=True):
-            np.testing.assert_array_equal(kept, kept_in_float64(row, top_k, top_p, min_p), str((top_k, top_p, min_p)))
+        want = [kept_in_float64(row, top_k, top_p, min_p) for row in scaled]
+        for platform in ("cpu", "gpu"):
+            got = jax.jit(kept_by_filters, static_argnums=2)(scaled, of, platform)
+            np.testing.assert_array_equal(got, want, str((top_k, top_p, min_p, platform)))
+
+
+def test_cutoffs_found_by_digits_are_those_of_bisection() -> None:
+    """All of 32 bits, ties, nothing to be found, and sums that are never enough."""
+    rng = np.random.default_rng(4)
+    order = rng.integers(0, 1 << 32, (8, 200), np.uint32)
+    order[1] = order[1] >> 28
+    weight = rng.integers(0, 5, order.shape).astype(np.float32)
+    weight[2] = np.nan
+    enough = np.array([70, 150, 3, 0, -1, 1, np.nan, 1e9], np.float32)
+    by_digits, bisected = (np.asarray(jax.jit(one)(order, weight, enough)) for one in (_cutoff_by_digits, _cutoff))
+    np.testing.assert_array_equal(by_digits, bisected)
+    assert len(set(bisected.tolist())) > 5
 
 
 def test_an_infinite_logit_is_sampled() -> None:

@@ -52,6 +52,8 @@ in place, and on CPUs it does in all steps of docs/certificates.md but those tha
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
+OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
+"""Options of XLA by platform. A merged product of one input and several weights copies the weights in every step."""
 NO_TILES = "Couldn't find output tile sizes"
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 """Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
@@ -273,6 +275,7 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
         """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
         step, args, contract = self._whole_step(shape, args)
+        options = OPTIONS.get(self._placement.platform, {})
         compile = partial(
             compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
             may_copy=MAY_COPY, target=self._placement.target,
@@ -282,12 +285,12 @@ class Programs:
         try:
             with use_cache(self.cache if cache is None else cache):
                 try:
-                    compiled = compile()
+                    compiled = compile(compiler_options=options or None)
                 except jax.errors.JaxRuntimeError as error:
                     # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
                     if self._placement.target is None or NO_TILES not in str(error):
                         raise
-                    compiled = compile(compiler_options=WITHOUT_TRITON)
+                    compiled = compile(compiler_options=options | WITHOUT_TRITON)
         except (IsolationError, AuditError, HloError) as error:
             error.add_note(
                 f"The step is {_describe(shape)}; it was not run. For experiments, hybridlm.load(..., certify='warn') "

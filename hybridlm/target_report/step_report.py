@@ -8,8 +8,9 @@ from hybridlm.target_report.floor import Floor
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernel, Kernels
-from models import kv_blocks
-from models.ops.expert_dot import EXPERT_PASSES
+from models import KV_BLOCK, kv_blocks
+from models.ops.expert_dot import FURTHER_PASSES
+from models.state.state import cache_positions, turn_blocks
 
 MAX_LARGEST = 20
 """Kernels that a report lists: those that move most."""
@@ -26,9 +27,9 @@ class StepReport:
         lanes, tokens: of the step; 0 for moves of rows.
         failed: why XLA did not compile it; None if it did.
         certificate: of the compiled step.
-        kernels: runs of operations outside loops over blocks of the KV cache.
-        turns: of each such loop, at the context that the report is for. Experts are multiplied in one pass, which is
-            enough for tokens that are routed uniformly.
+        kernels: runs of operations outside loops whose turns the data decide.
+        turns: of each such loop over blocks of the KV cache, at the context that the report is for. Further passes over
+            the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with so many turns.
         floor_moved, floor_flops: that no program of this step can avoid; None for moves of rows.
         floor_seconds: the longer of both at the device's bandwidth and peak.
@@ -88,15 +89,15 @@ def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target
         context: positions of each lane, for loops over blocks of the KV cache.
     """
     kernels, (lanes, tokens) = step.kernels, _sizes(shape)
-    turns = kv_blocks(context) if isinstance(shape, Shape) else 0
-    once = [one for one in kernels.kernels if one.loop is None or EXPERT_PASSES in one.loop]
-    repeated = [one for one in kernels.kernels if one.loop is not None and EXPERT_PASSES not in one.loop]
-    moved = sum(one.moved for one in once) + turns * sum(one.moved for one in repeated)
-    flops = sum(one.times * one.flops for one in once) + turns * sum(one.times * one.flops for one in repeated)
+    visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
+    turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
+    repeated = [one for one in kernels.kernels if one.loop is not None and FURTHER_PASSES not in one.loop]
+    moved = kernels.moved + turns * sum(one.moved for one in repeated)
+    flops = kernels.flops + turns * sum(one.times * one.flops for one in repeated)
     floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
     data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
     return StepReport(
-        str(shape), lanes, tokens, None, step.certificate, sum(one.times for one in once), turns, moved, flops,
+        str(shape), lanes, tokens, None, step.certificate, kernels.count, turns, moved, flops,
         None if floor is None else floor.moved, None if floor is None else floor.flops, floor_seconds,
         moved / target.bandwidth if target.bandwidth else None, data / floor_seconds if floor_seconds else None,
         kernels.largest(MAX_LARGEST),

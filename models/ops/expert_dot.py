@@ -26,8 +26,8 @@ MAX_SORTED_ROWS = 4
 """Rows for each expert, on average, up to which a GPU multiplies each row by itself."""
 MIN_PASS_ROWS = 16
 """Rows of each expert that a pass of the grouped form has at least: the least that a GPU's matrix units multiply."""
-EXPERT_PASSES = "expert_passes"
-"""Named scope of the loop over the passes of the grouped form."""
+FURTHER_PASSES = "further_passes"
+"""Named scope of the loop over the passes of the grouped form after the first."""
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 """Platforms that a product has a form for."""
@@ -161,8 +161,7 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
     slot = jnp.minimum(expert, experts - 1) * height + rank % height
     rows = x.astype(weight.dtype)
 
-    def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        turn, y = carry
+    def one(turn: Array | int) -> Array:
         at = first[:, None] + turn * height + jnp.arange(height, dtype=jnp.int32)[None]
         found = lax.dot_general(
             _rows(rows, _rows(order, jnp.minimum(at, count - 1))),
@@ -171,13 +170,17 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
             precision=_precision(weight),
             preferred_element_type=jnp.float32,
         )
-        found = _rows(found.reshape((experts * height, -1)), slot)
-        return turn + 1, jnp.where((rank // height == turn)[:, None], found, y)
+        return _rows(found.reshape((experts * height, -1)), slot)
+
+    def further(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        turn, y = carry
+        return turn + 1, jnp.where((rank // height == turn)[:, None], one(turn), y)
 
     turns = jnp.max(-(-sizes // height))
-    start = varying_like((jnp.int32(0), jnp.zeros((count, weight.shape[1]), jnp.float32)), x, weight)
-    with jax.named_scope(EXPERT_PASSES):
-        return lax.while_loop(lambda carry: carry[0] < turns, one, start)[1]
+    # The first pass is no turn of the loop: XLA would make the loop's first result, zeros, for all layers at once.
+    start = varying_like((jnp.int32(1), one(0)), x, weight)
+    with jax.named_scope(FURTHER_PASSES):
+        return lax.while_loop(lambda carry: carry[0] < turns, further, start)[1]
 
 
 def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple[Array, Any, Array]]:

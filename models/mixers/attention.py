@@ -20,11 +20,14 @@ from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
 from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
-from models.state.state import KV_BLOCK, Stateful, name_dims, state_array
+from models.state.state import KV_BLOCK, Stateful, name_dims, state_array, turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
 takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
+MAX_SUMMED_QUERIES = 8
+"""Query rows per key/value head up to which a GPU sums products of queries and keys: as many as XLA joins in one
+operation."""
 
 
 class KVCache(NamedTuple):
@@ -151,23 +154,25 @@ def attend(
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
+    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
+    span = width * KV_BLOCK
 
     def read(rows: Array, start: Array) -> Array:
-        own = lax.dynamic_slice_in_dim(rows, start, KV_BLOCK, axis=2)
+        own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
         # XLA:GPU would turn all rows for the products, in front of the loop, and not these alone.
-        return (own if platform == "cpu" else materialize(own)).astype(jnp.float32)
+        return own.astype(jnp.float32) if platform == "cpu" else materialize(own)
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
-        start = index * KV_BLOCK
+        start = index * span
         k = read(cache.key, start)
         if cache.value is None:
             v = k[..., :value_size]
         else:
             v = read(cache.value, start)
-        at = start + jnp.arange(KV_BLOCK, dtype=jnp.int32)
-        v = jnp.where(at[None, None, :, None] <= last, v, 0.0)
-        scores = _scores(q, k, platform)
+        at = start + jnp.arange(span, dtype=jnp.int32)
+        v = jnp.where(at[None, None, :, None] <= last, v, 0.0).astype(jnp.float32)
+        scores = _scores(q, k.astype(jnp.float32), platform)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
@@ -177,7 +182,8 @@ def attend(
 
     shape = (lanes, kv_heads, groups * tokens)
     start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
-    _, total, out = lax.fori_loop(0, blocks, block, varying_like(start, q, cache, limit))
+    turns = blocks if width == 1 else -(-blocks // width)
+    _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit))
     out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
     return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
 
@@ -189,6 +195,9 @@ def _scores(
 
     See ops/layout: operands.
     """
+    if platform == "gpu" and query.shape[2] <= MAX_SUMMED_QUERIES:
+        # Sums read the keys inside of the cache, all of them in one operation; a product is given a copy.
+        return jnp.stack([jnp.sum(query[:, :, i, None] * key, axis=-1) for i in range(query.shape[2])], axis=2)
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))

@@ -22,12 +22,20 @@ from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
-"""Positions of a KV cache that attention visits at a time."""
+"""Positions of a KV cache that attention visits at a time, on a GPU up to MAX_TURN_BLOCKS times as many."""
+MAX_TURN_BLOCKS = 4
+"""Blocks that a GPU visits at a time: each time it launches about ten operations and asks the host whether to go on."""
 
 
 def kv_blocks(positions: int) -> int:
     """Return the number of KV cache blocks that hold `positions` positions."""
     return -(-positions // KV_BLOCK)
+
+
+def turn_blocks(blocks: int, platform: str) -> int:
+    """Return how many blocks of a KV cache that has so many attention visits at a time: a divisor of them."""
+    most = MAX_TURN_BLOCKS if platform == "gpu" else 1
+    return next(count for count in range(most, 0, -1) if blocks % count == 0)
 
 
 def cache_positions(context: int) -> int:

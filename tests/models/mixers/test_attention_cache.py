@@ -1,12 +1,14 @@
 """KV cache: writes at positions, the positions that a query attends to, and the number of visited blocks."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models.mixers.attention import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend
-from models.state.state import KV_BLOCK, kv_blocks
+from models.state.state import KV_BLOCK, kv_blocks, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
 
@@ -34,11 +36,17 @@ def test_append_writes_real_tokens_only() -> None:
     np.testing.assert_array_equal(np.asarray(new.value)[0, :, 0], value[0, 0])
 
 
+def test_blocks_visited_at_a_time_divide_those_of_the_cache() -> None:
+    assert [turn_blocks(n, "gpu") for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 1, 3, 4, 3]
+    assert {turn_blocks(n, platform) for n in (2, 4, 32) for platform in ("cpu", "tpu")} == {1}
+
+
+@pytest.mark.parametrize(("platform", "held"), [("cpu", 3), ("gpu", 5), ("gpu", 8), ("tpu", 3)])
 @pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
-def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int) -> None:
+def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int, platform: str, held: int) -> None:
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
-    cache = cache_of(2, 3, jnp.nan)
+    cache = cache_of(2, held, jnp.nan)
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
     at = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
@@ -46,7 +54,7 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int) -
     query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
     positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
     valid = np.array([[True, False], [True, True]])
-    run = jax.jit(attend)
+    run = jax.jit(partial(attend, platform=platform))
     out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
     for lane, token in ((0, 0), (1, 0), (1, 1)):
         seen = int(positions[lane, token]) + 1
@@ -57,7 +65,7 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int) -
             np.testing.assert_allclose(out[lane, token, head], p / p.sum() @ v, atol=1e-5)
     assert (out[0, 1] == 0).all()
     # other lanes may need more blocks: that changes no bit
-    assert np.asarray(run(query, cache, positions, valid, np.int32(3))).tobytes() == out.tobytes()
+    assert np.asarray(run(query, cache, positions, valid, np.int32(held))).tobytes() == out.tobytes()
 
 
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:

@@ -203,7 +203,7 @@ class Decoder(Stateful):
         if axes:
             here, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
             seen = seen & here
-        found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0))
+        found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0), self.config.devices.platform)
         found = all_reduce(jnp.where(seen[:, :, None], found, 0.0), axes)
         return scaled(found, self.config.embedding_multiplier)
 

@@ -9,16 +9,16 @@ from models.ops.linear import LinearWeight
 
 
 def embedding_rows(
-    table: Float[Array, "word hidden"] | LinearWeight, words: Int[Array, "*place"]
+    table: Float[Array, "word hidden"] | LinearWeight, words: Int[Array, "*place"], platform: str = "cpu"
 ) -> Float32[Array, "*place hidden"]:
     """Look up token embeddings in float32; out-of-vocabulary ids give NaN.
 
-    A narrow table is read as bits (ops/layout: gather).
+    A CPU reads a narrow table as bits (ops/layout: gather); a TPU would convert all of it to bits in every step.
     """
     if isinstance(table, LinearWeight):
         return table.take(words)
-    if table.dtype == jnp.float32:
-        return table.at[words].get(mode="fill")
+    if table.dtype == jnp.float32 or platform != "cpu":
+        return table.at[words].get(mode="fill").astype(jnp.float32)
     none = np.array(np.nan, table.dtype).view(np.uint16)
     found = lax.bitcast_convert_type(table, jnp.uint16).at[words].get(mode="fill", fill_value=int(none))
     return lax.bitcast_convert_type(found, table.dtype).astype(jnp.float32)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
@@ -99,20 +99,27 @@ def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[A
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
+def write_places(
+    positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], held: int
+) -> Int32[Array, "lane token"]:
+    """Return the place of each token in a cache of `held` positions, of a padding token one of its own past the end."""
+    past = held + jnp.arange(positions.shape[1], dtype=positions.dtype)
+    return jnp.where(valid, positions, past[None])
+
+
 def append(
     cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
 ) -> KVCache:
     """Write the keys and values `[lane, token, kv_head, size]` of real tokens into the KV cache at their positions.
 
-    Padding tokens get a position past the end, which the scatter drops. No real token is dropped: the host admits no
-    sequence that is longer than the context.
+    The scatter drops padding tokens, and no two tokens of a lane have the same place. No real token is dropped: the
+    host admits no sequence that is longer than the context.
     """
-    past = cache.key.shape[2]
-    where = jnp.where(valid, positions, past)
+    where = write_places(positions, valid, cache.key.shape[2])
 
     def lane(row: Array, where: Array, new: Array) -> Array:
         return row.at[:, where].set(
-            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=False
+            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=True
         )
 
     write = jax.vmap(lane)

@@ -78,13 +78,15 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token in two operations: one reads the state, one updates it and sums the output as it writes it.
 
     XLA:GPU makes a sum of products of the state part of what writes the state, which it does not do with a product. It
-    would make it part of what comes after it instead, and read the state a third time.
+    would make the output part of what comes after it instead, and read the state a third time; or make one operation
+    of Triton of a norm and all that uses it, which cannot write in place.
     """
     state, beta = inputs.state, _beta(inputs)
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
+    q, k = unfused(q, inputs.platform), unfused(k, inputs.platform)
     decay = jnp.exp(g if g.ndim == k.ndim else g[:, :, None])
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, decay[:, :, None] * state)
-    delta = b[:, :, None] * (v - jnp.sum(decayed * k[:, :, None], axis=-1))
+    delta = b[:, :, None] * (v - unfused(jnp.sum(decayed * k[:, :, None], axis=-1), inputs.platform))
     real = inputs.valid[:, :, None, None]
     updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], state)
     out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.platform)

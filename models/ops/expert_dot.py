@@ -210,4 +210,4 @@ def ragged_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: E
         precision=_precision(weight),
         preferred_element_type=jnp.float32,
     )
-    return jnp.zeros_like(y).at[order].set(y)
+    return jnp.zeros_like(y).at[order].set(y, unique_indices=True)

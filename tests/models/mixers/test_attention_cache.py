@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.mixers.attention import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend
+from ir_passes.jaxpr import ir
+from models.mixers.attention import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, write_places
 from models.state.state import KV_BLOCK, kv_blocks, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
@@ -39,6 +40,18 @@ def test_append_writes_real_tokens_only() -> None:
 def test_blocks_visited_at_a_time_divide_those_of_the_cache() -> None:
     assert [turn_blocks(n, "gpu") for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 1, 3, 4, 3]
     assert {turn_blocks(n, platform) for n in (2, 4, 32) for platform in ("cpu", "tpu")} == {1}
+
+
+def test_places_that_append_writes_are_distinct() -> None:
+    """It says so to XLA, which on a GPU would else compare and swap each number; padding tokens are no exception."""
+    cache, new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
+    at, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
+    program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
+    scatters = [one for one in ir.all_eqns(program(cache.key, new, at, valid).jaxpr) if one.primitive.name == "scatter"]
+    assert [one.params["unique_indices"] for one in scatters] == [True]
+    places = np.asarray(write_places(jnp.asarray(at), jnp.asarray(valid), KV_BLOCK))
+    assert all(len(set(row.tolist())) == 3 for row in places)
+    assert (places[valid] == 0).all() and (places[~valid] >= KV_BLOCK).all()
 
 
 @pytest.mark.parametrize(("platform", "held"), [("cpu", 3), ("gpu", 5), ("gpu", 8), ("tpu", 3)])

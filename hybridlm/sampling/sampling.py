@@ -7,7 +7,7 @@ the same tokens whatever its batch-mates, its lane and the number of lanes.
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -169,14 +169,19 @@ def _cutoff_by_digits(
 ) -> UInt32[Array, "lane"]:
     """Return what `_cutoff` does, found digit by digit, the highest first: a quarter of the passes over the logits.
 
-    The sums above all values of a digit are one operation, which GPUs and TPUs run as fast as one of them.
+    The sums above all values of a digit are one operation, which reads the logits once for all of them.
     """
 
+    values = (1 << CUTOFF_DIGIT) - 1
+
+    def added(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        return [one + other for one, other in zip(left, right, strict=True)]
+
     def digit(cutoff: Array, shift: Array) -> tuple[Array, None]:
-        steps = jnp.arange(1, 1 << CUTOFF_DIGIT, dtype=jnp.uint32)[None]
-        last = cutoff[:, None] + (steps << shift) - jnp.uint32(1)
-        above = jnp.sum(jnp.where(order[:, None] > last[:, :, None], weight[:, None], 0.0), axis=2)
-        number = jnp.sum(jnp.logical_not(above < enough[:, None]), axis=1, dtype=jnp.uint32)
+        lasts = [cutoff + (jnp.uint32(value) << shift) - jnp.uint32(1) for value in range(1, values + 1)]
+        above = [jnp.where(order > last[:, None], weight, 0.0) for last in lasts]
+        sums = jnp.stack(lax.reduce(above, [jnp.float32(0.0)] * values, added, (1,)), axis=1)
+        number = jnp.sum(jnp.logical_not(sums < enough[:, None]), axis=1, dtype=jnp.uint32)
         return cutoff + (number << shift), None
 
     shifts = jnp.arange(32 - CUTOFF_DIGIT, -1, -CUTOFF_DIGIT, dtype=jnp.uint32)

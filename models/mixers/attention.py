@@ -203,8 +203,9 @@ def _scores(
     See ops/layout: operands.
     """
     if platform == "gpu" and query.shape[2] <= MAX_SUMMED_QUERIES:
-        # Sums read the keys inside of the cache, all of them in one operation; a product is given a copy.
-        return jnp.stack([jnp.sum(query[:, :, i, None] * key, axis=-1) for i in range(query.shape[2])], axis=2)
+        # Sums read the keys inside of the cache, behind one barrier all in one operation; a product is given a copy.
+        sums = [jnp.sum(query[:, :, i, None] * key, axis=-1) for i in range(query.shape[2])]
+        return jnp.stack(lax.optimization_barrier(sums), axis=2)
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))

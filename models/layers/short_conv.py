@@ -14,9 +14,19 @@ def layer_conv(
     state: Float[Array, "lane tap channel"],
     info: LaneInfo,
     bias: Float32[Array, "channel"] | None = None,
+    platform: str = "cpu",
 ) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
     """Run `short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
-    return short_conv(x, weight[:, 0].astype(jnp.float32), _before(state, info), info.lengths, info.valid, bias)
+    taps = weight[:, 0].astype(jnp.float32)
+    return together(short_conv(x, taps, _before(state, info), info.lengths, info.valid, bias), platform)
+
+
+def together(found: tuple[Array, Array], platform: str) -> tuple[Array, Array]:
+    """Return a convolution and the next state, of which a GPU computes neither later than the other.
+
+    XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
+    """
+    return lax.optimization_barrier(found) if platform == "gpu" else found
 
 
 def short_conv(

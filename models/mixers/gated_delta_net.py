@@ -107,7 +107,7 @@ class GatedDeltaNet(Recurrent):
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, platform=c.devices.platform)
         lanes, length, _ = mixed.shape
         q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, length, c.key_heads, c.key_size)) for y in (q, k))

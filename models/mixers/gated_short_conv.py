@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import matrix
-from models.layers.short_conv import conv_tail, convolve, layer_window
+from models.layers.short_conv import conv_tail, convolve, layer_window, together
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -67,8 +67,11 @@ class GatedShortConv(Stateful):
         b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
         window = layer_window(b * u, state.conv, info)
         mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
-        y = linear(c * mixed, self.out_proj[...])
-        return y, window if info.verifying else self.commit(window, info, state)
+        if info.verifying:
+            return linear(c * mixed, self.out_proj[...]), window
+        after = self.commit(window, info, state)
+        mixed, conv = together((mixed, after.conv), self.config.devices.platform)
+        return linear(c * mixed, self.out_proj[...]), after._replace(conv=conv)
 
     def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
         return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

@@ -121,7 +121,7 @@ class KimiDeltaAttention(Recurrent):
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, platform=c.devices.platform)
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)

@@ -137,7 +137,7 @@ class Mamba2(Recurrent):
         c = self.config
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias, c.devices.platform)
         # The bias makes the inputs of padding tokens nonzero.
         mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)

@@ -1,0 +1,77 @@
+"""Bytes that XLA's programs for an H100 move and keep, of the operations that have a form for GPUs; none is needed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ir_passes.compile.buffer_assignment import compile_with_assignment
+from ir_passes.compile.versions import current_versions
+from ir_passes.targets import read_target
+from ir_passes.xla_audit.hlo import read
+from ir_passes.xla_audit.kernels import Kernels, kernels_in
+from models.mixers.attention import KVCache, attend
+from models.ops.delta_rule import delta_rule_step
+from models.ops.expert_dot import expert_dot
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.ssd import ssd_step
+
+pytestmark = pytest.mark.target_cuda
+BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
+
+
+def compiled(fn: Callable[..., Any], *shapes: Any, donated: tuple[int, ...] = ()) -> tuple[int, Kernels]:
+    """Return the bytes of scratch, and the operations."""
+    place = jax.sharding.SingleDeviceSharding(read_target("nvidia-h100").devices[0])
+    args = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), shapes)
+    lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
+    program = compile_with_assignment(lowered, None, current_versions(), None)
+    return program.compiled.memory_analysis().temp_size_in_bytes, kernels_in(read(program.compiled, program.dump), {})
+
+
+def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
+    experts, out, inputs = 64, 256, 512
+    weight = array(experts, out, inputs, dtype=BF16)
+    scratch, found = compiled(
+        lambda *args: expert_dot(*args, platform="gpu"), array(rows, inputs), weight, array(rows, dtype=I32)
+    )
+    held = 2 * experts * out * inputs
+    assert scratch < held, "rows for each expert, or weights in another order, are more"
+    assert found.moved < 2 * held
+
+
+@pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
+def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) -> None:
+    lanes, heads, size = 64, 8, 128
+
+    def run(q, k, v, g, b, state, valid, fresh):
+        return step(RecurrenceInputs(q, k, v, g, state, valid, fresh, b, platform="gpu"))
+
+    vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
+    mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
+    scratch, found = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
+    once = 4 * lanes * heads * size * size
+    assert scratch < once / 4
+    assert found.moved < (3.2 if step is delta_rule_step else 2.2) * once
+
+
+def test_keys_are_read_where_they_lie() -> None:
+    lanes, kv_heads, groups, size, context = 64, 2, 4, 128, 2048
+    rows = array(lanes, kv_heads, context, size, dtype=BF16)
+    _, found = compiled(
+        lambda query, key, value, at, valid, blocks: attend(
+            query, KVCache(key, value), at, valid, blocks, platform="gpu"
+        ),
+        array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
+        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
+    )  # fmt: skip
+    a_turn = 2 * 2 * lanes * kv_heads * 512 * size
+    assert found.moved_in_a_turn < 2.5 * a_turn, "keys once; values read, written and read"
+    assert found.moved < a_turn, "no cache is turned in front of the loop"

@@ -39,6 +39,8 @@ ROWS = frozenset({"dynamic-slice", "gather", "slice"})
 """Opcodes that read of their first operand as much as they return."""
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that write into their first operand, each with the number of the operand that has the new rows."""
+CUBLAS = "__cublas$"
+"""Beginning of the targets of cuBLAS products, whose last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
@@ -247,8 +249,10 @@ def _written(fused: Computation) -> int:
 
 
 def _plain(one: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
-    """Bytes that an operation outside fusions reads and writes."""
+    """Bytes that an operation outside fusions reads and writes; the workspace of a cuBLAS product is neither."""
     result = _bytes(one)
+    if one.target.startswith(CUBLAS) and (1,) in one.arrays:
+        result -= one.arrays[max(one.arrays)].bytes
     if one.opcode in ROWS:
         return result + sum(array.bytes for array in operands[1:]), result
     if one.opcode in UPDATES:

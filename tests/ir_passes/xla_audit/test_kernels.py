@@ -128,6 +128,24 @@ def test_operations_of_a_convolution(size: int, kernel: int, result: int, window
     assert one.flops == 2 * 2 * 7 * 5 * met
 
 
+CUBLAS = """
+HloModule product, is_scheduled=true
+
+ENTRY main {
+  left = f32[8,16] parameter(0)
+  right = f32[16,4] parameter(1)
+  both = (f32[8,4], s8[4194304]) custom-call(left, right), custom_call_target="TARGET"
+  ROOT out = f32[8,4] get-tuple-element(both), index=0
+}
+"""
+
+
+def test_workspace_of_cublas_is_not_moved() -> None:
+    moved = {name: kernels(CUBLAS.replace("TARGET", name)).moved for name in ("__cublas$lt$matmul", "other")}
+    operands = 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert moved == {"__cublas$lt$matmul": operands, "other": operands + (4 << 20)}
+
+
 def test_pools_of_a_compiled_step() -> None:
     """On a CPU, whose executables give out the buffer assignment."""
     step = compile_step(fori_loop, (pool(), slots(), x()), ONE)

@@ -25,7 +25,7 @@ from ir_passes.xla_audit.hlo import (
 )
 from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.products import multiplies, product_flops
-from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Instruction
+from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Instruction, Module
 from ir_passes.xla_audit.wire import WireError
 
 # fmt: off
@@ -186,7 +186,7 @@ class _Walk:
         operands = [self._module.instructions[id] for id in one.operands]
         if one.opcode == "fusion":
             fused = self._module.computations[one.called[0]]
-            read, written, kind = _read(fused), _written(fused), one.fusion_kind
+            read, written, kind = _read(fused, self._module), _written(fused), one.fusion_kind
             products = [(each, product_flops(each, _arrays(each, fused))) for each in fused.instructions]
             dtypes = [_dtype(each, fused) for each, flops in products if flops]
             flops = sum(flops for _, flops in products)
@@ -216,17 +216,21 @@ class _Walk:
         return one.opcode == "parameter" and one.computation == self._module.entry
 
 
-def _read(fused: Computation) -> int:
+def _read(fused: Computation, module: Module) -> int:
     """Bytes that a fusion reads of its operands."""
-    return sum(_read_of(one, fused) for one in fused.parameters.values())
+    return sum(_read_of(one, fused, module) for one in fused.parameters.values())
 
 
-def _read_of(one: Instruction, fused: Computation) -> int:
-    """Bytes that are read of a value in a fusion: of its rows if nothing else is."""
+def _read_of(one: Instruction, fused: Computation, module: Module) -> int:
+    """Bytes that are read of a value in a fusion: of its rows if nothing else is. TPUs have fusions in fusions."""
     whole, total = _bytes(one), 0
     for user in fused.users.get(one.id, []):
         if user.opcode == "bitcast":
-            total += _read_of(user, fused)
+            total += _read_of(user, fused, module)
+        elif user.opcode == "fusion":
+            inner = module.computations[user.called[0]]
+            places = [number for number, operand in enumerate(user.operands) if operand == one.id]
+            total += sum(_read_of(inner.parameters[number], inner, module) for number in places)
         elif user.opcode in ROWS and user.operands[0] == one.id:
             total += _bytes(user)
         elif user.opcode in UPDATES and user.operands[0] == one.id:

@@ -128,6 +128,36 @@ def test_operations_of_a_convolution(size: int, kernel: int, result: int, window
     assert one.flops == 2 * 2 * 7 * 5 * met
 
 
+NESTED = """
+HloModule nested, is_scheduled=true
+
+inner {
+  rows = f32[100,64] parameter(0)
+  at = s32[] parameter(1)
+  zero = s32[] constant(0)
+  ROOT some = f32[4,64] dynamic-slice(rows, at, zero), dynamic_slice_sizes={4,64}
+}
+
+outer {
+  table = f32[100,64] parameter(0)
+  place = s32[] parameter(1)
+  found = f32[4,64] fusion(table, place), kind=kLoop, calls=inner
+  ROOT negated = f32[4,64] negate(found)
+}
+
+ENTRY main {
+  pool = f32[100,64] parameter(0)
+  start = s32[] parameter(1)
+  ROOT out = f32[4,64] fusion(pool, start), kind=kOutput, calls=outer
+}
+"""
+
+
+def test_rows_that_a_fusion_in_a_fusion_reads() -> None:
+    (one,) = kernels(NESTED).kernels
+    assert (one.read, one.written) == (ROWS + 4, ROWS)
+
+
 CUBLAS = """
 HloModule product, is_scheduled=true
 

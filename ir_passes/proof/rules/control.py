@@ -14,7 +14,7 @@ from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -227,10 +227,14 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     loop = prover.fresh()
     shapes = site.shapes[num_consts + num_carry :]
     taken = [_taken(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
+    # an index that counts the iterations picks the lane whose turn it is
+    counts = {k for k, value in enumerate(xs) if value.fact == Iota(0) and isinstance(value.owner, Common)}
+    turn = _of_iteration(site, loop, LaneRows(0), length).number
     carry = list(operands[num_consts : num_consts + num_carry])
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
-        inputs = [*consts, *carry, *(value.but(number=prover.fresh()) for value in taken)]
+        numbers = [turn if k in counts else prover.fresh() for k in range(len(taken))]
+        inputs = [*consts, *carry, *(one.but(number=number) for one, number in zip(taken, numbers, strict=True))]
         results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 

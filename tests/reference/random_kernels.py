@@ -190,10 +190,10 @@ def random_kernel(seed: int) -> Program:
     return Program(f"random kernel {seed}", step, CONTRACT, _draw)
 
 
-def in_place(program: Program) -> bool:
-    """Whether the chunks of a lane find what others have written, in no order that can be told."""
+def aliased(program: Program) -> bool:
+    """Whether a step may find in its operand what the one before has written: on one machine it does, on another not."""
     (eqn,) = ir.trace(program.step, *program.args()).jaxpr.eqns
-    return isinstance(eqn.params["compiler_params"], plgpu.CompilerParams)
+    return bool(eqn.params["input_output_aliases"])
 
 
 def _draw(rng: np.random.Generator) -> tuple[Any, ...]:

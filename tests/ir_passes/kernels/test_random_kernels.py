@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from isolation_oracle import leaks
-from random_kernels import in_place, random_kernel
+from random_kernels import aliased, random_kernel
 
 from ir_passes import IsolationError
 from ir_passes.jaxpr import ir
@@ -25,7 +25,7 @@ def proved(seed: int) -> bool:
     args = program.args(seed)
     plain = read_kernels(ir.trace(program.step, *args), keep=lambda eqn: False)
     assert not plain.unread
-    if in_place(program):
+    if aliased(program):
         return True
     found = jax.jit(ir.as_function(plain.program))(*args)
     for one, other in zip(found, jax.jit(program.step)(*args), strict=True):

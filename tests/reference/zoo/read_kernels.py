@@ -19,9 +19,8 @@ CHUNK, CHUNKS = 2, 3
 BLOCK = CONTEXT // 4
 ONE = pl.Squeezed()
 
-BY_SLOT = LaneContract(
-    inputs=(Pool("seq"), SlotMap("seq", SLOTS), Lane(), Lane(), Lane()), outputs=(Lane(), Pool("seq"))
-)
+STATE = Pool("seq", dims=("slot", "head", "key", "value"))
+BY_SLOT = LaneContract(inputs=(STATE, SlotMap("seq", SLOTS), Lane(), Lane(), Lane()), outputs=(Lane(), STATE))
 IDLE = LaneContract(
     inputs=(Pool("seq"), SlotMap("seq", SLOTS), Lane(), Lane(role="length")), outputs=(Lane(), Pool("seq"))
 )

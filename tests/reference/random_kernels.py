@@ -191,7 +191,7 @@ def random_kernel(seed: int) -> Program:
 
 
 def aliased(program: Program) -> bool:
-    """Whether a step may find in its operand what the one before has written: on one machine it does, on another not."""
+    """Whether a step may find in its operand what the one before has written; machines differ in that."""
     (eqn,) = ir.trace(program.step, *program.args()).jaxpr.eqns
     return bool(eqn.params["input_output_aliases"])
 

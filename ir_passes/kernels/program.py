@@ -171,14 +171,15 @@ class _Kernel:
             fresh = _State(state.results, self._fresh())
             return _State(self._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
 
-        rows = [
-            blocks.components[dim].block
+        cut = {
+            dim: blocks.components[dim].block
             for blocks in (*self.inputs, *self.outputs)
             if (dim := blocks.along(axis)) is not None
-        ]
-        if size == 1 and not rows:
+        }
+        if size == 1 and not cut:
             return step(np.int32(0), inputs, state)
-        if size <= MAX_UNROLLED and (max(rows, default=1) > 1 or self._hands_on(axis)):
+        # lanes are most often rows: which block of them a step has is known if it is written out
+        if size <= MAX_UNROLLED and (cut.get(0, 1) > 1 or self._hands_on(axis)):
             return self._unrolled(axis, step, inputs, state)
         return self._scanned(axis, step, inputs, state)
 

@@ -287,10 +287,12 @@ def _of_iteration(site: Site, loop: int, rows: LaneRows, length: int) -> Symbol:
 def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
     """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
+    whole = None if value.kept is None else left(value.kept.view, step)
+    kept = None if value.kept is None or whole is None else Kept(value.kept.leaf, whole)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:
             if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
-                return Value(moved(rows, 0), range=value.range)
+                return Value(moved(rows, 0), range=value.range, kept=kept)
         tokens = LaneRows(0, packed=True)
         if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
             return Value(tokens, range=value.range)
@@ -299,15 +301,9 @@ def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Va
         if view is None:
             return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
         owner = replace(owner, axis=owner.axis + 1, view=view)
-        kept = None
-        if value.kept is not None and left(value.kept.view, step) is not None:
-            kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
         return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
     value = _outliving(site, value, loop)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:
         owner = moved(owner, axis + 1)
-    kept = None
-    if value.kept is not None and left(value.kept.view, step) is not None:
-        kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
     return Value(owner, range=value.range, kept=kept)

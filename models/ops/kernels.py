@@ -24,7 +24,7 @@ class Kernel:
         name: of its function, by which certificates list it.
         operation: whose place it takes.
         platforms: that it is compiled for.
-        unsupported: a function of the operation's operands that says why the kernel does not take them, None if it does.
+        unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
     """
 
     name: str
@@ -43,10 +43,15 @@ class Kernel:
         Raises:
             ValueError: there is no such mode.
         """
-        if mode not in MODES:
-            raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
+        check_mode(mode)
         here = mode == "interpret" or (mode == "auto" and platform in self.platforms)
         return here and self.unsupported(*operands) is None
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless a mode is one of `MODES`."""
+    if mode not in MODES:
+        raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
 
 
 def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:

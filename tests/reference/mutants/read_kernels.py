@@ -249,7 +249,7 @@ MUTANTS = (
     ),
     chunk("no-reset", "scratch is never set", zoo.prefill(_prefill(lambda i, c: c < 0)), OPEN, evidence=Evidence.FAULT),
     chunk(
-        "reset-once",
+        "reset-for-first",
         "scratch is set for the first lane alone",
         zoo.prefill(_prefill(lambda i, c: i + c == 0)),
         CROSS,
@@ -280,7 +280,7 @@ MUTANTS = (
         evidence=Evidence.FAULT,
     ),
     chunk(
-        "tokens-of-next", "tokens of the lane before", zoo.prefill(read=lambda i, c: ((i + NEXT) % LANES, c, 0)), CROSS
+        "chunks-of-next", "tokens of the lane before", zoo.prefill(read=lambda i, c: ((i + NEXT) % LANES, c, 0)), CROSS
     ),
     chunk(
         "lanes-inside",

@@ -1,6 +1,7 @@
 """The kernel for one token of a recurrence computes what the plain forms do, and keeps lanes apart."""
 
 import operator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,8 +42,9 @@ def inputs(form: str, values: int, keys: int, seed: int = 0, **changes: Any) -> 
     for one in (query, key, decay):
         one[1] = np.nan
     value = draw(LANES, 1, HEADS, values)
-    arrays = map(jnp.asarray, (query, key, value, decay, state, valid, fresh))
-    return RecurrenceInputs(*arrays, None if beta is None else jnp.asarray(beta), **changes)
+    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
+    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
+    return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
 
 
 def kernel(given: RecurrenceInputs) -> Any:
@@ -66,7 +68,7 @@ def test_lanes_keep_their_bits(form: str):
     np.testing.assert_array_equal(state[1], given.state[1])
     assert not np.any(output[1])
     for lane in range(LANES):
-        poisoned = given.replace(state=given.state.at[lane].set(jnp.nan), value=given.value.at[lane].set(jnp.nan))
+        poisoned = replace(given, state=given.state.at[lane].set(jnp.nan), value=given.value.at[lane].set(jnp.nan))
         others = np.delete(np.arange(LANES), lane)
         for found, expected in zip(kernel(poisoned), (output, state), strict=True):
             np.testing.assert_array_equal(found[others], expected[others])
@@ -98,7 +100,7 @@ def test_operations_choose_it(form: str):
     step = ssd_step if form.startswith("ssd") else delta_rule_step
 
     def kernels(**changes: Any) -> bool:
-        return "pallas_call" in str(jax.make_jaxpr(step)(given.replace(**changes)))
+        return "pallas_call" in str(jax.make_jaxpr(step)(replace(given, **changes)))
 
     assert kernels(kernels="interpret") and kernels(kernels="auto", platform="gpu")
     assert not kernels() and not kernels(kernels="auto") and not kernels(kernels="off", platform="gpu")

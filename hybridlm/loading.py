@@ -31,7 +31,7 @@ from hybridlm.checkpoint.packed_weights import Packed
 from hybridlm.checkpoint.saved_index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
-from hybridlm.devices.placement import ONE_DEVICE, place
+from hybridlm.devices.placement import Placement, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import (
     assemble,
@@ -61,6 +61,7 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.compile.executable_store import ExecutableStore
 from models import DecoderConfig
+from models.ops.kernels import check_mode
 
 _log = logging.getLogger("hybridlm")
 
@@ -81,6 +82,7 @@ def load(
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
     tune: bool = False,
+    kernels: str = "off",
     dequantise: str | None = None,
     adapter: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> LM:
@@ -123,6 +125,9 @@ def load(
             model of such shapes measures them for some seconds, and says so; the times are kept beside compiled steps.
             Where it is faster for few sequences, their most likely tokens are found with an int8 copy of the vocabulary
             head, which takes half the memory of the head. See docs/performance.md.
+        kernels: "auto" runs kernels of our own where the platform has them (decoding on GPUs); "off" compiles
+            what XLA makes of the plain forms everywhere; "interpret" runs kernels on any platform by Pallas'
+            interpreter, for tests. The numbers are the same up to rounding. See docs/accelerators.md.
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
             they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
             are plain. See docs/quantised.md.
@@ -146,14 +151,27 @@ def load(
     bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
-    placement = ONE_DEVICE if mesh is None else place(mesh, lanes, sanitize)
+    check_mode(kernels)
+    placement = Placement(kernels=kernels) if mesh is None else place(mesh, lanes, sanitize, kernels)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     if dequantise is not None:
         dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
     name, axes = directory.path.resolve().name, None if mesh is None else sorted(mesh.shape.items())
-    settings = (str(directory.path.resolve()), lanes, context, chunk, dtype, certify, axes, tune, sanitize, dequantise)
+    settings = (
+        str(directory.path.resolve()),
+        lanes,
+        context,
+        chunk,
+        dtype,
+        certify,
+        axes,
+        tune,
+        sanitize,
+        dequantise,
+        kernels,
+    )
     start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:

@@ -142,7 +142,7 @@ LAYERS = {
         compile
         report rewrites sanitizer
         host measure proof scratch xla_audit
-        contract
+        contract kernels
         jaxpr
         files targets
     """,

@@ -66,6 +66,12 @@ Tune = Annotated[
     bool,
     typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
 ]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="auto: kernels of our own where the platform has them (docs/accelerators.md).", metavar="off|auto"
+    ),
+]
 Verbose = Annotated[
     bool,
     typer.Option(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Context, Debug, Dtype, OnMesh, Tune, Verbose, console_for_table, reported
+from hybridlm.cli.options import Context, Debug, Dtype, Kernels, OnMesh, Tune, Verbose, console_for_table, reported
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
@@ -70,6 +70,7 @@ def verify(
     ] = None,
     mesh: OnMesh = None,
     tune: Tune = False,
+    kernels: Kernels = "off",
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -88,12 +89,12 @@ def verify(
                 raise ValueError("--target: expected neither --abstract, --tune nor --explain beside it")
             verify_target(
                 target, model=model, config=config, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh,
-                out=out, as_json=as_json,
+                kernels=kernels, out=out, as_json=as_json,
             )  # fmt: skip
             return
         if as_json:
             raise ValueError("--json: expected --target beside it")
-        engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune)
+        engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune, kernels)
         console = console_for_table()
         table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
         for heading in ("step", "lanes", "tokens", *report.headings):
@@ -125,6 +126,7 @@ def _subject(
     chunk: int | None,
     mesh: str | None,
     tune: bool,
+    kernels: str,
 ) -> tuple[Engine, VerifyReport]:
     """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
     if model is not None and config is not None:
@@ -137,7 +139,16 @@ def _subject(
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         most = DEFAULT_LANES if lanes is None else lanes
-        lm = load(model, lanes=most, context=context, dtype=dtype, chunk=chunk, mesh=read_mesh(mesh), tune=tune)
+        lm = load(
+            model,
+            lanes=most,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            mesh=read_mesh(mesh),
+            tune=tune,
+            kernels=kernels,
+        )
         return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
@@ -147,7 +158,7 @@ def _subject(
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
-    engine = abstract_engine(config, lanes, context, dtype, chunk, devices)
+    engine = abstract_engine(config, lanes, context, dtype, chunk, devices, kernels=kernels)
     return engine, PlannedReport(engine)
 
 

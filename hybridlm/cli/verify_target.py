@@ -30,6 +30,7 @@ def verify_target(
     dtype: str | None,
     chunk: int | None,
     mesh: str | None,
+    kernels: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -37,7 +38,7 @@ def verify_target(
 
     Args:
         target: name, with a number of devices behind a colon.
-        model, config, lanes, context, dtype, chunk, mesh: as of `hybridlm verify`.
+        model, config, lanes, context, dtype, chunk, mesh, kernels: as of `hybridlm verify`.
         out: directory for the certificates, or None.
         as_json: print the whole report as JSON.
 
@@ -57,6 +58,7 @@ def verify_target(
         dtype=dtype,
         chunk=chunk,
         mesh=None if mesh is None else read_sizes(mesh),
+        kernels=kernels,
     )
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:

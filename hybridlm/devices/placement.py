@@ -25,10 +25,12 @@ class Placement:
         mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device, or the target's first. An
             abstract mesh has no devices: steps are planned for it, and no array is put on it.
         target: machine that steps are compiled for without it, and on which they cannot run; None for local devices.
+        kernels: whether layers run kernels, as `load(kernels=)` has it.
     """
 
     mesh: Mesh | AbstractMesh | None = None
     target: Target | None = None
+    kernels: str = "off"
 
     @property
     def platform(self) -> str:
@@ -67,7 +69,7 @@ class Placement:
     @property
     def devices(self) -> Devices:
         """Devices that parameters are sharded over (tensor parallel and expert parallel), and their platform."""
-        return Devices(self.size(MODEL), self.size(EXPERT), self.platform)
+        return Devices(self.size(MODEL), self.size(EXPERT), self.platform, self.kernels)
 
     @property
     def rows_over(self) -> str | None:
@@ -157,7 +159,7 @@ class Placement:
 ONE_DEVICE = Placement()
 
 
-def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
+def place(mesh: Mesh, lanes: int, sanitize: bool, kernels: str = "off") -> Placement:
     """Return the placement for `load(mesh=)`.
 
     Raises:
@@ -171,7 +173,7 @@ def place(mesh: Mesh, lanes: int, sanitize: bool) -> Placement:
             f"mesh: it has devices of {len(there)} of {jax.process_count()} processes; expected devices of each, or of "
             "this one alone"
         )
-    placement = Placement(full)
+    placement = Placement(full, kernels=kernels)
     check_lanes(lanes, placement.data)
     if sanitize:
         raise ValueError("sanitize: the sanitizer follows rows on one device; load without mesh to use it")

@@ -15,6 +15,7 @@ from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
 from ir_passes.targets import Target
 from models import DecoderConfig, Family
+from models.ops.kernels import check_mode
 from models.sharding.sharded_dim import ShardedDim
 
 DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
@@ -36,6 +37,7 @@ def abstract_engine(
     mesh: Mesh | AbstractMesh | None = None,
     head: bool = False,
     target: Target | None = None,
+    kernels: str = "off",
 ) -> Engine:
     """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
 
@@ -48,6 +50,7 @@ def abstract_engine(
         mesh: devices that share the model, of `hybridlm.devices.mesh`; they need not exist.
         head: include the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
         target: machine that steps are compiled for; a mesh is then one of its devices.
+        kernels: as of `hybridlm.load`.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
@@ -57,7 +60,8 @@ def abstract_engine(
     family, config = read_model(path, read_config(path), head)
     lanes, dtype = DEFAULT_LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
-    placement = Placement(mesh, target)
+    check_mode(kernels)
+    placement = Placement(mesh, target, kernels)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
     shards = placement.shards(found, shard_specs_of(family, config) if placement.devices.sharded else {})

@@ -73,6 +73,7 @@ def target_engine(
     dtype: str | None = None,
     chunk: int | None = None,
     mesh: dict[str, int] | None = None,
+    kernels: str = "off",
 ) -> Engine:
     """Return an engine whose steps are compiled for a target; no weight is read.
 
@@ -82,6 +83,7 @@ def target_engine(
         config: a config.json, in place of a model.
         lanes, context, dtype, chunk: as of `abstract_engine`.
         mesh: sizes of the axes; None splits lanes over all devices.
+        kernels: as of `hybridlm.load`.
 
     Raises:
         TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
@@ -99,7 +101,7 @@ def target_engine(
         directory, _, _ = open_model(resolve(model))
         dtype = stored_dtype(directory) if dtype is None else dtype
         config = directory.path / "config.json"
-    return abstract_engine(config, lanes, context, dtype, chunk, over, target=target)
+    return abstract_engine(config, lanes, context, dtype, chunk, over, target=target, kernels=kernels)
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:

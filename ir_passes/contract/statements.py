@@ -157,6 +157,10 @@ class Note(StatementId):
         "index-inside-row",
         "An index of this operation along axis {axis} of a pool may be out of bounds; it stays inside the row.",
     )
+    KERNEL_READ = (
+        "kernel-read",
+        "The body of this kernel is proved with the rest: loads, stores and blocks of each step of its grid.",
+    )
     REPLICATED_RESULTS = (
         "replicated-results",
         "check_vma is False: a result replicated over several devices is taken to be that of any one of them.",

@@ -19,6 +19,7 @@ from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
+from jax.interpreters import mlir as _mlir
 from jax.interpreters import partial_eval as _partial_eval
 
 Var = core.Var
@@ -52,6 +53,26 @@ WITH_BODIES = frozenset((*CALLS, "scan", "while", "cond", "shard_map"))
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
     return jax.make_jaxpr(fn)(*args)
+
+
+def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
+    """An operation of one result, which is compiled as `run` is.
+
+    Args:
+        name: of the operation.
+        types: a function from the types of its operands, and its parameters, to that of its result.
+        run: what it computes, of arrays.
+    """
+    new = core.Primitive(name)
+    new.def_abstract_eval(types)
+    new.def_impl(run)
+    _mlir.register_lowering(new, _mlir.lower_fun(run, multiple_results=False))
+    return new
+
+
+def sourced(eqn: JaxprEqn) -> Any:
+    """A context in which what is traced has the source of an equation."""
+    return _source_info.user_context(eqn.source_info.traceback)
 
 
 def is_traced(value: Any) -> bool:
@@ -312,6 +333,25 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
     if consts or result is not eqns[-1].outvars[0]:
         raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
     return [*eqns[:-1], eqns[-1].replace(outvars=list(eqn.outvars))]
+
+
+def emit_program(eqn: JaxprEqn, fn: Callable[..., Any]) -> list[JaxprEqn]:
+    """The equations of `fn`, an ordinary JAX function of the operands of `eqn`, whose results take its names.
+
+    Raises:
+        ValueError: it has arrays of its own.
+    """
+    with sourced(eqn):
+        traced = without_dead(jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars)))
+    if traced.consts:
+        raise ValueError(f"expected a function without arrays of its own, got {traced.jaxpr.constvars}")
+    return [_call(traced, eqn)]
+
+
+def _call(program: ClosedJaxpr, eqn: JaxprEqn) -> JaxprEqn:
+    """A call of a program in the place of an equation."""
+    (call,) = jax.make_jaxpr(jax.jit(core.jaxpr_as_fun(program)))(*(atom.aval for atom in eqn.invars)).eqns
+    return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars), source_info=eqn.source_info)
 
 
 def fresh(variables: Sequence[Var]) -> list[Var]:

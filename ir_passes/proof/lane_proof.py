@@ -90,8 +90,9 @@ def prove_isolation(
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
-    flat = flatten(program)
-    prover = Prover(bound)
+    kernels = opaque_calls.undeclared(program, bound.opaque)
+    flat = flatten(kernels.program)
+    prover = Prover(bound, unread=kernels.unread)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
     violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
@@ -124,6 +125,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     if violations:
         raise IsolationError(once(violations))
     prover.notes.update(_dimensions_not_proved(bound))
+    prover.notes.update(opaque_calls.noted(kernels))
     assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     return Proof(
         bound.lanes,

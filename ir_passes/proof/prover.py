@@ -58,6 +58,7 @@ class Prover:
         refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.
         layout: value number -> fact and bounds of an array that says which token is whose.
         sort_keys: value number of the keys that rows were sorted by, for each order.
+        unread: id of the body of each kernel that could not be read -> why.
     """
 
     bound: BoundContract
@@ -84,6 +85,7 @@ class Prover:
     callers: list[Any] = field(default_factory=list)
     refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    unread: dict[int, str] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _literals: dict[int, Value] = field(default_factory=dict)
     _next: int = 1

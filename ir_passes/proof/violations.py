@@ -25,6 +25,7 @@ class ViolationKind(StatementId):
     CONTROL = "control-flow", "Control flow that all lanes share depends on one lane."
     COLLECTIVE = "collective", "A collective may mix lanes."
     UNKNOWN = "no-rule", "The proof has no rule for an operation."
+    UNINITIALIZED = "uninitialized", "Memory of a kernel is read, or handed out, before it is written."
     OPAQUE = "opaque", "A custom call, kernel or callback fits no declaration of the contract."
 
 

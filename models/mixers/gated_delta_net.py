@@ -115,7 +115,16 @@ class GatedDeltaNet(Recurrent):
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
         inputs = RecurrenceInputs(
-            q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta, platform=c.devices.platform
+            q,
+            k,
+            v,
+            tokens.log_decay,
+            state.recurrent,
+            info.valid,
+            info.fresh,
+            tokens.beta,
+            c.devices.platform,
+            c.devices.kernels,
         )
         out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)

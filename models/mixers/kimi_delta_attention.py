@@ -126,7 +126,16 @@ class KimiDeltaAttention(Recurrent):
         q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
         inputs = RecurrenceInputs(
-            q, k, v, tokens.log_decay, state.recurrent, info.valid, info.fresh, tokens.beta, platform=c.devices.platform
+            q,
+            k,
+            v,
+            tokens.log_decay,
+            state.recurrent,
+            info.valid,
+            info.fresh,
+            tokens.beta,
+            c.devices.platform,
+            c.devices.kernels,
         )
         out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)

@@ -146,7 +146,16 @@ class Mamba2(Recurrent):
         log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
         written = tokens.step[..., None] * value
         inputs = RecurrenceInputs(
-            query, key, written, log_decay, state.recurrent, info.valid, info.fresh, platform=c.devices.platform
+            query,
+            key,
+            written,
+            log_decay,
+            state.recurrent,
+            info.valid,
+            info.fresh,
+            None,
+            c.devices.platform,
+            c.devices.kernels,
         )
         out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)

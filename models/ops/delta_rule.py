@@ -20,6 +20,7 @@ from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import materialize, unfused
 from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrent_step import KERNEL, recurrent_step
 from models.ops.triangular import unit_lower_inverse
 
 CHUNK = 32
@@ -55,6 +56,8 @@ def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
     For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
     """
+    if KERNEL.chosen(inputs.kernels, inputs.platform, inputs):
+        return recurrent_step(inputs, interpret=inputs.kernels == "interpret")
     if inputs.platform == "gpu":
         return _step_for_gpus(inputs)
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh

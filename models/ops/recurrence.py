@@ -37,6 +37,7 @@ class RecurrenceInputs:
         fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
         beta: write strength of the delta rule; None in SSD.
         platform: that the step is for.
+        kernels: one of `kernels.MODES`.
     """
 
     query: KeyVectors
@@ -48,6 +49,7 @@ class RecurrenceInputs:
     fresh: LaneMask
     beta: HeadGates | None = None
     platform: str = struct.field(pytree_node=False, default="cpu")
+    kernels: str = struct.field(pytree_node=False, default="off")
 
     @property
     def tokens(self) -> int:

@@ -19,6 +19,7 @@ from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import unfused
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrent_step import KERNEL, recurrent_step
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -36,6 +37,8 @@ def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs
 
 def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token. The output is read from the new state (ops/layout: in place)."""
+    if KERNEL.chosen(inputs.kernels, inputs.platform, inputs):
+        return recurrent_step(inputs, interpret=inputs.kernels == "interpret")
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (inputs.query, inputs.key))
     v, g = inputs.value[:, 0], inputs.log_decay[:, 0]

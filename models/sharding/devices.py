@@ -24,11 +24,13 @@ class Devices(NamedTuple):
     Attributes:
         model, expert: devices along each mesh axis of that name.
         platform: "cpu", "gpu" or "tpu"; layers compute in forms that are fast there.
+        kernels: whether operations run kernels: "off", "auto" (where the platform has them) or "interpret".
     """
 
     model: int = 1
     expert: int = 1
     platform: str = "cpu"
+    kernels: str = "off"
 
     @property
     def sharded(self) -> bool:

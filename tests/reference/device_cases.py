@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
 
 
 def cases(folder: Path, small: bool) -> list[Case]:
-    """Return the small models, and last the large one, whose files need not be there yet.
+    """Return the small models, and last the large one, whose files need not be there yet, without and with kernels.
 
     Args:
         folder: of the large checkpoint.
@@ -40,7 +40,9 @@ def cases(folder: Path, small: bool) -> list[Case]:
         sizes = {"lanes": 4, "context": 160, "chunk": 16, "dtype": "bfloat16"}
         return [replace(golden_case(SMALL_MODELS[0]), each_lane=False), Case("tiny", folder / "tiny", sizes, False)]
     sizes = {"lanes": 64, "context": 512, "dtype": "bfloat16"}
-    return [*map(golden_case, SMALL_MODELS), Case(LARGE_MODEL, folder / LARGE_MODEL, sizes, False)]
+    large = Case(LARGE_MODEL, folder / LARGE_MODEL, sizes, False)
+    kernels = replace(large, name=f"{LARGE_MODEL}-kernels", settings={**sizes, "kernels": "auto"})
+    return [*map(golden_case, SMALL_MODELS), large, kernels]
 
 
 def checks_of(case: Case) -> tuple[Check, ...]:
@@ -50,18 +52,18 @@ def checks_of(case: Case) -> tuple[Check, ...]:
 
 def written(case: Case, folder: Path) -> Path:
     """Return the file that says that a checkpoint is complete."""
-    return case.directory / "config.json" if case.exact else folder / f"{case.name}.written"
+    return case.directory / "config.json" if case.exact else folder / f"{case.directory.name}.written"
 
 
 def expected(case: Case, folder: Path) -> Path:
     """Return the file of a case's numbers."""
-    return folder / f"{case.name}.npz"
+    return folder / f"{case.directory.name}.npz"
 
 
 def write_references(folder: Path, small: bool) -> None:
     """Write the large checkpoint and the numbers of all cases, as this process's platform computes them."""
     sys.path.append(str(ROOT / "scripts"))
-    *first, large = cases(folder, small)
+    *first, large = (case for case in cases(folder, small) if "kernels" not in case.settings)
     for case in first:
         write_expected(case, expected(case, folder))
     config = import_module("bench_models").BENCH_MODELS[LARGE_MODEL]

@@ -14,7 +14,7 @@ from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -227,10 +227,14 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     loop = prover.fresh()
     shapes = site.shapes[num_consts + num_carry :]
     taken = [_taken(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
+    # an index that counts the iterations picks the lane whose turn it is
+    counts = {k for k, value in enumerate(xs) if value.fact == Iota(0) and isinstance(value.owner, Common)}
+    turn = _of_iteration(site, loop, LaneRows(0), length).number
     carry = list(operands[num_consts : num_consts + num_carry])
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
-        inputs = [*consts, *carry, *(value.but(number=prover.fresh()) for value in taken)]
+        numbers = [turn if k in counts else prover.fresh() for k in range(len(taken))]
+        inputs = [*consts, *carry, *(one.but(number=number) for one, number in zip(taken, numbers, strict=True))]
         results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
@@ -283,10 +287,12 @@ def _of_iteration(site: Site, loop: int, rows: LaneRows, length: int) -> Symbol:
 def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
     """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
+    whole = None if value.kept is None else left(value.kept.view, step)
+    kept = None if value.kept is None or whole is None else Kept(value.kept.leaf, whole)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:
             if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
-                return Value(moved(rows, 0), range=value.range)
+                return Value(moved(rows, 0), range=value.range, kept=kept)
         tokens = LaneRows(0, packed=True)
         if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
             return Value(tokens, range=value.range)
@@ -295,15 +301,9 @@ def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Va
         if view is None:
             return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
         owner = replace(owner, axis=owner.axis + 1, view=view)
-        kept = None
-        if value.kept is not None and left(value.kept.view, step) is not None:
-            kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
         return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
     value = _outliving(site, value, loop)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:
         owner = moved(owner, axis + 1)
-    kept = None
-    if value.kept is not None and left(value.kept.view, step) is not None:
-        kept = Kept(value.kept.leaf, left(value.kept.view, step) or ())
     return Value(owner, range=value.range, kept=kept)

@@ -341,6 +341,8 @@ def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owne
     for dim, index in access.columns.items():
         blank = LaneRows(dim, split=owner.split, packed=owner.packed)
         lane = lane_at(access, dim, blank) if access.sizes[dim] == 1 else None
-        if lane == owner and (isinstance(owner.lane, Symbol) or index.range is not None):
+        # a constant place is a lane's where the axis has one for each
+        counted = owner.split or access.full[dim] == site.prover.bound.lanes
+        if lane == owner and (isinstance(owner.lane, Symbol) or (index.range is not None and counted)):
             return blank
     return owner

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir_passes.contract.contract import Lane, Opaque, PageTable, Pool, Shared, SlotMap
-from ir_passes.contract.declared import opaque_of
+from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
-from ir_passes.contract.statements import Assumption, Statement
+from ir_passes.contract.statements import Assumption, Note, Statement
 from ir_passes.jaxpr import ir
+from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.page_tables import page_fault
 from ir_passes.proof.rules.pool_rows import record
@@ -28,6 +29,8 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
     if found is None:
         exact, name = exact_name(site.eqn), short_name(site.eqn)
         message = f"nothing is known of {exact or f'a {site.name} without a name'}"
+        why = site.prover.unread.get(id(site.params.get("jaxpr")))
+        message += f", and it cannot be read: {why}" if why else ""
         remedy = (
             f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
             if name
@@ -56,6 +59,21 @@ def _one_body(site: Site, name: str) -> None:
     if exact_name(site.eqn) in exact:
         remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
     site.report(ViolationKind.OPAQUE, message, remedy)
+
+
+def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
+    """Read the kernels of a program, but for those that are declared and what is inside of declared functions."""
+
+    def believed(eqn: ir.JaxprEqn) -> bool:
+        return declaration_of(eqn) is not None or (eqn.primitive.name in ir.OPAQUE and bool(opaque_of(eqn, opaque)))
+
+    return read_kernels(program, keep=believed)
+
+
+def noted(kernels: ReadKernels) -> Iterator[Statement]:
+    """Yield a note about every kernel that was read, with its line."""
+    for one in kernels.read:
+        yield Note.KERNEL_READ.statement(f"{exact_name(one)}, called at {ir.source_of(one)}")
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:

@@ -36,10 +36,10 @@ def line_of(function: Any) -> int:
     return function.__code__.co_firstlineno
 
 
-def faults(step: Any, con: LaneContract) -> IsolationError:
+def faults(step: Any, con: LaneContract, kind: ViolationKind = ViolationKind.OPAQUE) -> IsolationError:
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (X,), con)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.OPAQUE}
+    assert {one.kind for one in error.value.violations} == {kind}
     return error.value
 
 
@@ -81,9 +81,10 @@ def test_calls_of_one_line_are_counted() -> None:
 
 
 def test_a_kernel_of_another_function_is_not_covered() -> None:
-    error = faults(call_two, contract(row_kernel=ROWS))
-    assert {int(one.source.rpartition(":")[2]) for one in error.violations} == {line_of(call_two) + 2}
-    assert all("opaque={'mixing_kernel': Opaque" in one.remedy for one in error.violations)
+    """It is read."""
+    error = faults(call_two, contract(row_kernel=ROWS), ViolationKind.CROSS_LANE)
+    assert {int(one.source.rpartition(":")[2]) for one in error.violations} == {line_of(mixing_kernel) + 1}
+    assert all(one.callers[0].endswith(f"{HERE}:{line_of(call_two) + 2}") for one in error.violations)
 
 
 @pytest.mark.parametrize("name", ir.OPAQUE)
@@ -127,7 +128,8 @@ def test_two_kernels_of_one_name_are_refused_and_told_apart_by_their_place() -> 
         step, (X,), contract(**{f"same_name at {HERE}:{line_of(one)}": ROWS for one in (first, second)})
     )
     others = {exact[0]: ROWS, f"same_name at other_{HERE}:{line_of(second)}": ROWS}
-    faults(step, contract(**others))
+    error = faults(step, contract(**others), ViolationKind.CROSS_LANE)  # the second is not declared, and read
+    assert error.violations[0].source.endswith(f"{HERE}:{line_of(second) + 1}")
 
 
 def of_factory(operation: Any) -> Any:
@@ -217,7 +219,11 @@ def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:
 )
 def test_kernels_with_programs_inside_are_taken_by_their_declaration(kernel, step) -> None:
     run = lambda x: (STEPS[step](x),)
-    assert prove_isolation(run, (X,), contract(**{kernel.__name__: ROWS}))
+    proof = prove_isolation(run, (X,), contract(**{kernel.__name__: ROWS}))
+    assert [one.id for one in proof.assumed] == [Assumption.OPAQUE]
+    if kernel is scoped_kernel:
+        assert not prove_isolation(run, (X,), contract()).assumed, "it is read"
+        return
     error = faults(run, contract())
     assert kernel.__name__ in error.violations[0].remedy
 

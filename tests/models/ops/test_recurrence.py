@@ -1,6 +1,7 @@
 """The operands of a recurrence: annotations of the struct are executed, and it is a pytree."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from models.ops.recurrence import RecurrenceInputs
 def operands(**changes: jax.Array) -> RecurrenceInputs:
     heads = jnp.zeros((2, 3, 4), jnp.float32)
     vectors = jnp.zeros((2, 3, 4, 5), jnp.float32)
-    arrays = {"query": vectors, "key": vectors, "value": vectors, "log_decay": heads, "beta": heads}
+    arrays: dict[str, Any] = {"query": vectors, "key": vectors, "value": vectors, "log_decay": heads, "beta": heads}
     arrays |= {"state": jnp.zeros((2, 4, 5, 5), jnp.float32), "valid": jnp.ones((2, 3), bool)}
     return RecurrenceInputs(**(arrays | {"fresh": jnp.zeros((2,), bool)} | changes))
 

@@ -181,7 +181,7 @@ MUTANTS = (
         "JAX",
         "a kernel's scratch persists over a grid of lanes",
         kernel_scratch,
-        *CLOSED,
+        Kind.UNINITIALIZED,
     ),
     _plain(
         "reference",

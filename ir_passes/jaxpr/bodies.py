@@ -1,0 +1,59 @@
+"""One change to every equation of a program, those of its loops, branches and calls included."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ir_passes.jaxpr import ir
+
+
+def map_equations(
+    program: ir.ClosedJaxpr,
+    change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]],
+    *,
+    keep: Callable[[ir.JaxprEqn], bool],
+) -> ir.ClosedJaxpr:
+    """Return a program with other equations in the place of some; itself if none is another.
+
+    Args:
+        program: any.
+        change: a function from an equation to those that take its place, itself where nothing does.
+        keep: a predicate of the equations whose bodies stay as they are.
+    """
+    return _Mapped(change, keep).closed(program)
+
+
+class _Mapped:
+    def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
+        self.change, self.keep = change, keep
+        self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
+        """id of a body -> the body, which keeps its id its own, and what takes its place: many calls share one."""
+
+    def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+        jaxpr = self.jaxpr(program.jaxpr)
+        return program if jaxpr is program.jaxpr else ir.ClosedJaxpr(jaxpr, program.consts)
+
+    def jaxpr(self, jaxpr: ir.Jaxpr) -> ir.Jaxpr:
+        if id(jaxpr) not in self.done:
+            eqns = [new for eqn in jaxpr.eqns for new in self.equation(eqn)]
+            same = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+            new = jaxpr if same else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
+            self.done[id(jaxpr)] = jaxpr, new
+        return self.done[id(jaxpr)][1]
+
+    def equation(self, eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
+        made = self.change(eqn)
+        if len(made) != 1 or made[0] is not eqn or self.keep(eqn):
+            return made
+        new = {name: self.value(value) for name, value in eqn.params.items()}
+        return [eqn if all(new[name] is value for name, value in eqn.params.items()) else eqn.replace(params=new)]
+
+    def value(self, value: Any) -> Any:
+        """A parameter with its bodies rewritten; itself where none is."""
+        if isinstance(value, ir.ClosedJaxpr):
+            return self.closed(value)
+        if isinstance(value, ir.Jaxpr):
+            return self.jaxpr(value)
+        if type(value) not in (tuple, list):
+            return value
+        new = [self.value(item) for item in value]
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else type(value)(new)

@@ -1,0 +1,11 @@
+"""Pallas kernels as plain programs, so that the lane proof goes inside.
+
+Imports `jaxpr`. Begin with `expanded`, then `program`, the loops over a kernel's grid; `blocks` reads how its arrays
+are cut, `body` turns its loads and stores into slices and updates, `memory` has what plain programs lack.
+"""
+
+from ir_passes.kernels.expanded import ReadKernels, read_kernels
+from ir_passes.kernels.memory import UnreadableKernel
+from ir_passes.kernels.program import kernel_program
+
+__all__ = ["ReadKernels", "UnreadableKernel", "kernel_program", "read_kernels"]

@@ -1,0 +1,51 @@
+"""A program with its kernels in plain form."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import map_equations
+from ir_passes.kernels.memory import UnreadableKernel
+from ir_passes.kernels.program import kernel_program
+
+
+@dataclass(frozen=True)
+class ReadKernels:
+    """A program whose kernels are plain operations, as far as they could be read.
+
+    Attributes:
+        program: the program.
+        read: the kernels' calls that it no longer has.
+        unread: id of the body of each other kernel -> why it could not be read.
+    """
+
+    program: ir.ClosedJaxpr
+    read: list[ir.JaxprEqn] = field(default_factory=list)
+    unread: dict[int, str] = field(default_factory=dict)
+
+
+def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -> ReadKernels:
+    """Put the plain form of every kernel into its place.
+
+    Args:
+        program: any.
+        keep: a predicate of the equations that stay as they are, with what is inside.
+    """
+    read: list[ir.JaxprEqn] = []
+    unread: dict[int, str] = {}
+
+    def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+        if eqn.primitive.name != "pallas_call" or keep(eqn):
+            return [eqn]
+        try:
+            eqns = ir.emit_program(eqn, kernel_program(eqn))
+        except UnreadableKernel as error:
+            unread[id(eqn.params["jaxpr"])] = str(error)
+            return [eqn]
+        except Exception as error:  # noqa: BLE001 - an operation that JAX does not trace outside of a kernel
+            unread[id(eqn.params["jaxpr"])] = f"{type(error).__name__}: {error}"
+            return [eqn]
+        read.append(eqn)
+        return eqns
+
+    return ReadKernels(map_equations(program, change, keep=keep), read, unread)

@@ -1,0 +1,38 @@
+"""What plain programs lack to say what a kernel does: memory that nobody has written, and indices without bounds."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes.jaxpr import ir
+
+UNINITIALIZED, KERNEL_INDEX = "uninitialized", "kernel_index"
+
+
+class UnreadableKernel(ValueError):
+    """A kernel has no plain form; says what it does, and where."""
+
+
+def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Memory that nobody has written: it may hold anything. Run, it is NaN, or the least integer."""
+    return _uninitialized_p.bind(shape=tuple(shape), dtype=np.dtype(dtype))
+
+
+def within(index: Any, bound: int) -> Any:
+    """Return an integer or array that must be in [0, bound), because beyond lies another's memory."""
+    if not isinstance(index, int | np.ndarray | np.generic):
+        return _index_p.bind(index, bound=int(bound))
+    if np.all((np.asarray(index) >= 0) & (np.asarray(index) < bound)):
+        return index
+    return _index_p.bind(jnp.asarray(index, jnp.int32), bound=int(bound))
+
+
+def _anything(*, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.full(shape, jnp.nan, dtype)
+    return jnp.full(shape, False if dtype == np.bool_ else jnp.iinfo(dtype).min, dtype)
+
+
+_uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), _anything)
+_index_p = ir.new_primitive(KERNEL_INDEX, lambda index, *, bound: index, lambda index, *, bound: index)

@@ -1,0 +1,48 @@
+"""Kernels that are read: what their plain programs have beside plain operations."""
+
+from ir_passes.contract.contract import PageTable, SlotMap
+from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.violations import ViolationKind
+
+
+@rule("uninitialized", reads="dtype shape")
+def uninitialized(site: Site) -> list[Value]:
+    """Let memory that nobody has written hold what any lane has left there."""
+    return [
+        Value(
+            site.mixed(
+                "a kernel's memory reaches this before anything is written to it; it holds what was there, as another "
+                "lane's",
+                "write all of a block or of scratch before it is read or handed out; where a kernel keeps what was in "
+                "a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
+                ViolationKind.UNINITIALIZED,
+            )
+        )
+    ]
+
+
+@rule("kernel_index", reads="bound")
+def kernel_index(site: Site, index: Value) -> list[Value]:
+    """Show that an index of a kernel is in bounds: nothing clamps it."""
+    bound = site.params["bound"]
+    span = index.range or _span(site, index)
+    if span is None or span[0] < 0 or span[1] >= bound:
+        known = "nothing is known of it" if span is None else f"it is in [{span[0]}, {span[1]}]"
+        site.report(
+            ViolationKind.BOUNDS,
+            f"an index of a kernel is not shown to be in [0, {bound}): {known}",
+            "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step",
+        )
+    return [index]
+
+
+def _span(site: Site, index: Value) -> tuple[int, int] | None:
+    fact = index.fact
+    if not isinstance(fact, SlotEntry | PageEntry) or fact.instead or (fact.stride, fact.spare) != (1, 0):
+        return None
+    if isinstance(fact, SlotEntry) and (fact.guard is not None or fact.less is not None):
+        return None
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    return (0, entry.size - 1) if isinstance(entry, SlotMap | PageTable) else None

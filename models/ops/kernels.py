@@ -1,0 +1,59 @@
+"""The seam between operations and kernels: which kernels there are, where each runs, and how to ask for them.
+
+An operation has a plain JAX form, which defines it, is differentiable, and runs wherever no kernel is chosen. A kernel
+computes the same numbers up to rounding. Models call operations; an operation asks `Kernel.chosen`, a function of the
+platform and of shapes alone, and calls the one or the other. Kernels are Pallas programs, so that a step with them is
+proved from the inside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+MODES = ("off", "auto", "interpret")
+"""Plain forms everywhere; kernels where the platform has them; kernels everywhere, run by Pallas' interpreter."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and where it may take the place of an operation's plain form.
+
+    Attributes:
+        name: of its function, by which certificates list it.
+        operation: whose place it takes.
+        platforms: that it is compiled for.
+        unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
+    """
+
+    name: str
+    operation: str
+    platforms: tuple[str, ...]
+    unsupported: Callable[..., str | None] = field(repr=False)
+
+    def chosen(self, mode: str, platform: str, *operands: Any) -> bool:
+        """Whether the kernel runs.
+
+        Args:
+            mode: one of `MODES`.
+            platform: that the step is for.
+            operands: of the operation, or their types.
+
+        Raises:
+            ValueError: there is no such mode.
+        """
+        check_mode(mode)
+        here = mode == "interpret" or (mode == "auto" and platform in self.platforms)
+        return here and self.unsupported(*operands) is None
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless a mode is one of `MODES`."""
+    if mode not in MODES:
+        raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
+
+
+def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
+    """Return the type of a kernel's result, which varies over the devices over which one of its operands does."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

@@ -1,0 +1,43 @@
+"""Random kernels: one that is proved keeps its lanes apart when it runs, and its plain form computes what it does."""
+
+import jax
+import numpy as np
+import pytest
+from isolation_oracle import leaks
+from random_kernels import aliased, random_kernel
+
+from ir_passes import IsolationError
+from ir_passes.jaxpr import ir
+from ir_passes.kernels import read_kernels
+from ir_passes.proof.lane_proof import prove_isolation
+
+LONG = 2000
+
+
+def proved(seed: int) -> bool:
+    """Whether a random kernel is proved; if so, it does not leak, and is what its plain form says."""
+    program = random_kernel(seed)
+    try:
+        prove_isolation(program.step, program.args(), program.contract)
+    except IsolationError:
+        return False
+    assert not leaks(program.step, program.contract, program.draw, seeds=range(2)), seed
+    args = program.args(seed)
+    plain = read_kernels(ir.trace(program.step, *args), keep=lambda eqn: False)
+    assert not plain.unread
+    if aliased(program):
+        return True
+    found = jax.jit(ir.as_function(plain.program))(*args)
+    for one, other in zip(found, jax.jit(program.step)(*args), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(seed))
+    return True
+
+
+def test_proved_kernels_keep_lanes_apart():
+    """Every tenth or so of them is right."""
+    assert sum(map(proved, range(40))) >= 3
+
+
+@pytest.mark.long
+def test_many_proved_kernels_keep_lanes_apart():
+    assert sum(map(proved, range(100, 100 + LONG))) >= LONG // 20

@@ -147,11 +147,11 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
-    _lay_out(prover, inputs)
+    _lay_out(prover, inputs, flat)
     return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
 
 
-def _lay_out(prover: Prover, inputs: list[Value]) -> None:
+def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
     """Prepare for packed tokens, if the contract has any."""
     packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
     packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
@@ -162,9 +162,10 @@ def _lay_out(prover: Prover, inputs: list[Value]) -> None:
     if not entries:
         return
     prover.refine = packed_tokens.refine
+    present = packed_layout.operations(flat)
     for _, value, entry in packed:
         if entry.role == "cu_seqlens" and tokens:
-            packed_layout.register(prover, value, prover.bound.lanes, tokens[0])
+            packed_layout.register(prover, value, prover.bound.lanes, tokens[0], present)
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:

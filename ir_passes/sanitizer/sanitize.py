@@ -220,8 +220,10 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
         return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
-    elif tag.some_rows.shape[:-1] != shape:
+    elif tag.some_rows.shape[:-1] != shape and source not in run.named:
         why = "was written in parts of rows, which have one label each: write whole rows, without merging dimensions"
+    elif tag.some_rows.shape[:-1] != shape:  # pages written token by token: the labels of pages say nothing
+        return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))
     run.untracked.setdefault(f"{bound.path}: {why}")

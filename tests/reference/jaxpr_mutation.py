@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from isolation_oracle import Claims, runs
+from isolation_oracle import Claims, Leaves, runs
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from numpy_interpreter import Value, apply, literal
@@ -52,6 +52,15 @@ class Change:
         assert self.eqn is not None
         eqns[self.index] = self.eqn
         return ir.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
+
+    def check(self, program: ir.ClosedJaxpr) -> None:
+        """Raise what JAX raises for an equation that does not fit its operands and results."""
+        if self.eqn is not None:
+            # the others are as they were; an aval of another result makes the program wrong as well
+            operands = [*dict.fromkeys(atom for atom in self.eqn.invars if not isinstance(atom, ir.Literal))]
+            results = [var for var in self.eqn.outvars if not isinstance(var, ir.DropVar)]
+            alone = program.jaxpr.replace(constvars=[], invars=operands, eqns=[self.eqn], outvars=results)
+            ir.check(ir.ClosedJaxpr(alone, []))
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -262,6 +271,14 @@ class Subject:
 
     def leaks(self, change: Change) -> bool:
         """Whether the changed program breaks its contract in any run."""
+        return next(self.claims.broken(self._results(change)), None) is not None
+
+    def leaking_runs(self, change: Change) -> list[tuple[Leaves, Leaves]]:
+        """The arguments of the runs in which the changed program breaks its contract, beside the unchanged ones."""
+        found = sorted({leak.run for leak in self.claims.broken(self._results(change))})
+        return [(self.claims.runs[run].leaves, self.claims.runs[self.claims.base[run]].leaves) for run in found]
+
+    def _results(self, change: Change) -> list[Value]:
         jaxpr, new = change.apply(self.program).jaxpr, dict[Any, Value]()
         with np.errstate(all="ignore"):
             for index in range(change.index, len(jaxpr.eqns)):
@@ -272,8 +289,7 @@ class Subject:
                         old = self.values[var]
                         if result.shape != old.shape or result.tobytes() != old.tobytes():
                             new[var] = result
-        results = self.read(jaxpr.outvars, new)
-        return next(self.claims.broken(results), None) is not None
+        return self.read(jaxpr.outvars, new)
 
     def read(self, atoms: Sequence[Any], new: Mapping[Any, Value] = MappingProxyType({})) -> list[Value]:
         """Operands in all runs.

@@ -292,8 +292,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
     if len(cases) == 2:
         cases = (cases[0], packed_tokens.real_only(which, cases[1]))
-    others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
-    fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
+    fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
     return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
 
 
@@ -337,10 +336,12 @@ def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
     Args:
         stride: of the elements from one row to the next.
     """
-    if row.range is None or not isinstance(row.owner, Common):
+    if row.range is None:
         return None
     if row.range[0] >= entry.size * stride:
         return "past"
+    if not isinstance(row.owner, Common):
+        return None
     if row.range[1] < 0:
         return "below"
     return "null" if 0 <= row.range[0] and row.range[1] < stride and entry.null else None

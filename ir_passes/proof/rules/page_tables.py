@@ -64,30 +64,34 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
     return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
 
 
-def chosen(which: Value, cases: tuple[Value, ...], nowhere: tuple[str | None, ...]) -> PageEntry | None:
+def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """The fact of a choice: between entries of a lane, one of them; between these and rows past the pool, as it says.
 
     `where(x < 0, x + length, x)`, by which JAX counts negative indices from the end, changes only what is negative:
-    what is far below row 0 stays below it, and nothing is known where something else is.
+    what is far below row 0 stays below it, and nothing is known where something else is. Chosen by anything else,
+    `entry + size` is past every pool; what is far below row 0 is below it there too.
 
     Args:
         which: what decides.
         cases: the values, the one for false first.
-        nowhere: the kind of row that no lane owns, of each case; None for one that a lane may own.
     """
     facts = [case.fact for case in cases]
-    first = facts[0]
-    if len(cases) == 2 and isinstance(first, PageEntry) and isinstance(facts[1], Raised):
-        number = cases[0].number
-        same = which.fact == Negative(number) and facts[1].number == number and facts[1].by <= _MAX_RAISE
-        if not same or "below" in first.instead:
+    for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
+        first, raised = facts[entry], facts[other]
+        if not isinstance(first, PageEntry) or not isinstance(raised, Raised):
+            continue
+        number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.instead else ())
+        if raised.number != number or raised.by > _MAX_RAISE or "below" in first.instead:
             return None
-        low = {"below"} if "lowest" in first.instead else set()
-        return replace(first, instead=frozenset(first.instead - {"lowest"} | low))
+        if k == 0 and which.fact == Negative(number):
+            return replace(first, instead=first.instead - {"lowest"} | low)
+        if cases[other].range is not None and raised.by >= _size(site, first):
+            return replace(first, instead=first.instead | low | {"past"})
+        return None
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
         return None
-    others = {kind for fact, kind in zip(facts, nowhere, strict=True) if not isinstance(fact, PageEntry)}
+    others = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
     if None in others:
         return None
     instead = frozenset(kind for kind in others if kind).union(*(fact.instead for fact in entries))
@@ -99,11 +103,14 @@ def nowhere(site: Site, row: Value, among: tuple[Value, ...]) -> str | None:
     entry = next((case.fact for case in among if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
-    table = site.prover.bound.inputs[entry.leaf].entry
+    return "past" if row.range[0] >= _size(site, entry) else below(row.range)
+
+
+def _size(site: Site, fact: PageEntry) -> int:
+    """The first number past every pool, counted as the entries are."""
+    table = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(table, PageTable)
-    if row.range[0] >= table.size * entry.stride:
-        return "past"
-    return below(row.range)
+    return table.size * fact.stride
 
 
 def below(bounds: Range) -> str | None:

@@ -181,19 +181,21 @@ def _strange(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where(rng.random(value.shape) < 0.5, rng.choice(numbers, value.shape).astype(value.dtype), value)
 
 
-def _strange_run(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Run:
+def strange(bound: BoundContract, leaves: Leaves, rng: np.random.Generator, lanes: Sequence[int]) -> Leaves:
+    """Arguments with strange numbers in the inputs of some lanes."""
     new, groups = list(leaves), {at.entry.group for at in bound.inputs if isinstance(at.entry, Pool)}
     # With a strange position a lane may write to any of its pages, which all have to be its own then.
     anywhere = all(named(bound, leaves, group) == owned(bound, leaves, group) for group in groups)
     for i, at in enumerate(bound.inputs):
         if not anywhere and np.issubdtype(leaves[i].dtype, np.integer):
             continue
-        if _is_packed(at.entry):
-            new[i] = _tokens_of(bound, leaves, i, _strange(leaves[i], rng), lane)
-        elif isinstance(at.entry, Lane) and at.entry.role is None:
-            row = _strange(row_first(leaves[i], at.entry.axis)[lane], rng)
-            new[i] = _put(leaves[i], at.entry.axis, lane, row)
-    return Run(f"strange numbers in inputs of lane {lane}", new, frozenset({lane}))
+        for lane in lanes:
+            if _is_packed(at.entry):
+                new[i] = _tokens_of(bound, new, i, _strange(leaves[i], rng), lane)
+            elif isinstance(at.entry, Lane) and at.entry.role is None:
+                row = _strange(row_first(leaves[i], at.entry.axis)[lane], rng)
+                new[i] = _put(new[i], at.entry.axis, lane, row)
+    return new
 
 
 def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -> Iterator[Run]:
@@ -318,8 +320,10 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     for lane in range(bound.lanes):
         found += _lane_runs(bound, leaves, donor, lane)
         found += _moved_runs(bound, leaves, lane, rng)
-    strange = np.random.default_rng((seed, 3))
-    found += [_strange_run(bound, leaves, lane, strange) for lane in range(bound.lanes)]
+    rng = np.random.default_rng((seed, 3))
+    for lane in range(bound.lanes):
+        odd = strange(bound, leaves, rng, [lane])
+        found.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
     return found
 
 

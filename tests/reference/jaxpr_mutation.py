@@ -2,6 +2,8 @@
 
 The whole space of changes of a program can be listed; it has thousands. Whether a change leaks is found out by running
 what depends on it for every change of every lane, several slot maps and weights (`isolation_oracle`).
+
+More than 300 lines: one list of changes, and the subject that they are made to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
+from ir_passes import Packed
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 
@@ -40,6 +43,11 @@ class Change:
     index: int
     eqn: ir.JaxprEqn | None
     result: tuple[int, Any] | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for the same change of the same program traced again."""
+        return self.index, self.what
 
     def apply(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         """The program with this change."""
@@ -268,6 +276,29 @@ class Subject:
     def changes(self) -> list[Change]:
         """The whole space."""
         return list(changes(self.program.jaxpr))
+
+    def of_layout(self) -> set[int]:
+        """The equations that only say which token is whose: of `cu_seqlens` or segment ids and of nothing else.
+
+        Another layout is wrong for every lane, whether or not it keeps them apart by luck: no refusal of it is a false
+        alarm. What is computed of it is judged as everything else.
+        """
+        jaxpr = self.program.jaxpr
+        reads = [{atom for atom in eqn.invars if not isinstance(atom, ir.Literal)} for eqn in jaxpr.eqns]
+        entries = [(var, at.entry) for var, at in zip(jaxpr.invars, self.bound.inputs, strict=True)]
+        layout = {var for var, entry in entries if isinstance(entry, Packed) and entry.role is not None}
+        constant, found = {*jaxpr.constvars}, set[int]()
+        for index, eqn in enumerate(jaxpr.eqns):
+            if reads[index] <= layout | constant:
+                (layout if reads[index] & layout else constant).update(eqn.outvars)
+                found |= {index} if reads[index] & layout else set()
+        results = {atom for atom in jaxpr.outvars if not isinstance(atom, ir.Literal)}
+        for index in reversed(range(len(reads))):  # constants that nothing else is made of
+            made = set(jaxpr.eqns[index].outvars)
+            users = {k for k, read in enumerate(reads) if made & read}
+            if users and users <= found and not made & results:
+                found.add(index)
+        return found
 
     def leaks(self, change: Change) -> bool:
         """Whether the changed program breaks its contract in any run."""

@@ -83,6 +83,12 @@ class BoundContract:
     successors: dict[int, int]
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
 
+    @property
+    def null_maps(self) -> list[int]:
+        """The slot maps that put idle lanes on the null row, by their index among the inputs."""
+        maps = [(k, one.entry) for k, one in enumerate(self.inputs) if isinstance(one.entry, SlotMap)]
+        return [k for k, entry in maps if entry.null and not entry.disjoint]
+
 
 @dataclass(frozen=True)
 class LaneContract:

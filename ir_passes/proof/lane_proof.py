@@ -270,15 +270,19 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
     return [Note.DIMENSIONS_NOT_PROVED.statement(", ".join(paths))] if paths else []
 
 
+_NULL_IN_ALL = ". A lane that is on the null row in it is so in every slot map that is not disjoint"
+
+
 def _assumed(bound: BoundContract) -> list[Statement]:
     """The assumptions about each slot map and page table."""
     found = []
-    for one in bound.inputs:
+    for leaf, one in enumerate(bound.inputs):
         if isinstance(one.entry, SlotMap):
             which = "the entries of active lanes" if one.entry.null else "all of them"
             if one.entry.local is not None:
                 which = f"within each device along {one.entry.local!r} {which}"
-            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
+            null = _NULL_IN_ALL if leaf in bound.null_maps and len(bound.null_maps) > 1 else ""
+            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which, null=null))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
         elif isinstance(one.entry, Packed) and one.entry.role:

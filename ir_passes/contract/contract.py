@@ -170,7 +170,12 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-        raise ContractError(f"lane axes have different lengths: {found}")
+        layout = any(getattr(one.entry, "role", None) == "cu_seqlens" for one in inputs)
+        hint = (
+            ". cu_seqlens has one entry more than there are lanes, and is one layout: of several data-parallel ranks "
+            "each has a step of its own, with its tokens, lanes and rows"
+        )
+        raise ContractError(f"lane axes have different lengths: {found}{hint if layout else ''}")
     return next(iter(sizes.values()))
 
 

@@ -21,6 +21,10 @@ from ir_passes.proof.violations import ViolationKind
 LOWEST = -(1 << 30)
 """Numbers up to this one stay negative when a length of an axis is added to count from its end."""
 _MAX_RAISE = 1 << 29
+EACH_RANK = (
+    "keep tokens, page tables and pages whole on every device, and split heads or channels; or compile a step for each "
+    "data-parallel rank, whose tokens, cu_seqlens, tables and rows are its own"
+)
 _BY_PAGE = (
     "index pages with an entry of the lane's row of its page table, as table[lane, position // page_size], or with "
     "where(active, entry, size) and mode='drop'"
@@ -119,11 +123,18 @@ def below(bounds: Range) -> str | None:
 
 
 def page_fault(
-    site: Site, pool: PoolRows, fact: PageEntry, shape: tuple[int, ...], drops: bool, write: bool
+    site: Site,
+    pool: PoolRows,
+    fact: PageEntry,
+    split: tuple[str, ...],
+    shape: tuple[int, ...],
+    drops: bool,
+    write: bool,
 ) -> Mixed | None:
     """Return the fault of picking rows of a pool by entries of a page table, None where there is none.
 
     Args:
+        split: axes of the mesh over which the lanes of the entries are split.
         shape: of the pool.
         drops: whether a row outside of it is left out, or read as a fill value.
         write: whether rows are written; otherwise they are read.
@@ -137,9 +148,11 @@ def page_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {pages}, which is declared for the opposite"
         return site.mixed(message, "use the table with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    if pool.split:
-        message = f"{path} is split over devices along {', '.join(pool.split)}, and its pages are global ones"
-        return site.mixed(message, "gather and scatter pages outside of the shard_map", ViolationKind.COLLECTIVE)
+    if split or pool.split:
+        message = (
+            f"{pages} or {path} is split over devices along {', '.join(split or pool.split)}, and pages are global"
+        )
+        return site.mixed(message, EACH_RANK, ViolationKind.COLLECTIVE)
     indices = entry.page_size * pool.inner
     if indices != fact.stride or not 0 <= fact.spare < fact.stride:
         message = (

@@ -40,7 +40,7 @@ def _remainder(a: Value, b: Value) -> Value:
 
 def _select(which: Value, *cases: Value) -> Value:
     which, *rest = _level((which, *cases))
-    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest)
+    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest, mode="clip")
 
 
 def _clamp(low: Value, x: Value, high: Value) -> Value:

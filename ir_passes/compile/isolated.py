@@ -58,7 +58,8 @@ def isolated(
 ) -> "Callable[[Callable[..., Any]], IsolatedStep]":
     """Decorate a step: it is proved and compiled at the first call of new shapes, and pools are donated.
 
-    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Settings are those of `compile_step`.
+    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Settings are those of `compile_step`. Later calls
+    are those of a jitted function: JAX finds XLA's program by the types, places and static values of the arguments.
 
     Args:
         contract: the owner of each argument and result.
@@ -100,8 +101,8 @@ class IsolatedStep:
         self._static = bool(parameters.numbers or parameters.names)
         self._entries: dict[Any, tuple[_Entry, ...]] = {}
         self._made: list[CompiledStep] = []
-        self._last: CompiledStep | None = None
         self._lock = threading.RLock()
+        self._dispatch = self._dispatcher()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the function returns; its pools that have successors are consumed.
@@ -111,6 +112,31 @@ class IsolatedStep:
             TypeError: called under another transformation of JAX.
             ValueError: a static argument cannot be hashed.
         """
+        try:
+            return self._dispatch(*args, **kwargs)
+        except ValueError:
+            check_hashable(self._parameters.split(args, kwargs)[2] if self._static else ())
+            raise
+
+    def _dispatcher(self) -> Callable[..., Any]:
+        """Return what looks up the program of a call: JAX's own look-up, behind which stands `_called`."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return self._called(args, kwargs)[0]
+
+        def missed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            results, step = self._called(args, kwargs)
+            flat, calling = jax.tree.leaves(results), step.calling
+            outputs = [flat[i] for i in calling.order]
+            restore = calling.results if calling.in_order else calling.restored
+            count, effects = step.in_tree.num_leaves, step.jaxpr.effects
+            return results, jax_private.dispatch_data(step.compiled, count, outputs, restore, effects)
+
+        static = sorted(self._parameters.numbers), sorted(self._parameters.names)
+        return jax_private.dispatcher(self.__name__, called, missed, *static) or called
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CompiledStep]:
+        """Return the results of a call and the step that made them, which is compiled where there is none."""
         static: Any = ()
         if self._static:
             args, kwargs, static = self._parameters.split(args, kwargs)
@@ -127,15 +153,14 @@ class IsolatedStep:
                 break
         else:
             entry = self._entry(key, avals, context, leaves, args, kwargs, static)
-        self._last = entry.step
         try:
-            return entry.step(*args, **kwargs)
+            return entry.step(*args, **kwargs), entry.step
         except (TypeError, ValueError):
             _check_concrete(self.__name__, leaves)
             if entry.places == _places(leaves):
                 raise
-        self._last = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays lie elsewhere
-        return self._last(*args, **kwargs)
+        step = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays lie elsewhere
+        return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
         """The first stage: the traced step; then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
@@ -148,18 +173,18 @@ class IsolatedStep:
     def clear_cache(self) -> None:
         """Forget every compiled step, as `clear_cache` of a jitted function does."""
         with self._lock:
-            self._entries, self._made, self._last = {}, [], None
+            self._entries, self._made, self._dispatch = {}, [], self._dispatcher()
 
     @property
     def certificate(self) -> Certificate:
-        """The certificate of the step that was called last.
+        """The certificate of the step that was compiled last.
 
         Raises:
-            RuntimeError: none was called.
+            RuntimeError: none was compiled.
         """
-        if self._last is None:
+        if not self._made:
             raise RuntimeError(f"{self.__name__} has not been called: nothing is proved or compiled yet")
-        return self._last.certificate
+        return self._made[-1].certificate
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:

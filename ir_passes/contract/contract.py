@@ -83,6 +83,12 @@ class BoundContract:
     successors: dict[int, int]
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
 
+    @property
+    def null_maps(self) -> list[int]:
+        """The slot maps that put idle lanes on the null row, by their index among the inputs."""
+        maps = [(k, one.entry) for k, one in enumerate(self.inputs) if isinstance(one.entry, SlotMap)]
+        return [k for k, entry in maps if entry.null and not entry.disjoint]
+
 
 @dataclass(frozen=True)
 class LaneContract:
@@ -147,6 +153,15 @@ def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
         yield Bound(name, entry, shape, dtype)
 
 
+_OF_TOKENS = (
+    "an axis of the tokens of all lanes is Packed(), beside Packed(role='cu_seqlens') or Packed(role='segment_ids')"
+)
+_OF_RANKS = (
+    "cu_seqlens has one entry more than there are lanes, and is one layout: of several data-parallel ranks each has a "
+    "step of its own, with its tokens, lanes and rows"
+)
+
+
 def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
     sizes = {
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
@@ -164,7 +179,8 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-        raise ContractError(f"lane axes have different lengths: {found}")
+        layout = any(getattr(one.entry, "role", None) == "cu_seqlens" for one in inputs)
+        raise ContractError(f"lane axes have different lengths: {found}; {_OF_RANKS if layout else _OF_TOKENS}")
     return next(iter(sizes.values()))
 
 
@@ -187,8 +203,10 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         shape = () if isinstance(bound.entry, Shared) else (lanes,)
         dtype = np.dtype(np.bool_ if role == "active" else np.int32)
         if (bound.shape, bound.dtype) != (shape, dtype):
+            pages = isinstance(bound.entry, SlotMap) and len(bound.shape) > 1 and bound.shape[0] == lanes
+            hint = "; several pages for each lane are a PageTable" if pages else ""
             raise ContractError(
-                f"{bound.path}: {bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}"
+                f"{bound.path}: {bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}{hint}"
             )
 
 

@@ -107,10 +107,11 @@ class SlotMap:
         groups: one group or several.
         size: values are in [0, size); active entries are distinct.
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
-        null: row 0 is the null slot, which idle lanes point at and which is outside every claim. False: it is a row
-            like the others, and every lane is active.
+        null: row 0 is the null slot, which idle lanes point at in every slot map that is not `disjoint`, and which is
+            outside every claim. False: it is a row like the others, and every lane is active.
         disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
-            snapshots beside the running states. Such rows may be written in the step that writes the others.
+            snapshots beside the running states. Such rows may be written in the step that writes the others. A lane
+            that has none is on the null row here, and not idle; it may not read that.
         local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's own
             device, each of which has `size` rows or more; active entries are distinct among the lanes of a device.
     """

@@ -111,7 +111,7 @@ class AuditClaim(StatementId):
 class Assumption(StatementId):
     """Something declared by the caller that the proof takes for granted."""
 
-    SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct."
+    SLOT_MAP = "slot-map", "Its entries are in [0, {size}); {which} are distinct{null}."
     DISJOINT_ROWS = (
         "disjoint-rows",
         "Its active entries are no entries of another slot map of the same pools. SlotOwner.bind(..., beside=...) "

@@ -19,17 +19,23 @@ from ir_passes.jaxpr.dtypes import to_numpy
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def fingerprint(value: Any) -> str:
+PLACES = frozenset({"sharding", "out_sharding"})
+"""Parameters of operations that say on which devices a result lies, and nothing of its elements."""
+
+
+def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
     """sha256 of a jaxpr, or of dataclasses, containers and arrays, by content.
 
     Args:
         value: two that are equal up to the names of variables, addresses of objects and source lines have one hash.
+        without: names of parameters of operations that may differ.
     """
-    return _Writer().digest(value)
+    return _Writer(without).digest(value)
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+        self._without = without
         # A body that occurs often is hashed once; it is kept so that its id stays its own.
         self._bodies: dict[int, tuple[ir.Jaxpr, str]] = {}
         self._types: dict[Any, str] = {}
@@ -84,7 +90,9 @@ class _Writer:
         lines.append(f"{define(jaxpr.constvars)};{define(jaxpr.invars)}")
         for eqn in jaxpr.eqns:
             operands = ",".join(map(read, eqn.invars))
-            params = ",".join(f"{name}={self._text(eqn.params[name])}" for name in sorted(eqn.params))
+            params = ",".join(
+                f"{name}={self._text(eqn.params[name])}" for name in sorted(eqn.params.keys() - self._without)
+            )
             lines.append(f"{define(eqn.outvars)}={eqn.primitive.name}({operands})[{params}]")
         lines.append(",".join(map(read, jaxpr.outvars)))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

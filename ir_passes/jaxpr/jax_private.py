@@ -4,7 +4,7 @@ The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on pu
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -175,6 +175,86 @@ def traced_under() -> str:
 def trace_context() -> Any:
     """The settings of JAX that a program is traced under, as `jax.jit` looks them up; hashable."""
     return _config().trace_context()
+
+
+def dispatcher(
+    name: str,
+    called: Callable[..., Any],
+    missed: Callable[..., tuple[Any, Any]],
+    static_numbers: Sequence[int],
+    static_names: Sequence[str],
+) -> Callable[..., Any] | None:
+    """Return a function that looks programs up as a jitted one does, in C++; None if this JAX has it in another form.
+
+    Args:
+        name: of the function.
+        called: is called where JAX is told not to compile anything.
+        missed: is called with arguments of new types, places or static values, or under new settings. It returns the
+            results, and the `dispatch_data` by which calls of that kind run from then on; None to be called again.
+        static_numbers, static_names: the static arguments.
+    """
+    try:
+        extension, tree = importlib.import_module("jaxlib._jax"), importlib.import_module("jax._src.tree_util")
+        pxla = importlib.import_module("jax._src.interpreters.pxla")
+        made = extension.pjit(
+            name,
+            called,
+            lambda *args, **kwargs: (*missed(*args, **kwargs), False),
+            list(static_numbers),
+            list(static_names),
+            pxla.JitGlobalCppCacheKeys(),
+            tree.dispatch_registry,
+            pxla.cc_shard_arg,
+            extension.PjitFunctionCache(capacity=4096),
+        )
+    except (AttributeError, ImportError, TypeError):
+        return None
+    return made
+
+
+@jax.tree_util.register_pytree_node_class
+class _Restored:
+    """Outputs of a program that become a function's results where C++ puts their tree together."""
+
+    def __init__(self, outputs: Sequence[Any], restore: Callable[[Sequence[Any]], Any]):
+        self.outputs, self.restore = outputs, restore
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return tuple(self.outputs), self.restore
+
+    @classmethod
+    def tree_unflatten(cls, restore: Callable[[Sequence[Any]], Any], outputs: Sequence[Any]) -> Any:
+        return restore(outputs)
+
+
+def dispatch_data(
+    compiled: jax.stages.Compiled,
+    arguments: int,
+    outputs: Sequence[Any],
+    restore: Callable[[Sequence[Any]], Any] | Any,
+    effects: Any,
+) -> Any:
+    """Return by what C++ runs a compiled program; None where it has to be called, or this JAX has another form.
+
+    Args:
+        compiled: of arguments that flatten to those of the call.
+        arguments: the number of these.
+        outputs: of a call, in the order of the program.
+        restore: makes results of outputs; a structure where they are in its order.
+        effects: of the program.
+    """
+    executable, constants = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
+    if executable is None or constants is None or constants.const_args:
+        return None
+    try:
+        pjit, tree = (importlib.import_module(f"jax._src.{name}") for name in ("pjit", "tree_util"))
+        structure = jax.tree.structure(list(outputs)) if callable(restore) else restore
+        data = pjit._get_fastpath_data(executable, structure, [None] * arguments, outputs, effects, (), None, ())
+        if data is None or not callable(restore):
+            return data
+        return data._replace(out_pytree_def=tree.dispatch_registry.flatten(_Restored(outputs, restore), None)[1])
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return None
 
 
 @cache

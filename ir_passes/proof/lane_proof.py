@@ -149,11 +149,11 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
-    _lay_out(prover, inputs)
+    _lay_out(prover, inputs, flat)
     return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
 
 
-def _lay_out(prover: Prover, inputs: list[Value]) -> None:
+def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
     """Prepare for packed tokens, if the contract has any."""
     packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
     packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
@@ -164,9 +164,10 @@ def _lay_out(prover: Prover, inputs: list[Value]) -> None:
     if not entries:
         return
     prover.refine = packed_tokens.refine
+    present = packed_layout.operations(flat)
     for _, value, entry in packed:
         if entry.role == "cu_seqlens" and tokens:
-            packed_layout.register(prover, value, prover.bound.lanes, tokens[0])
+            packed_layout.register(prover, value, prover.bound.lanes, tokens[0], present)
 
 
 def _input(prover: Prover, leaf: int, one: Bound) -> Value:
@@ -271,15 +272,19 @@ def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
     return [Note.DIMENSIONS_NOT_PROVED.statement(", ".join(paths))] if paths else []
 
 
+_NULL_IN_ALL = ". A lane that is on the null row in it is so in every slot map that is not disjoint"
+
+
 def _assumed(bound: BoundContract) -> list[Statement]:
     """The assumptions about each slot map and page table."""
     found = []
-    for one in bound.inputs:
+    for leaf, one in enumerate(bound.inputs):
         if isinstance(one.entry, SlotMap):
             which = "the entries of active lanes" if one.entry.null else "all of them"
             if one.entry.local is not None:
                 which = f"within each device along {one.entry.local!r} {which}"
-            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which))
+            null = _NULL_IN_ALL if leaf in bound.null_maps and len(bound.null_maps) > 1 else ""
+            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which, null=null))
             if one.entry.disjoint:
                 found.append(Assumption.DISJOINT_ROWS.statement(one.path))
         elif isinstance(one.entry, Packed) and one.entry.role:

@@ -76,14 +76,26 @@ def token_of(cu: Array, tokens: int) -> Iterator[Array]:
 
 
 @lru_cache(maxsize=64)
-def _traced(ways: Ways, lanes: int, tokens: int) -> ir.ClosedJaxpr:
+def _traced(ways: Ways, lanes: int, tokens: int) -> tuple[tuple[ir.ClosedJaxpr, frozenset[str]], ...]:
+    """Every way as a program of its own, with the names of its operations."""
+
     def results(cu: Array) -> tuple[Array, ...]:
         return tuple(ways(cu, tokens))
 
-    return flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
+    every = flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
+    found = []
+    for var in every.jaxpr.outvars:
+        one = ir.without_dead(ir.ClosedJaxpr(every.jaxpr.replace(outvars=[var]), every.consts))
+        found.append((one, operations(one)))
+    return tuple(found)
 
 
-def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
+def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
+    """Return the names of all operations of a program."""
+    return frozenset(eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr))
+
+
+def register(prover: Prover, cu: Value, lanes: int, tokens: int, present: frozenset[str]) -> None:
     """Note the value numbers of all arrays that are computed of `cu_seqlens` in one of the ways above.
 
     Args:
@@ -91,6 +103,7 @@ def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
         cu: the abstract value of `cu_seqlens`, int32 [lanes + 1].
         lanes: N.
         tokens: length of the packed axis.
+        present: names of the program's operations; it computes nothing in a way that has another one.
     """
     kinds: list[tuple[Ways, Fact, Range | None]] = [
         (past, Segment(0), (0, lanes)),
@@ -100,10 +113,10 @@ def register(prover: Prover, cu: Value, lanes: int, tokens: int) -> None:
     ]
     observe, prover.observe = prover.observe, None
     for ways, fact, bounds in kinds:
-        program = _traced(ways, lanes, tokens)
-        with prover.trial():
-            consts = [prover.constant(const) for const in program.consts]
-            found = interpret(prover, program.jaxpr, consts, [cu])
-        for value in found:
-            prover.layout.setdefault(value.number, (fact, bounds))
+        for program, needed in _traced(ways, lanes, tokens):
+            if needed <= present:
+                with prover.trial():
+                    consts = [prover.constant(const) for const in program.consts]
+                    (value,) = interpret(prover, program.jaxpr, consts, [cu])
+                prover.layout.setdefault(value.number, (fact, bounds))
     prover.observe = observe

@@ -6,6 +6,7 @@ from typing import Any
 
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
@@ -123,6 +124,8 @@ class Site:
         params = self.eqn.params
         if self.name in _COMBINES:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
+        if not PLACES.isdisjoint(params):
+            params = {name: value for name, value in params.items() if name not in PLACES}
         params = _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()

@@ -45,6 +45,7 @@ class SlotEntry:
         instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
         stride: of the elements from one row to the next; elements are counted within a row where it is not 1.
         spare: greatest element % `stride`.
+        taken: whether the entry is chosen only where it is not the null row.
     """
 
     leaf: int
@@ -53,6 +54,14 @@ class SlotEntry:
     instead: frozenset[str] = frozenset()
     stride: int = 1
     spare: int = 0
+    taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HasRow:
+    """True where the entry of a slot map with this number is not the null row."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +275,7 @@ Fact = (
     | Finite
     | IsFinite
     | Negative
+    | HasRow
     | Raised
     | Permuted
     | Counts

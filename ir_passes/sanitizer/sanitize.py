@@ -106,8 +106,8 @@ class SanitizedStep:
         if faults:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
-    def _check_disjoint(self, judge: Judge, values: list[Any]) -> None:
-        """Check that no active entry of a slot map that is declared disjoint is an entry of another one."""
+    def _check_maps(self, judge: Judge, values: list[Any]) -> None:
+        """Check that no active entry of a disjoint slot map is one of another map, and idle lanes are so in all."""
         lanes = np.arange(self.bound.lanes, dtype=np.int32)
         kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
         found = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
@@ -117,6 +117,11 @@ class SanitizedStep:
             path = self.bound.inputs[k].path
             what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
             judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
+        first, *others = self.bound.null_maps or [None]
+        for k in others:
+            path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
+            what = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
+            judge.record(path, what, (rows == 0) != (jnp.asarray(values[first]) == 0), lanes, kind, rows, found)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {
@@ -129,7 +134,7 @@ class SanitizedStep:
             _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
             for i, entry in enumerate(self.bound.inputs)
         ]
-        self._check_disjoint(run.judge, values)
+        self._check_maps(run.judge, values)
         outs, out_tags = run.run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
@@ -220,8 +225,10 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
         return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
         why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
-    elif tag.some_rows.shape[:-1] != shape:
+    elif tag.some_rows.shape[:-1] != shape and source not in run.named:
         why = "was written in parts of rows, which have one label each: write whole rows, without merging dimensions"
+    elif tag.some_rows.shape[:-1] != shape:  # pages written token by token: the labels of pages say nothing
+        return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))
     run.untracked.setdefault(f"{bound.path}: {why}")

@@ -31,10 +31,12 @@ class Leak(NamedTuple):
     Attributes:
         change: what was changed, as "inputs of lane 2".
         seen: what changed that must not, as "result[1], row 3".
+        run: number of the run among those of all draws.
     """
 
     change: str
     seen: str
+    run: int
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,34 @@ def _poison(value: np.ndarray) -> np.ndarray:
     return value
 
 
+def _strange(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same with numbers that a host does not pass, here and there: huge ones, negative indices, infinities."""
+    if jax.numpy.issubdtype(value.dtype, np.floating):
+        numbers = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0, 1e-30], np.float32)
+    elif np.issubdtype(value.dtype, np.signedinteger):
+        numbers = np.array([-1, -2, -5, -(2**31), 2**31 - 1, 0, 1, 2, 7, 100])
+    else:
+        return value
+    return np.where(rng.random(value.shape) < 0.5, rng.choice(numbers, value.shape).astype(value.dtype), value)
+
+
+def strange(bound: BoundContract, leaves: Leaves, rng: np.random.Generator, lanes: Sequence[int]) -> Leaves:
+    """Arguments with strange numbers in the inputs of some lanes."""
+    new, groups = list(leaves), {at.entry.group for at in bound.inputs if isinstance(at.entry, Pool)}
+    # With a strange position a lane may write to any of its pages, which all have to be its own then.
+    anywhere = all(named(bound, leaves, group) == owned(bound, leaves, group) for group in groups)
+    for i, at in enumerate(bound.inputs):
+        if not anywhere and np.issubdtype(leaves[i].dtype, np.integer):
+            continue
+        for lane in lanes:
+            if _is_packed(at.entry):
+                new[i] = _tokens_of(bound, new, i, _strange(leaves[i], rng), lane)
+            elif isinstance(at.entry, Lane) and at.entry.role is None:
+                row = _strange(row_first(leaves[i], at.entry.axis)[lane], rng)
+                new[i] = _put(new[i], at.entry.axis, lane, row)
+    return new
+
+
 def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -> Iterator[Run]:
     inputs, state = list(leaves), list(leaves)
     holders = {lane}
@@ -290,6 +320,10 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     for lane in range(bound.lanes):
         found += _lane_runs(bound, leaves, donor, lane)
         found += _moved_runs(bound, leaves, lane, rng)
+    rng = np.random.default_rng((seed, 3))
+    for lane in range(bound.lanes):
+        odd = strange(bound, leaves, rng, [lane])
+        found.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
     return found
 
 
@@ -346,7 +380,7 @@ class Claims:
                     null |= set(range(self.bound.lanes)) - set(segment.tolist())
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
             elif isinstance(at.entry, Pool) and pages(self.bound, run.leaves, at.entry.group):
-                idle = _lanes_where(self.bound, run, lambda entry: getattr(entry, "role", None) == "length")
+                idle = idle_lanes_of(self.bound, run)
                 kept[i] = True
                 for lane, rows in enumerate(owned(self.bound, run.leaves, at.entry.group)):
                     kept[i, [*rows]] = lane in idle
@@ -369,7 +403,7 @@ class Claims:
             if isinstance(at.entry, Unspecified):
                 every = np.broadcast_to(results[output], (len(self.runs), *at.shape)).reshape(len(self.runs), -1)
                 differs = (_bytes(every, 1) != _bytes(every[self.base], 1)).any(axis=(1, 2))
-                yield from (Leak(self.runs[run].change, at.path) for run in np.flatnonzero(differs).tolist())
+                yield from (Leak(self.runs[run].change, at.path, run) for run in np.flatnonzero(differs).tolist())
             if not isinstance(at.entry, Lane | Packed | Pool):
                 continue
             axis = at.entry.axis + 1
@@ -382,21 +416,23 @@ class Claims:
             noun = "row" if isinstance(at.entry, Pool) else "token" if isinstance(at.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
                 why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
-                yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}")
+                yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}", run)
             if getattr(at.entry, "role", None) == "accepted":
                 yield from self._miscounted(at.path, result)
 
     def _miscounted(self, path: str, counts: np.ndarray) -> Iterator[Leak]:
-        for run, of_lanes in zip(self.runs, counts, strict=True):
+        for i, (run, of_lanes) in enumerate(zip(self.runs, counts, strict=True)):
             idle = idle_lanes_of(self.bound, run)
             for lane in np.flatnonzero(of_lanes).tolist():
                 if of_lanes[lane] < 0 or lane in idle:
-                    yield Leak(run.change, f"{path}, lane {lane} with a count of {of_lanes[lane]}")
+                    yield Leak(run.change, f"{path}, lane {lane} with a count of {of_lanes[lane]}", i)
 
 
 def _bytes(stacked: np.ndarray, axis: int) -> np.ndarray:
-    """[run, row, byte]."""
+    """[run, row, byte], with all NaN alike: their sign depends on which of numpy's loops computes an element."""
     rows = np.moveaxis(stacked, axis, 1)
+    if jax.numpy.issubdtype(rows.dtype, np.floating):
+        rows = np.where(rows != rows, np.asarray(np.nan, rows.dtype), rows)
     return np.ascontiguousarray(rows).reshape(*rows.shape[:2], -1).view(np.uint8)
 
 

@@ -2,6 +2,8 @@
 
 The whole space of changes of a program can be listed; it has thousands. Whether a change leaks is found out by running
 what depends on it for every change of every lane, several slot maps and weights (`isolation_oracle`).
+
+More than 300 lines: one list of changes, and the subject that they are made to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from isolation_oracle import Claims, runs
+from isolation_oracle import Claims, Leaves, runs
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
+from ir_passes import Packed
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 
@@ -41,6 +44,11 @@ class Change:
     eqn: ir.JaxprEqn | None
     result: tuple[int, Any] | None = None
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for the same change of the same program traced again."""
+        return self.index, self.what
+
     def apply(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         """The program with this change."""
         jaxpr = program.jaxpr
@@ -52,6 +60,15 @@ class Change:
         assert self.eqn is not None
         eqns[self.index] = self.eqn
         return ir.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
+
+    def check(self, program: ir.ClosedJaxpr) -> None:
+        """Raise what JAX raises for an equation that does not fit its operands and results."""
+        if self.eqn is not None:
+            # the others are as they were; an aval of another result makes the program wrong as well
+            operands = [*dict.fromkeys(atom for atom in self.eqn.invars if not isinstance(atom, ir.Literal))]
+            results = [var for var in self.eqn.outvars if not isinstance(var, ir.DropVar)]
+            alone = program.jaxpr.replace(constvars=[], invars=operands, eqns=[self.eqn], outvars=results)
+            ir.check(ir.ClosedJaxpr(alone, []))
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -260,8 +277,39 @@ class Subject:
         """The whole space."""
         return list(changes(self.program.jaxpr))
 
+    def of_layout(self) -> set[int]:
+        """The equations that only say which token is whose: of `cu_seqlens` or segment ids and of nothing else.
+
+        Another layout is wrong for every lane, whether or not it keeps them apart by luck: no refusal of it is a false
+        alarm. What is computed of it is judged as everything else.
+        """
+        jaxpr = self.program.jaxpr
+        reads = [{atom for atom in eqn.invars if not isinstance(atom, ir.Literal)} for eqn in jaxpr.eqns]
+        entries = [(var, at.entry) for var, at in zip(jaxpr.invars, self.bound.inputs, strict=True)]
+        layout = {var for var, entry in entries if isinstance(entry, Packed) and entry.role is not None}
+        constant, found = {*jaxpr.constvars}, set[int]()
+        for index, eqn in enumerate(jaxpr.eqns):
+            if reads[index] <= layout | constant:
+                (layout if reads[index] & layout else constant).update(eqn.outvars)
+                found |= {index} if reads[index] & layout else set()
+        results = {atom for atom in jaxpr.outvars if not isinstance(atom, ir.Literal)}
+        for index in reversed(range(len(reads))):  # constants that nothing else is made of
+            made = set(jaxpr.eqns[index].outvars)
+            users = {k for k, read in enumerate(reads) if made & read}
+            if users and users <= found and not made & results:
+                found.add(index)
+        return found
+
     def leaks(self, change: Change) -> bool:
         """Whether the changed program breaks its contract in any run."""
+        return next(self.claims.broken(self._results(change)), None) is not None
+
+    def leaking_runs(self, change: Change) -> list[tuple[Leaves, Leaves]]:
+        """The arguments of the runs in which the changed program breaks its contract, beside the unchanged ones."""
+        found = sorted({leak.run for leak in self.claims.broken(self._results(change))})
+        return [(self.claims.runs[run].leaves, self.claims.runs[self.claims.base[run]].leaves) for run in found]
+
+    def _results(self, change: Change) -> list[Value]:
         jaxpr, new = change.apply(self.program).jaxpr, dict[Any, Value]()
         with np.errstate(all="ignore"):
             for index in range(change.index, len(jaxpr.eqns)):
@@ -272,8 +320,7 @@ class Subject:
                         old = self.values[var]
                         if result.shape != old.shape or result.tobytes() != old.tobytes():
                             new[var] = result
-        results = self.read(jaxpr.outvars, new)
-        return next(self.claims.broken(results), None) is not None
+        return self.read(jaxpr.outvars, new)
 
     def read(self, atoms: Sequence[Any], new: Mapping[Any, Value] = MappingProxyType({})) -> list[Value]:
         """Operands in all runs.

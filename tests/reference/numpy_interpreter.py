@@ -16,6 +16,9 @@ Params = dict[str, Any]
 Observe = Callable[[ir.JaxprEqn, list[Value], Value], None]
 """Called with every equation of a body each time it runs, its results, and [run] whether that run is in this turn."""
 
+MAX_TURNS = 100
+"""A loop of the programs has a turn for each token or block, of which there are few."""
+
 
 class NotInNumpy(NotImplementedError):
     """A primitive that has no rule here."""
@@ -37,7 +40,7 @@ def _remainder(a: Value, b: Value) -> Value:
 
 def _select(which: Value, *cases: Value) -> Value:
     which, *rest = _level((which, *cases))
-    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest)
+    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest, mode="clip")
 
 
 def _clamp(low: Value, x: Value, high: Value) -> Value:
@@ -221,7 +224,7 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
     test, body = ir.closed(p["cond_jaxpr"]), ir.closed(p["body_jaxpr"])
     split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     carry = list(values[split[1] :])
-    for _ in range(1000):
+    for _ in range(MAX_TURNS):
         going = evaluate(test, [*values[: split[0]], *carry])[0]
         if not going.any():
             return carry
@@ -232,7 +235,7 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
 
         new = evaluate(body, [*values[split[0] : split[1]], *carry], in_turn)
         carry = [_select(going, a, b) for a, b in zip(carry, new, strict=True)]
-    raise NotInNumpy("a loop of more than a thousand turns")
+    raise NotInNumpy(f"a loop of more than {MAX_TURNS} turns")
 
 
 def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:

@@ -18,6 +18,7 @@ from ir_passes.proof.values import (
     Columns,
     Counts,
     Finite,
+    HasRow,
     Iota,
     Negative,
     OneHot,
@@ -237,6 +238,9 @@ def _faults_of(
     for axis in value.uniform:
         if (array.shape[axis + 1] > 1) and differing(array, array.take([0], axis + 1)).any():
             yield f"is not the same along axis {axis}"
+    if isinstance(value.fact, SlotEntry) and value.fact.taken and "null" not in value.fact.instead:
+        if ((array >= 0) & (array < value.fact.stride)).any():
+            yield "is on the null row"
     match value.fact:
         case Iota(axis, div):
             index = np.arange(array.shape[axis + 1]) // div
@@ -304,6 +308,9 @@ def _faults_of(
         case Negative(number) if number in numbered and numbered[number].shape == array.shape:
             if (array != (numbered[number] < 0)).any():
                 yield "does not say what is negative"
+        case HasRow(number) if number in numbered and numbered[number].shape == array.shape:
+            if (array != (numbered[number] != 0)).any():
+                yield "does not say who has a row"
         case Raised(number, by) if number in numbered and numbered[number].shape == array.shape:
             if (array != numbered[number] + np.asarray(by, array.dtype)).any():
                 yield "is not raised"

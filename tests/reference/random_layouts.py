@@ -125,6 +125,8 @@ def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Arr
         page = ways[rng.integers(5)]()
     if rng.random() < 0.3:
         page = page + int(rng.integers(-1, 2))
+    if rng.random() < 0.2:
+        page = jnp.where(position > 1, page, page + int(rng.choice([PAGES - 1, PAGES, PAGES + 3])))
     return page
 
 

@@ -2,7 +2,7 @@
 
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner
 from ir_passes.proof.rules.access import constant_of
-from ir_passes.proof.rules.elementwise import bounds_of, combined
+from ir_passes.proof.rules.elementwise import bounds_of, combined, has_row
 from ir_passes.proof.rules.intervals import FALSE, TRUE
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
@@ -16,7 +16,7 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
     if own is not None and site.prover.idle:
         return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
     negative = site.name == "lt" and constant_of(y) == 0 and site.shapes[0] == site.shape
-    fact = Negative(x.number) if negative else None
+    fact = Negative(x.number) if negative else has_row(site, x, y)
     return [Value(own or combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 

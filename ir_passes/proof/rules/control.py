@@ -6,8 +6,9 @@ More than 300 lines: the fixpoint of a loop and what enters and leaves it.
 from dataclasses import replace
 from typing import Any
 
+from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.packed_tokens import relocated
@@ -246,7 +247,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         and not site.eqn.effects
     ):
         # the same loop over the same arrays, wherever it stands
-        key = ("scan", fingerprint(body), length, params["reverse"], num_consts, num_carry)
+        key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
         known = (*key, *(value.number for value in operands))
         carry = [value.but(number=prover.number((*known, k))) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]

@@ -21,6 +21,7 @@ from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Ahead,
+    HasRow,
     Implies,
     Iota,
     Kept,
@@ -210,7 +211,15 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
         fact = Implies(x.fact.number, zero=False, compared=x.number)
     elif isinstance(x.fact, Negative) and y.range == (0, 0) and site.shapes[0] == site.shape:
         return [x]  # a boolean is not false
+    fact = fact or has_row(site, x, y)
     return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
+
+
+def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
+    """The fact of comparing the entries of a slot map with the null row; None for other comparisons."""
+    plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
+    least = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
+    return HasRow(x.number) if plain and least is not None and constant_of(y) == least else None
 
 
 @rule("and")
@@ -292,8 +301,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
     if len(cases) == 2:
         cases = (cases[0], packed_tokens.real_only(which, cases[1]))
-    others = tuple(page_tables.nowhere(site, case, cases) for case in cases)
-    fact = _guarded(site, which, cases) or page_tables.chosen(which, cases, others)
+    fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
     return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
 
 
@@ -328,7 +336,10 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     guard = site.prover.number(("guard", which.number, picks, slots[0].guard))
     within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
     spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
-    return replace(slots[0], guard=guard, instead=slots[0].instead.union(filter(None, instead)), spare=spare)
+    where = which.fact if site.shapes[0] == site.shape and len(cases) == 2 else None
+    taken = slots[0].taken or where == HasRow(cases[1].number)
+    instead = slots[0].instead.union(filter(None, instead))
+    return replace(slots[0], guard=guard, instead=instead, spare=spare, taken=taken)
 
 
 def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
@@ -337,10 +348,12 @@ def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
     Args:
         stride: of the elements from one row to the next.
     """
-    if row.range is None or not isinstance(row.owner, Common):
+    if row.range is None:
         return None
     if row.range[0] >= entry.size * stride:
         return "past"
+    if not isinstance(row.owner, Common):
+        return None
     if row.range[1] < 0:
         return "below"
     return "null" if 0 <= row.range[0] and row.range[1] < stride and entry.null else None

@@ -8,6 +8,7 @@ from typing import Any
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Backwards, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of
+from ir_passes.proof.rules import page_tables
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, Real, Segment, SlotEntry, TokenOf, Value
@@ -20,9 +21,11 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
     """Return a device's place in the mesh: shared by its lanes, but devices may pick different lanes by it."""
     axes = mesh.axes_of(site.eqn)
     site.prover.device_varying.update(axes)
-    return [
-        Value(COMMON, range=(0, site.prover.devices_along(axes) - 1), fact=Ahead(*axes) if len(axes) == 1 else None)
-    ]
+    # one number for each program of a device: meshes may have axes of one name, and other places along them
+    here = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
+    number = site.prover.number(("axis_index", axes, here))
+    bounds = 0, site.prover.devices_along(axes) - 1
+    return [Value(COMMON, number, bounds, Ahead(*axes) if len(axes) == 1 else None)]
 
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
@@ -84,7 +87,7 @@ def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
 
 
 def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """Return a device's part of an operand, with a new value number: parts of equal arrays need not be equal."""
+    """Return a device's part of an operand, with a new value number unless it is whole: parts need not be equal."""
     owner, axis, kept = value.owner, axis_of(value.owner), value.kept
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
@@ -97,7 +100,10 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
         if isinstance(owner, LaneRows):
             each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
             whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
-            if owner.order is not None or owner.start or owner.split or owner.held or owner.packed or not whole:
+            if owner.packed:
+                message = f"packed tokens are split over devices along {', '.join(split.axes[axis])}"
+                return Value(site.mixed(f"{message}, and the layout counts all of them", page_tables.EACH_RANK))
+            if owner.order is not None or owner.start or owner.split or owner.held or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
@@ -107,11 +113,12 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    whole = isinstance(value.fact, Iota | PageEntry | Segment | Real | TokenOf) and not split.axes
-    fact = value.fact if isinstance(value.fact, SlotEntry) or whole else None
+    whole = isinstance(value.fact, Iota | Segment | Real | TokenOf) and not split.axes
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or whole else None
     if isinstance(fact, SlotEntry) and fact.less is not None:
         fact = None  # places along an axis of another mesh
-    return Value(owner, site.prover.fresh(), value.range, fact, kept, value.version)
+    number = site.prover.fresh() if split.axes else value.number
+    return Value(owner, number, value.range, fact, kept, value.version)
 
 
 def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:

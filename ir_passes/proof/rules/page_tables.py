@@ -21,6 +21,10 @@ from ir_passes.proof.violations import ViolationKind
 LOWEST = -(1 << 30)
 """Numbers up to this one stay negative when a length of an axis is added to count from its end."""
 _MAX_RAISE = 1 << 29
+EACH_RANK = (
+    "keep tokens, page tables and pages whole on every device, and split heads or channels; or compile a step for each "
+    "data-parallel rank, whose tokens, cu_seqlens, tables and rows are its own"
+)
 _BY_PAGE = (
     "index pages with an entry of the lane's row of its page table, as table[lane, position // page_size], or with "
     "where(active, entry, size) and mode='drop'"
@@ -64,30 +68,34 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
     return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
 
 
-def chosen(which: Value, cases: tuple[Value, ...], nowhere: tuple[str | None, ...]) -> PageEntry | None:
+def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """The fact of a choice: between entries of a lane, one of them; between these and rows past the pool, as it says.
 
     `where(x < 0, x + length, x)`, by which JAX counts negative indices from the end, changes only what is negative:
-    what is far below row 0 stays below it, and nothing is known where something else is.
+    what is far below row 0 stays below it, and nothing is known where something else is. Chosen by anything else,
+    `entry + size` is past every pool; what is far below row 0 is below it there too.
 
     Args:
         which: what decides.
         cases: the values, the one for false first.
-        nowhere: the kind of row that no lane owns, of each case; None for one that a lane may own.
     """
     facts = [case.fact for case in cases]
-    first = facts[0]
-    if len(cases) == 2 and isinstance(first, PageEntry) and isinstance(facts[1], Raised):
-        number = cases[0].number
-        same = which.fact == Negative(number) and facts[1].number == number and facts[1].by <= _MAX_RAISE
-        if not same or "below" in first.instead:
+    for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
+        first, raised = facts[entry], facts[other]
+        if not isinstance(first, PageEntry) or not isinstance(raised, Raised):
+            continue
+        number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.instead else ())
+        if raised.number != number or raised.by > _MAX_RAISE or "below" in first.instead:
             return None
-        low = {"below"} if "lowest" in first.instead else set()
-        return replace(first, instead=frozenset(first.instead - {"lowest"} | low))
+        if k == 0 and which.fact == Negative(number):
+            return replace(first, instead=first.instead - {"lowest"} | low)
+        if cases[other].range is not None and raised.by >= _size(site, first):
+            return replace(first, instead=first.instead | low | {"past"})
+        return None
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
         return None
-    others = {kind for fact, kind in zip(facts, nowhere, strict=True) if not isinstance(fact, PageEntry)}
+    others = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
     if None in others:
         return None
     instead = frozenset(kind for kind in others if kind).union(*(fact.instead for fact in entries))
@@ -99,11 +107,14 @@ def nowhere(site: Site, row: Value, among: tuple[Value, ...]) -> str | None:
     entry = next((case.fact for case in among if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
-    table = site.prover.bound.inputs[entry.leaf].entry
+    return "past" if row.range[0] >= _size(site, entry) else below(row.range)
+
+
+def _size(site: Site, fact: PageEntry) -> int:
+    """The first number past every pool, counted as the entries are."""
+    table = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(table, PageTable)
-    if row.range[0] >= table.size * entry.stride:
-        return "past"
-    return below(row.range)
+    return table.size * fact.stride
 
 
 def below(bounds: Range) -> str | None:
@@ -112,11 +123,18 @@ def below(bounds: Range) -> str | None:
 
 
 def page_fault(
-    site: Site, pool: PoolRows, fact: PageEntry, shape: tuple[int, ...], drops: bool, write: bool
+    site: Site,
+    pool: PoolRows,
+    fact: PageEntry,
+    split: tuple[str, ...],
+    shape: tuple[int, ...],
+    drops: bool,
+    write: bool,
 ) -> Mixed | None:
     """Return the fault of picking rows of a pool by entries of a page table, None where there is none.
 
     Args:
+        split: axes of the mesh over which the lanes of the entries are split.
         shape: of the pool.
         drops: whether a row outside of it is left out, or read as a fill value.
         write: whether rows are written; otherwise they are read.
@@ -130,9 +148,11 @@ def page_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {pages}, which is declared for the opposite"
         return site.mixed(message, "use the table with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    if pool.split:
-        message = f"{path} is split over devices along {', '.join(pool.split)}, and its pages are global ones"
-        return site.mixed(message, "gather and scatter pages outside of the shard_map", ViolationKind.COLLECTIVE)
+    if split or pool.split:
+        message = (
+            f"{pages} or {path} is split over devices along {', '.join(split or pool.split)}, and pages are global"
+        )
+        return site.mixed(message, EACH_RANK, ViolationKind.COLLECTIVE)
     indices = entry.page_size * pool.inner
     if indices != fact.stride or not 0 <= fact.spare < fact.stride:
         message = (

@@ -164,7 +164,8 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         return Mixed(violation)
     tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]
     if isinstance(index.fact, PageEntry):
-        fault = page_fault(site, pool, index.fact, access.full, access.drops, write)
+        split = getattr(access.index_owner(axis), "split", ())
+        fault = page_fault(site, pool, index.fact, split, access.full, access.drops, write)
         if fault is not None:
             return Mixed(replace(fault.cause, fault=index.number))
         record(site, pool, index, access.index_owner(axis), access.window_shape, write)

@@ -2,7 +2,7 @@
 
 import math
 
-from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.contract import BoundContract, SlotMap
 from ir_passes.proof.owners import LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.access import Access
 from ir_passes.proof.site import Site
@@ -59,6 +59,10 @@ def map_fault(
         message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
         remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    if not write and not fact.taken and beside(site.prover.bound, fact.leaf, pool.group):
+        message = f"a lane that has no row in {slots} reads the null row of {path}, which any lane may have written"
+        remedy = f"read by where({slots} > 0, {slots}, {entry.size}) with mode='fill', or declare it with role='write'"
+        return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     if "last" in fact.instead and write:
         message = f"a padding token writes to the row of the last lane in {path}"
         remedy = (
@@ -70,6 +74,13 @@ def map_fault(
         message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None
+
+
+def beside(bound: BoundContract, leaf: int, group: str) -> bool:
+    """Whether a slot map is one of second rows, which a lane that is not idle may lack, on the null row there."""
+    entry = bound.inputs[leaf].entry
+    maps = [one.entry for one in bound.inputs if isinstance(one.entry, SlotMap) and group in one.entry.names]
+    return isinstance(entry, SlotMap) and entry.disjoint and entry.null and len(maps) > 1
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:

@@ -1,4 +1,7 @@
-"""The decorator: one proof for each shape, static value, placement and setting; stages; pools donated; errors."""
+"""The decorator: one proof for each shape, static value, placement and setting; stages; pools donated; errors.
+
+More than 300 lines: everything about one decorator.
+"""
 
 import threading
 from typing import Any
@@ -12,6 +15,7 @@ from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, S
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
+from ir_passes.jaxpr import jax_private
 from ir_passes.proof import lane_proof
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
@@ -93,6 +97,64 @@ def test_is_compiled_anew_under_another_setting_of_jax(step: IsolatedStep) -> No
     with jax.default_matmul_precision("float32"):
         step(*arguments())
     assert len(step.certificates) == 2
+
+
+def reordered(w, pool, x):
+    """The first result has shape and dtype of the pool, whose bytes JAX would give it."""
+    return x + w[:1], pool * 0.5 + x
+
+
+FORMS: dict[str, Any] = {
+    "results in the order of the program": (CONTRACT, plain, lambda: (arguments(), {})),
+    "results in another order": (
+        LaneContract(CONTRACT.inputs, (Lane(), Pool("s"))),
+        reordered,
+        lambda: (arguments(), {}),
+    ),
+    "static value": (CONTRACT, plain, lambda: (arguments(), {"scale": 3.0})),
+    "argument by name": (CONTRACT, plain, lambda: (arguments()[:2], {"x": arguments()[2]})),
+    "argument donated in part": (
+        LaneContract(({"w": Shared(), "pool": Pool("s")}, Lane()), CONTRACT.outputs),
+        lambda state, x: plain(state["w"], state["pool"], x),
+        lambda: (({"w": arguments()[0], "pool": arguments()[1]}, arguments()[2]), {}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("contract", "fn", "given"), FORMS.values(), ids=FORMS)
+def test_later_calls_run_as_those_of_a_jitted_function(
+    contract: LaneContract, fn: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line of Python is run for them."""
+    step = isolated(contract, static_argnames="scale" if fn is plain else None)(fn)
+    args, named = given()
+    step(*args, **named)
+    looked_up: list[Any] = []
+    honest = IsolatedStep._called
+    monkeypatch.setattr(IsolatedStep, "_called", lambda *call: looked_up.append(call) or honest(*call))
+    for _ in range(2):
+        (args, named), (again, _) = given(), given()
+        same(step(*args, **named), fn(*again, **named))
+        arrays = [one for one in jax.tree.leaves((args, named)) if isinstance(one, jax.Array)]
+        assert sum(one.is_deleted() for one in arrays) == 1 and not looked_up
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):  # as XLA says it of a jitted function
+        step(*args, **named)
+
+
+def test_without_the_look_up_of_jax_calls_are_slower_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_private, "dispatcher", lambda *_: None)
+    step = isolated(CONTRACT, static_argnames="scale")(plain)
+    for lanes, scale in ((3, 2.0), (5, 2.0), (3, 2), (3, 2.0)):
+        same(step(*arguments(lanes), scale=scale), plain(*arguments(lanes), scale=scale))
+    assert len(step.certificates) == 3
+
+
+def test_programs_stay_when_jax_forgets_its_own(step: IsolatedStep, proofs: list[Any]) -> None:
+    step(*arguments())
+    once = len(proofs)
+    jax.clear_caches()
+    same(step(*arguments()), plain(*arguments()))
+    assert len(step.certificates) == 1 and len(proofs) == once
 
 
 def test_arrays_of_numpy_are_arrays(step: IsolatedStep) -> None:

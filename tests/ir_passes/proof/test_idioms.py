@@ -1,6 +1,8 @@
 """Idioms of other people's steps that keep lanes apart: proved, with a planted fault beside each that is refused.
 
 The truth of each is what disturbing one lane after the other shows (`isolation_oracle`).
+
+More than 300 lines: one list of idioms, each beside its faults.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,17 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from zoo.program import slot_map
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
+from ir_passes import (
+    IsolationError,
+    Lane,
+    LaneContract,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    compile_step,
+    prove_isolation,
+)
 from ir_passes.proof.violations import ViolationKind
 
 N, ROWS, D = 4, 9, 6
@@ -208,6 +220,43 @@ def test_rows_sorted_by_expert(count: Callable[..., Array], local: int) -> None:
 )
 def test_counts_of_something_else_are_refused(count: Callable[..., Array]) -> None:
     refused(partial(experts, count, EXPERTS), MOE, draw_moe)
+
+
+PAGES, PAGE = 12, 3
+PAGED = LaneContract((Lane(), Pool("p"), PageTable("p", PAGES), Lane(), Lane()), (Lane(), Pool("p")))
+
+
+def draw_pages(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Pages of the lanes alone, positions within them, and lanes that write."""
+    x, pool = rng.normal(size=(N, D)).astype(np.float32), rng.normal(size=(PAGES, PAGE, D)).astype(np.float32)
+    table = (1 + rng.permutation(PAGES - 1)[: N * 2]).reshape(N, 2).astype(np.int32)
+    return x, pool, table, rng.integers(0, 2 * PAGE, N).astype(np.int32), rng.random(N) < 0.5
+
+
+def written(by: int, mode: str, x: Array, pool: Array, table: Array, position: Array, active: Array) -> Any:
+    """A lane that does not write sends its row past the last page by adding to its page."""
+    page = jnp.take_along_axis(table, (position // PAGE)[:, None], axis=1, mode="clip")[:, 0]
+    return x, pool.at[jnp.where(active, page, page + by), position % PAGE].set(x, mode=mode)
+
+
+@pytest.mark.parametrize("by", [PAGES, PAGES + 5])
+def test_a_page_is_sent_past_the_end_by_adding_to_it(by: int) -> None:
+    proved(partial(written, by, "drop"), PAGED, draw_pages)
+
+
+@pytest.mark.parametrize(("by", "mode"), [(PAGES - 2, "drop"), (-1, "drop"), (PAGES, "clip")])
+def test_a_page_that_is_sent_elsewhere_is_refused(by: int, mode: str) -> None:
+    assert leaks(partial(written, by, mode), PAGED, draw_pages, seeds=range(12))
+    refused(partial(written, by, mode), PAGED, draw_pages)
+
+
+def test_a_row_is_sent_past_the_end_by_adding_to_it() -> None:
+    def added(by: int, x: Array, pool: Array, slots: Array, active: Array) -> Any:
+        return x, pool.at[jnp.where(active, slots, slots + by)].set(jnp.tanh(pool[slots] + x), mode="drop")
+
+    proved(partial(added, ROWS), ACTIVE, draw_active)
+    assert leaks(partial(added, ROWS - 1), ACTIVE, draw_active, seeds=range(12))
+    refused(partial(added, ROWS - 1), ACTIVE, draw_active)
 
 
 TRACKED = SlotMap("s", size=ROWS, role="write", disjoint=True)

@@ -1,6 +1,7 @@
 """Arrays that are computed of cu_seqlens are what the proof takes them for, for every layout of a few tokens."""
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import ContractError, Lane, LaneContract, Packed, PageTable, Pool, SlotMap, prove_isolation
+from ir_passes import ContractError, Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap, prove_isolation
 from ir_passes.proof import packed_layout
 
 LANES, TOKENS = 3, 4
@@ -79,3 +80,16 @@ def test_what_is_assumed_of_packed_tokens_and_pages_is_said() -> None:
     tables = jnp.zeros((LANES, 2), jnp.int32)
     proof = prove_isolation(lambda x, cu, p, t: (x[cu[1:] - 1] + p[t].sum(1), p), (X, CU, X, tables), contract)
     assert {(one.id, one.about) for one in proof.assumed} == {("packed", "args[1]"), ("page-table", "args[3]")}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "args", "entry"),
+    [
+        ((Lane(), Pool("p"), SlotMap("p", 4)), (IDS[:LANES], X, jnp.ones((LANES, 2), jnp.int32)), "a PageTable"),
+        ((Lane(), Shared(), Pool("p"), SlotMap("p", 4)), (X, CU, X, IDS[:LANES]), "is Packed()"),
+    ],
+    ids=["pages behind a slot map", "tokens taken for lanes"],
+)
+def test_the_entry_that_is_meant_is_named(inputs: tuple, args: tuple, entry: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(entry)):
+        prove_isolation(lambda *args: (args[0],), args, LaneContract(inputs, (inputs[0],)))

@@ -12,6 +12,7 @@ import pytest
 from idle_predictions import idle_faults
 from jaxpr_mutation import Subject
 from predicted_owners import faults, predictions
+from random_forms import random_form
 from random_layouts import random_layout
 from random_steps import random_program
 from zoo.catalogue import PROGRAMS
@@ -22,7 +23,7 @@ from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.values import Kept
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
-RANDOM, LAYOUTS = 40, 4
+RANDOM, LAYOUTS, FORMS = 40, 4, 8
 IDLE = range(20)
 NOT_FOLLOWED = "kept by a view that is not followed"
 
@@ -45,6 +46,18 @@ def test_predictions_for_random_layouts_hold() -> None:
     assert [fault for seed in range(LAYOUTS) for fault in broken(random_layout(seed), range(2))] == []
 
 
+def test_predictions_for_random_forms_hold() -> None:
+    """Second rows, masks, counts, arrays that are left out."""
+    assert [fault for seed in range(FORMS) for fault in broken(random_form(seed), range(2))] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_predictions_for_many_random_forms_hold(block: int) -> None:
+    seeds = range(100 + 100 * block, 200 + 100 * block)
+    assert [fault for seed in seeds for fault in broken(random_form(seed, 8 + seed % 16), range(2))] == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(10))
 def test_predictions_for_many_random_layouts_hold(block: int) -> None:
@@ -58,6 +71,18 @@ def test_random_layouts_are_varied() -> None:
         found = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in found)
     assert all(facts[name] for name in ("Segment", "TokenOf", "SameLane", "PageEntry")), facts
+
+
+def test_random_forms_are_varied() -> None:
+    facts, taken, kept = Counter[str](), 0, Counter[str]()
+    for seed in range(FORMS, FORMS + 20):
+        subject = Subject(random_form(seed), range(1))
+        for role in ("", "active", "active_count"):
+            for _, _, value, _ in predictions(subject, role, counted=role == "active_count").values():
+                facts[type(value.fact).__name__] += 1
+                taken += getattr(value.fact, "taken", False)
+                kept[role] += value.kept is not None
+    assert facts["HasRow"] and taken and kept["active"] and kept["active_count"], (facts, taken, kept)
 
 
 @pytest.mark.long

@@ -11,7 +11,19 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from zoo.sharded import mesh
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
+from ir_passes import (
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    compile_step,
+    prove_isolation,
+)
 
 DATA = P("data")
 
@@ -101,3 +113,63 @@ def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bit
             prove_isolation(sharded, args, contract)
     else:
         assert prove_isolation(sharded, args, contract).proved
+
+
+TOKENS, LANES = 8, 4
+IDS = LaneContract((Packed(), Packed(role="segment_ids"), Lane()), Packed())
+TABLES = LaneContract((Pool("kv"), PageTable("kv", 12), Lane()), (Lane(), Pool("kv")))
+
+
+def test_packed_tokens_are_not_split_over_devices() -> None:
+    """The remedy is to split their channels."""
+
+    def local(x: Any, ids: Any, y: Any) -> Any:
+        return x + y.at[ids].get(mode="fill", fill_value=0.0)
+
+    args = np.ones((TOKENS, 2), np.float32), np.zeros(TOKENS, np.int32), np.ones((LANES, 2), np.float32)
+    split = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(DATA, DATA, DATA), out_specs=DATA)
+    with pytest.raises(IsolationError, match="packed tokens are split over devices along data") as raised:
+        prove_isolation(split, args, IDS)
+    assert all("split heads or channels" in one.remedy for one in raised.value.violations)
+    parts = P(None, "data")
+    channels = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(parts, P(), parts), out_specs=parts)
+    prove_isolation(channels, args, IDS)
+
+
+def test_page_tables_are_not_split_over_devices() -> None:
+    def local(pool: Any, table: Any, x: Any) -> Any:
+        return pool[table].sum(1) + x, pool.at[table[:, 0]].set(x)
+
+    args = np.ones((12, 2), np.float32), np.ones((LANES, 3), np.int32), np.ones((LANES, 2), np.float32)
+    split = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(DATA, DATA, DATA), out_specs=(DATA, DATA))
+    with pytest.raises(IsolationError, match="is split over devices along data, and pages are global") as raised:
+        prove_isolation(split, args, TABLES)
+    assert all("split heads or channels" in one.remedy for one in raised.value.violations)
+    parts = P(None, "data")
+    channels = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(parts, P(), parts), out_specs=(parts, parts))
+    prove_isolation(channels, args, TABLES)
+
+
+def test_layouts_of_several_ranks_are_no_layout() -> None:
+    contract = LaneContract((Packed(), Packed(role="cu_seqlens"), Lane()), Packed())
+    args = np.ones((TOKENS, 2), np.float32), np.zeros(2 * (LANES // 2 + 1), np.int32), np.ones((LANES, 2), np.float32)
+    with pytest.raises(ContractError, match="of several data-parallel ranks each has a step of its own"):
+        prove_isolation(lambda x, cu, y: x, args, contract)
+
+
+def test_places_along_axes_of_two_meshes_are_not_taken_for_each_other() -> None:
+    """A row picked by the place along an axis, where an earlier program of a device has asked for its place too."""
+    contract = LaneContract((Lane(), Lane()), (Lane(), Lane()))
+
+    def place(x: Any) -> Any:
+        return x + lax.axis_index("data").astype(x.dtype)
+
+    def picked(x: Any) -> Any:
+        return jnp.broadcast_to(x[lax.axis_index("data")][None], (2, *x.shape[1:]))
+
+    def step(x: Any, y: Any) -> Any:
+        first = jax.shard_map(place, mesh=mesh(2, 1), in_specs=DATA, out_specs=DATA)(x)
+        return first, jax.shard_map(picked, mesh=mesh(2, 1), in_specs=P(), out_specs=DATA)(y)
+
+    with pytest.raises(IsolationError):
+        prove_isolation(step, (np.ones((LANES, 2), np.float32), np.ones((LANES, 2), np.float32)), contract)

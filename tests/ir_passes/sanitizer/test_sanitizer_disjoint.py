@@ -1,4 +1,4 @@
-"""The sanitizer compares slot maps that are declared disjoint, in each step."""
+"""The sanitizer compares the slot maps of a step: rows that are declared disjoint, and idle lanes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,3 +37,23 @@ def test_rows_apart_pass() -> None:
 def test_a_row_in_both_maps_is_named(tracked: list[int], lane: int) -> None:
     with pytest.raises(SanitizerError, match=f"lane {lane}, row {tracked[lane]}.*args.3. has a row of args.2."):
         run([1, 2, 3], tracked)
+
+
+def test_a_lane_is_idle_in_every_map_or_in_none() -> None:
+    contract = LaneContract((Pool("s"), Pool("t"), SlotMap("s", ROWS), SlotMap("t", ROWS)), (Pool("s"), Pool("t")))
+
+    def both(one: Array, other: Array, first: Array, second: Array) -> tuple[Array, Array]:
+        return one.at[first].set(one[first] + 1), other.at[second].set(other[second] + 1)
+
+    pools = jnp.zeros((ROWS, D)), jnp.zeros((ROWS, D))
+    for second, fault in (([2, 0, 1], False), ([2, 3, 1], True), ([0, 0, 1], True)):
+        args = *pools, np.array([1, 0, 3], np.int32), np.array(second, np.int32)
+        sanitized = sanitize(both, args, contract)
+        work = [None if slot == 0 else LaneWork(lane + 1, position=0, length=1) for lane, slot in enumerate(second)]
+        expected = RowLedger().expect(work)
+        *_, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
+        if fault:
+            with pytest.raises(SanitizerError, match="args.3. is on the null row here, or in args.2., and not in both"):
+                sanitized.require(verdict, expected)
+        else:
+            sanitized.require(verdict, expected)

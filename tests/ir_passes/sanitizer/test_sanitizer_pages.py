@@ -32,11 +32,7 @@ def tables(change: Any) -> tuple[Any, ...]:
     return w, cache, table, positions, x
 
 
-FLATTENED = "pages seen as a flat token pool"
-"""It writes a row, which has one label, token by token: test_sanitizer_zoo.py."""
-
-
-@pytest.mark.parametrize("name", [program.name for program in pages.PROGRAMS if program.name != FLATTENED])
+@pytest.mark.parametrize("name", [program.name for program in pages.PROGRAMS])
 def test_right_tables_are_no_fault(name: str) -> None:
     run(PROGRAMS[name].args(), PROGRAMS[name])
 
@@ -61,6 +57,16 @@ def test_row_of_another_lane_is_found() -> None:
     rows = np.where(np.arange(LANES) == 1, rows[2], rows).astype(np.int32)
     with pytest.raises(SanitizerError, match="writes a page of args.1."):
         run((w, cache, table, rows, positions, x), program)
+
+
+def test_page_of_another_lane_is_found_in_a_flattened_pool() -> None:
+    program = PROGRAMS["pages seen as a flat token pool"]
+    pool, table, positions, x = program.args()
+    table = table.copy()
+    table[1, positions[1] // PAGE] = table[2, 0]
+    with pytest.raises(SanitizerError, match="scatter-mul writes a page of args.0.") as raised:
+        run((pool, table, positions, x), program)
+    assert 1 in raised.value.lanes
 
 
 PACKED = PROGRAMS["packed tokens, slot mapping"]

@@ -33,6 +33,19 @@ def _tracked(snapshot: Any) -> Any:
     return step
 
 
+def _restored(rows: Any) -> Any:
+    """Snapshots are written, and read after that."""
+
+    def step(x, pool, slots, saved):
+        before = pool[slots]
+        pool = pool.at[saved].set(before)
+        snapshot = pool.at[rows(saved)].get(mode="fill", fill_value=0.0)
+        new = advance(snapshot, x)
+        return new, pool.at[slots].set(new)
+
+    return step
+
+
 def _kept(alive: Any) -> Any:
     def step(x, pool, slots, told):
         before = pool[slots]
@@ -85,7 +98,7 @@ def _switched_off(row: int) -> Any:
     return step
 
 
-SNAPSHOT, FLAT = "snapshot beside the running state", "flat pool"
+SNAPSHOT, RESTORED, FLAT = "snapshot beside the running state", "snapshot restored", "flat pool"
 MASK, COUNT, OUT, RANK = "idle by a mask", "idle by a count", "arrays left out", "sharded, rows of a rank"
 NUMBERS = jnp.arange(LANES, dtype=jnp.int32)
 
@@ -96,6 +109,14 @@ MUTANTS = (
          _tracked(lambda pool, at, rows: pool.at[at + 1].set(rows)), *ROW),
     _one(SNAPSHOT, "snapshot-rows-reversed", "snapshots are written in the reverse order of lanes",
          _tracked(lambda pool, at, rows: pool.at[at[::-1]].set(rows)), *ROW),
+    _one(RESTORED, "restored-null-row", "lanes without a snapshot read the null row, which others have written",
+         _restored(lambda saved: saved), *ROW),
+    _one(RESTORED, "restored-guard-open", "the guard of lanes without a snapshot lets the null row through",
+         _restored(lambda saved: jnp.where(saved > -1, saved, SLOTS)), *ROW),
+    _one(RESTORED, "restored-guard-turned", "lanes with a snapshot are guarded, those without read the null row",
+         _restored(lambda saved: jnp.where(saved > 0, SLOTS, saved)), *ROW),
+    _one(RESTORED, "restored-guard-of-neighbour", "a lane is guarded by whether another has a snapshot",
+         _restored(lambda saved: jnp.where(jnp.roll(saved, 1) > 0, saved, SLOTS)), *ROW),
     _one(FLAT, "flat-stride-short", "rows of a flat pool overlap by one element",
          _flat(lambda s: _places(s, VALUE - 1)), *ROW),
     _one(FLAT, "flat-one-further", "the last element of a row is the next row's", _flat(lambda s: _places(s, first=1)),

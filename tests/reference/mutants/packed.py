@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.attention import HEADS, KV, SIZE, project
-from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of
+from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of, over_channels
 
 BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS)
 NO_RULE = (Kind.UNKNOWN,)
@@ -118,6 +118,17 @@ def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
     return step
 
 
+def _channels(lane: Change = lanes_of, mode: str = "fill", more: Change = same) -> Any:
+    """Channels over devices: layouts shifted, padding clamped, tokens summed inside of the shard_map."""
+
+    def local(w, x, cu, pool, slots):
+        before = pool[slots]
+        y = jnp.tanh(x + before.at[lane(cu)].get(mode=mode)) * lax.psum(jnp.sum(w * w), "model") + more(x)
+        return y, pool.at[slots].set(0.5 * before + jax.ops.segment_sum(x, lane(cu), LANES))
+
+    return over_channels(local)
+
+
 def _equal(ids: Any) -> Any:
     return ids[:, None] == ids[None, :]
 
@@ -138,7 +149,15 @@ SCANNED, CARRIED, POOLED, PAGED, MAPPED, IDS = (
     )
 )
 _repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_length=TOKENS)  # noqa: E731
+CHANNELS = "sharded channels of packed tokens"
 MUTANTS = (
+    _one(CHANNELS, "channels-left", "inside of a shard_map the last token of a lane is the next one's",
+         _channels(_counted(side="left")), *NO_RULE),
+    _one(CHANNELS, "channels-shifted", "cu_seqlens shifted by one token inside of a shard_map",
+         _channels(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
+    _one(CHANNELS, "channels-padding", "padding is added to the last lane inside of a shard_map", _channels(_repeated)),
+    _one(CHANNELS, "channels-summed", "all tokens see a sum over tokens, of the devices too",
+         _channels(more=lambda x: lax.psum(x.sum(0, keepdims=True), "model"))),
     _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left")), *NO_RULE),
     _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
     _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),

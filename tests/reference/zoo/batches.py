@@ -15,6 +15,7 @@ from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, Unspecified
 RESULTS = (Lane(), Pool("seq"))
 PLAIN = (Lane(), Pool("seq"), SlotMap("seq", SLOTS))
 TRACKED = LaneContract((*PLAIN, SlotMap("seq", SLOTS, role="write", disjoint=True)), RESULTS)
+RESTORED = LaneContract((*PLAIN, SlotMap("seq", SLOTS, disjoint=True)), RESULTS)
 FLAT = LaneContract(PLAIN, RESULTS)
 MASK = LaneContract((*PLAIN, Lane(role="active")), RESULTS)
 COUNT = LaneContract((*PLAIN, Shared("active_count")), RESULTS)
@@ -62,6 +63,14 @@ def tracked_step(x, pool, slots, tracked):
     before = pool[slots]
     new = advance(before, x)
     return new, pool.at[slots].set(new).at[tracked].set(before)
+
+
+def restored_step(x, pool, slots, saved):
+    """Lanes that have a snapshot begin from it, and take another one."""
+    snapshot = pool.at[jnp.where(saved > 0, saved, SLOTS)].get(mode="fill", fill_value=0.0)
+    before = jnp.where((saved > 0)[:, None], snapshot, pool[slots])
+    new = advance(before, x)
+    return new, pool.at[slots].set(new).at[saved].set(new)
 
 
 def flat_step(x, pool, slots):
@@ -119,6 +128,7 @@ def rank_rows(x, pool, slots):
 
 PROGRAMS = (
     Program("snapshot beside the running state", tracked_step, TRACKED, draw_tracked),
+    Program("snapshot restored", restored_step, RESTORED, draw_tracked),
     Program("flat pool", flat_step, FLAT, draw),
     Program("idle by a mask", mask_step, MASK, draw_mask),
     Program("idle by a mask, dropped", mask_dropped_step, MASK, draw_mask),

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from zoo.attention import HEADS, KV, SIZE, project, weights
 from zoo.pages import PAGE, PAGES, WIDE, table
 from zoo.program import HIDDEN, LANES, SLOTS, Program, normal, weight
+from zoo.sharded import mesh
 
 from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap
 
@@ -168,7 +170,32 @@ def ids_step(w, x, ids, positions, bias):
     return y, greatest
 
 
+def over_channels(local: Any) -> Any:
+    """The tokens of all lanes on every device, a part of their channels each."""
+
+    def step(w, x, cu, pool, slots):
+        parts = P(None, "model")
+        specs = (parts, parts, P(), parts, P())
+        return jax.shard_map(local, mesh=mesh(1, 2), in_specs=specs, out_specs=(parts, parts))(w, x, cu, pool, slots)
+
+    return step
+
+
+def draw_channels(rng: np.random.Generator) -> tuple[Any, ...]:
+    w, _, cu, _, slots = draw(rng)
+    return np.pad(w, ((0, 0), (0, 1))), normal(rng, TOKENS, HIDDEN + 1), cu, normal(rng, SLOTS, HIDDEN + 1), slots
+
+
+def local_sums(w, x, cu, pool, slots):
+    """A sum of each lane's tokens into its state, which each of its tokens sees before."""
+    lane = lanes_of(cu)
+    before = pool[slots]
+    y = jnp.tanh(x + before.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")
+    return y, pool.at[slots].set(0.5 * before + jax.ops.segment_sum(x, lane, LANES))
+
+
 PROGRAMS = (
+    Program("sharded channels of packed tokens", over_channels(local_sums), STATE, draw_channels),
     Program("packed tokens, scanned by slot", scanned_step, STATE, draw),
     Program("packed tokens, states carried", carried_step, STATE, draw),
     Program("packed tokens, sums and last tokens", pooled_step, ROWS, draw),

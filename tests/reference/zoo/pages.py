@@ -28,8 +28,13 @@ WHOLE = LaneContract(inputs=(Pool("kv"), TABLE, Lane(), Lane()), outputs=(Pool("
 
 
 def table(rng: np.random.Generator) -> np.ndarray:
-    """Pages: the first may be shared, the next two are the lane's own, the last is too or is the null page."""
+    """Pages: the first may be shared, the next two are the lane's own, the last is too or is the null page.
+
+    In half of the draws all pages are the lane's own, so that it may write to any of them.
+    """
     found, free = np.zeros((LANES, WIDE), np.int32), 1 + rng.permutation(PAGES - 1)
+    if rng.random() < 0.5:
+        return free[: LANES * WIDE].reshape(LANES, WIDE).astype(np.int32)
     found[:, :3] = free[: 3 * LANES].reshape(LANES, 3)
     sharing = rng.random(LANES) < 0.6
     found[sharing, 0] = free[3 * LANES]

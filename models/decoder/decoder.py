@@ -139,11 +139,16 @@ class Layer(nnx.Module):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
         self.residual_multiplier = config.residual_multiplier
 
-    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-        """Return the residual stream after the layer, and the state of its branches."""
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
+        """Return the residual stream after the layer, and the state of its branches.
+
+        Args:
+            x, info, state: before the layer.
+            inline: trace the branches in place, instead of calling what equal layers share.
+        """
         kept = []
-        for branch, branch_state in zip(self.branches, state, strict=True):
-            y, branch_state = traced_once(branch, "__call__", x, info, branch_state)
+        for branch, own in zip(self.branches, state, strict=True):
+            y, branch_state = branch(x, info, own) if inline else traced_once(branch, "__call__", x, info, own)
             x = x + scaled(y, self.residual_multiplier)
             kept.append(branch_state)
         return x, tuple(kept)
@@ -244,7 +249,8 @@ class Decoder(Stateful):
         if tap is not None:
             tap(x)
         for layer, layer_state in zip(self.layers, state, strict=True):
-            x, kept = layer(x, info, layer_state)
+            # Functions that are differentiated have a tap; they stay one program without calls.
+            x, kept = layer(x, info, layer_state, inline=tap is not None)
             new_state.append(kept)
             if tap is not None:
                 tap(x)

@@ -12,20 +12,24 @@ import jax
 from flax import nnx
 from jax.core import Tracer
 
+_LEAVES = (jax.Array, bool, int, float)
+
 
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     """Return `getattr(module, method)(*args)`; inside a trace as a call of a body that equal modules share.
 
-    A step on a mesh is one `shard_map`, in which `ir_passes` leaves calls as they are; there it is no call.
+    A step on a mesh is one `shard_map`, in which `ir_passes` leaves calls as they are; there it is no call. Nor is it
+    one where an argument holds anything but arrays and Python numbers: an object may do more than the trace shows.
 
     Args:
         module: its structure and the types of its arrays and arguments say all of what the method traces.
         method: name of the method.
-        args: pytrees. Whatever is no array, such as a Python number, is part of the structure.
+        args: pytrees. A Python number is part of the structure.
     """
     graph, state = nnx.split(module)
     leaves, tree = jax.tree.flatten((state, args))
-    if jax.sharding.get_abstract_mesh().manual_axes or not any(isinstance(leaf, Tracer) for leaf in leaves):
+    plain = jax.sharding.get_abstract_mesh().manual_axes or not all(isinstance(leaf, _LEAVES) for leaf in leaves)
+    if plain or not any(isinstance(leaf, Tracer) for leaf in leaves):
         return getattr(module, method)(*args)
     arrays = tuple(leaf for leaf in leaves if isinstance(leaf, jax.Array))
     fixed = tuple(None if isinstance(leaf, jax.Array) else _Fixed(leaf) for leaf in leaves)

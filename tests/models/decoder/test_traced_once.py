@@ -71,8 +71,8 @@ def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatc
     jax.clear_caches()
     once = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 1, "Attention": 1, "Mlp": 1}
-    bodies = {id(body.jaxpr) for eqn in once.jaxpr.eqns if (body := ir.body_of(eqn)) and "_call" in str(eqn.params)}
-    assert len(bodies) >= 3
+    calls = [ir.body_of(eqn) for eqn in once.jaxpr.eqns if eqn.params.get("name") == "_call"]
+    assert (len(calls), len({id(one and one.jaxpr) for one in calls})) == (8, 3)
     monkeypatch.setattr(decoder, "traced_once", lambda module, method, *args: getattr(module, method)(*args))
     each = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 4, "Attention": 2, "Mlp": 5}
@@ -106,6 +106,34 @@ def test_outside_of_a_trace_it_runs_as_it_is() -> None:
     for _ in range(3):
         np.testing.assert_array_equal(traced_once(module, "apply", X), X * 4)
     assert Scaled.runs == {4.0: 3}
+
+
+def test_an_object_is_called_for_each_module() -> None:
+    """A function that keeps what it is given would keep values of another trace."""
+
+    class Noted(nnx.Module):
+        def apply(self, x: Any, kept: Any) -> Any:
+            kept.seen.append(x * 2)
+            return x * 2
+
+    class Notes:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+    def run(x: Any) -> Any:
+        notes = Notes()
+        for _ in range(2):
+            x = traced_once(Noted(), "apply", x, notes)
+        return notes.seen
+
+    np.testing.assert_array_equal(jax.jit(run)(X), [X * 2, X * 4])
+
+
+def test_what_is_tapped_is_one_program_without_calls() -> None:
+    model, taps = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0))), []
+    program = program_of(model, tap=taps.append)
+    assert len(taps) == 5 and "_call" not in {eqn.params.get("name") for eqn in program.jaxpr.eqns}
+    assert "_call" in {eqn.params.get("name") for eqn in program_of(model).jaxpr.eqns}
 
 
 def test_shard_map_has_no_calls() -> None:

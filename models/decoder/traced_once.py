@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.core import Tracer
 
 _LEAVES = (jax.Array, bool, int, float)
 
@@ -29,11 +28,21 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     graph, state = nnx.split(module)
     leaves, tree = jax.tree.flatten((state, args))
     plain = jax.sharding.get_abstract_mesh().manual_axes or not all(isinstance(leaf, _LEAVES) for leaf in leaves)
-    if plain or not any(isinstance(leaf, Tracer) for leaf in leaves):
+    if plain or not any(map(_is_traced, leaves)):
         return getattr(module, method)(*args)
     arrays = tuple(leaf for leaf in leaves if isinstance(leaf, jax.Array))
     fixed = tuple(None if isinstance(leaf, jax.Array) else _Fixed(leaf) for leaf in leaves)
     return _call(graph, method, tree, fixed, arrays)
+
+
+def _is_traced(leaf: Any) -> bool:
+    """Whether a value stands for an array inside a trace; other arrays know whether they are committed to a device."""
+    if not isinstance(leaf, jax.Array):
+        return False
+    try:
+        return not isinstance(leaf.committed, bool)
+    except (AttributeError, jax.errors.ConcretizationTypeError):
+        return True
 
 
 class _Fixed:

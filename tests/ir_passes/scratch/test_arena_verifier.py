@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -140,7 +139,7 @@ def test_each_plan_of_a_body_that_runs_twice_is_checked() -> None:
     body = jax.make_jaxpr(lambda carry, x: (jnp.sin(carry * 2) + x, carry))(jnp.float32(0), jnp.float32(0))
 
     def fn(x):
-        run = jax.extend.core.jaxpr_as_fun(body)
+        run = ir.as_function(body)
         carry, first = jax.lax.scan(run, jnp.float32(0), x)
         return jax.lax.scan(run, carry, first * 2)
 

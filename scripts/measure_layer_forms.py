@@ -33,7 +33,7 @@ from jax import lax
 from hybridlm import compiler, models
 from hybridlm.programs.programs import MAY_COPY, PASSES
 
-decoder = models.decoder.decoder
+decoder: Any = sys.modules[models.Decoder.__module__]
 traced_once = decoder.traced_once
 CONTEXT = 4096
 

@@ -1,6 +1,7 @@
 """The start of a model: the line that a user sees, what the last start took, and the parts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from text_checkpoint import SETTINGS
@@ -77,9 +78,10 @@ def test_line_comes_before_anything_is_read(
         raise hybridlm.CheckpointError(path, "nothing is there")
 
     monkeypatch.setattr(loading, "resolve", resolve)
-    for other in ({}, {"lanes": 7}):
+    others: dict[str, Any] = SETTINGS | {"lanes": 7}
+    for settings in (SETTINGS, others):
         with pytest.raises(hybridlm.CheckpointError):
-            hybridlm.load(text_lm.path, compilation_cache=tmp_path, progress=True, **SETTINGS | other)
+            hybridlm.load(text_lm.path, compilation_cache=tmp_path, progress=True, **settings)
     assert [(text.count("\n"), text_lm.path.name in text, "last time" in text) for text in shown] == [
         (1, True, True),
         (1, True, False),

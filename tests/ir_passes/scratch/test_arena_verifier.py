@@ -1,6 +1,7 @@
 """Wrong plans, written as a table of offsets, and wrong planners: each is refused with equation, values and bytes."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +140,7 @@ def test_each_plan_of_a_body_that_runs_twice_is_checked() -> None:
     body = jax.make_jaxpr(lambda carry, x: (jnp.sin(carry * 2) + x, carry))(jnp.float32(0), jnp.float32(0))
 
     def fn(x):
-        run = ir.as_function(body)
+        run: Any = ir.as_function(body)
         carry, first = jax.lax.scan(run, jnp.float32(0), x)
         return jax.lax.scan(run, carry, first * 2)
 

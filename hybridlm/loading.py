@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh
@@ -48,7 +48,7 @@ from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.programs.compilation_cache import STEPS, cache_of
+from hybridlm.programs.compilation_cache import STEPS, cache_of, is_cache
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.runner import OneProcess, Runner
@@ -143,7 +143,10 @@ def load(
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
-    began = time.perf_counter()
+    # Nothing is read before that line, and no argument is checked.
+    axes = getattr(mesh, "shape", None)
+    given = (lanes, context, chunk, dtype, certify, axes, tune, sanitize, dequantise, adapter, kernels)
+    start = _say_so(path_or_hub_id, given, compilation_cache, progress)
     path, adapter_path = _locate(path_or_hub_id, adapter)
     directory, family, config = open_model(path, head=speculate == "mtp")
     family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
@@ -158,21 +161,6 @@ def load(
         dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
-    name, axes = directory.path.resolve().name, None if mesh is None else sorted(mesh.shape.items())
-    settings = (
-        str(directory.path.resolve()),
-        lanes,
-        context,
-        chunk,
-        dtype,
-        certify,
-        axes,
-        tune,
-        sanitize,
-        dequantise,
-        kernels,
-    )
-    start = Start(name, cache.folder, settings, progress, began)
     folder = None if cache.folder is None else cache.folder / "products"
     if tune:
         check_tune(folder, mesh, placement.platform)
@@ -192,7 +180,9 @@ def load(
     structure, types = flatten(typed)
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
-    programs = Programs(structure, certify, certificates, placement, cache.setting, executables, name)
+    programs = Programs(
+        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
+    )
     programs.on_compile = start.compiling
     if not (tune or sanitize):
         # Executables are loaded while the weights are read.
@@ -275,6 +265,20 @@ def load(
         model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
         adapters, classifier, has_vocabulary_head,
     )  # fmt: skip
+
+
+def _say_so(path_or_hub_id: str | os.PathLike[str], given: tuple[Any, ...], cache: Any, progress: bool | None) -> Start:
+    """Begin a start, with a line for the user.
+
+    Args:
+        path_or_hub_id, cache, progress: as `load` has them.
+        given: its other arguments, on which the seconds of a start depend.
+    """
+    began, named = time.perf_counter(), str(path_or_hub_id)
+    path = Path(named).resolve()
+    name, place = (path.name, str(path)) if path.exists() else (named, named)
+    settings = (place, *(one if one is None or isinstance(one, bool | int) else str(one) for one in given))
+    return Start(name, cache_of(cache).folder if is_cache(cache) else None, settings, progress, began)
 
 
 def _locate(

@@ -1,6 +1,6 @@
 """Soak test: random traffic through sessions, with every completion compared with its solo run.
 
-    python scripts/soak.py [--minutes 60] [--model DIRECTORY] [--lanes 8] [--seed 0]
+    python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
 Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and the rows of
 decoding sequences are moved to pools of other sizes. Half of the prompts have a common prefix. A tenth of the sessions
@@ -138,13 +138,17 @@ def resident() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--sessions", type=int, help="end after as many, however long they take")
     parser.add_argument("--model", type=Path, default=demo.path(), help="checkpoint (default: the embedded one)")
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start, held = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)
-    while (minutes := (time.monotonic() - start) / 60) < options.minutes and not soak.wrong:
+    limit = options.minutes if options.sessions is None else float("inf")
+    while (minutes := (time.monotonic() - start) / 60) < limit and not soak.wrong:
+        if soak.seen["sessions"] == options.sessions:
+            break
         soak.session()
         if len(held) < minutes // (options.minutes / SAMPLES):
             held.append(resident())

@@ -1,6 +1,5 @@
 """Arguments of an engine: their checks, their defaults, and the model assembled for it."""
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from flax import nnx
 
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.drafting.drafters import Speculate, drafters
+from hybridlm.programs.compilation_cache import is_cache
 from hybridlm.programs.programs import CERTIFY
 from models import Decoder, DecoderConfig, Weight
 
@@ -70,7 +70,7 @@ def check_arguments(
         faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {dtype!r}")
     if certify not in CERTIFY:
         faults.append(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
-    if cache is not None and cache is not False and (not isinstance(cache, str | os.PathLike) or cache == ""):
+    if not is_cache(cache):
         faults.append(f"compilation_cache: expected a directory, None for the default one or False, got {cache!r}")
     if faults:
         raise ValueError("; ".join(faults))

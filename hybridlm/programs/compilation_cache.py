@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -35,6 +35,11 @@ class Cache(NamedTuple):
 
     setting: str | None
     folder: Path | None
+
+
+def is_cache(given: Any) -> bool:
+    """Whether this can be given to `load(compilation_cache=)`."""
+    return given is None or given is False or (isinstance(given, str | os.PathLike) and given != "")
 
 
 def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:

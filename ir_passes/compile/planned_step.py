@@ -89,9 +89,10 @@ def plan_step(
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
     """The program of a step, calls replaced by their bodies, with its contract bound to it."""
-    traced = clock.time("trace", trace_function, fn, args)
-    bound = clock.time("trace", contract.bind_trace, traced)
-    return Graph(clock.time("trace", flatten, traced.program), bound)
+    with paused():
+        traced = clock.time("trace", trace_function, fn, args)
+        bound = clock.time("trace", contract.bind_trace, traced)
+        return Graph(clock.time("trace", flatten, traced.program), bound)
 
 
 def plan_graph(graph: Graph) -> Plan:

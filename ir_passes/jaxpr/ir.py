@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +161,23 @@ def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _frames(info: Any, count: int) -> list[str]:
+def _frames(info: Any, count: int) -> tuple[str, ...]:
     """Lines of a source that are neither JAX's, flax's nor of this package; the innermost, if all of them are."""
+    return _frames_of_traceback(info.traceback, count)
+
+
+@lru_cache(maxsize=4096)
+def _frames_of_traceback(traceback: Any, count: int) -> tuple[str, ...]:
+    """The same of where a source was made, which the equations of many layers share."""
+    info, places = _source_info.SourceInfo(traceback, _source_info.NameStack()), list[str]()
     for frames in sorted({count, MAX_FRAMES}):
         lines = _source_info.summarize(info, frames).splitlines()
         places = [found.group(1) for line in reversed(lines) if (found := re.match(r"(.*?:\d+)", line))]
         foreign = (_OWN, *(f"{path}{os.sep}" for path in getattr(sys.modules.get("flax"), "__path__", ())))
         users = [place for place in places if not place.startswith(foreign)]
         if users:
-            return users[:count]
-    return places[:1]
+            return tuple(users[:count])
+    return tuple(places[:1])
 
 
 def maker_of(jaxpr: Jaxpr, atom: Atom) -> int:
@@ -214,13 +222,6 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
     constvars, consts = list(program.jaxpr.constvars), list(program.consts)
-    found: dict[Any, bool] = {}
-
-    def has_source(eqn: JaxprEqn) -> bool:
-        made = eqn.source_info.traceback
-        if made not in found:
-            found[made] = source_of(eqn) != "unknown"
-        return found[made]
 
     def run(jaxpr: Jaxpr, names: dict[Var, Atom], caller: Any) -> None:
         def read(atom: Atom) -> Atom:
@@ -230,7 +231,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
             invars = [read(atom) for atom in eqn.invars]
             source = eqn.source_info
             if caller is not None:
-                source = _Called(source, caller) if has_source(eqn) else caller
+                source = _Called(source, caller) if source_of(eqn) != "unknown" else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]

@@ -171,12 +171,21 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Forget violations and accesses found inside: for iterations towards a fixpoint."""
-        kept = len(self.violations), len(self.accesses), set(self.versions.consumed)
+        """Forget violations and accesses found inside."""
+        forget = self.mark()
         yield
-        del self.violations[kept[0] :]
-        del self.accesses[kept[1] :]
-        self.versions.consumed = kept[2]
+        forget()
+
+    def mark(self) -> Callable[[], None]:
+        """Return a function that forgets violations and accesses found from now on: for rounds towards a fixpoint."""
+        violations, accesses, consumed = len(self.violations), len(self.accesses), set(self.versions.consumed)
+
+        def forget() -> None:
+            del self.violations[violations:]
+            del self.accesses[accesses:]
+            self.versions.consumed = consumed
+
+        return forget
 
 
 def _counting(content: np.ndarray) -> Iota | None:

@@ -191,8 +191,20 @@ def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
     return liveness_of(ir.inline(ir.trace(fn, *args)))
 
 
-def liveness_of(closed: ir.ClosedJaxpr, body: bool = False) -> Liveness:
-    """The live ranges of an inlined jaxpr; of a `body` the results are scratch and live to its end."""
+def liveness_of(closed: ir.ClosedJaxpr) -> Liveness:
+    """The live ranges of an inlined jaxpr; a body that several equations run has one `Liveness`."""
+    done: dict[int, Liveness] = {}  # by the id of a body's jaxpr, which its live ranges keep alive
+
+    def of_body(body: ir.ClosedJaxpr) -> Liveness:
+        if id(body.jaxpr) not in done:
+            done[id(body.jaxpr)] = _liveness_of(body, True, of_body)
+        return done[id(body.jaxpr)]
+
+    return _liveness_of(closed, False, of_body)
+
+
+def _liveness_of(closed: ir.ClosedJaxpr, body: bool, of_body: Callable[[ir.ClosedJaxpr], Liveness]) -> Liveness:
+    """The live ranges of a jaxpr; of a `body` the results are scratch and live to its end."""
     jaxpr = closed.jaxpr
     base: dict[Any, Key] = {}  # variables that are not here are held
     ends: dict[Key, int] = {}
@@ -217,7 +229,7 @@ def liveness_of(closed: ir.ClosedJaxpr, body: bool = False) -> Liveness:
                 ends[i, j], owners[i, j], views[i, j] = i, (eqn, result), []
         nested = bodies_of(eqn)
         if nested:
-            bodies[i] = tuple(liveness_of(inner, body=True) for inner in nested)
+            bodies[i] = tuple(map(of_body, nested))
     outputs = {base[v] for v in jaxpr.outvars if not isinstance(v, ir.Literal) and v in base}
     read = {key for key, end in ends.items() if end > key[0]} | outputs
     if body:

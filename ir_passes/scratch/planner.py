@@ -86,41 +86,54 @@ def plan_liveness(
     axes = {} if lane_axis is None else lane_axis
     if axes and lanes is None:
         raise ValueError("lane axes without a number of lanes: give the contract too")
-    blocks = {
-        equation: _lay_out(
-            [plan_liveness(body, lanes=lanes, lane_axis=lane_axis, opaque_scratch=opaque_scratch) for body in bodies],
-            exclusive(live.jaxpr.jaxpr.eqns[equation]),
+    return _Planner(lanes, axes, opaque_scratch).plan(live)
+
+
+class _Planner:
+    """Plans of a function and its bodies; live ranges that several equations share are planned once."""
+
+    def __init__(self, lanes: int | None, axes: Mapping[ir.Var, int], opaque_scratch: OpaqueScratch | None):
+        self.lanes, self.axes, self.opaque_scratch = lanes, axes, opaque_scratch
+        self.done: dict[int, Plan] = {}  # by the id of live ranges, which those of the whole keep alive
+
+    def plan(self, live: Liveness) -> Plan:
+        if id(live) not in self.done:
+            self.done[id(live)] = self._plan(live)
+        return self.done[id(live)]
+
+    def _plan(self, live: Liveness) -> Plan:
+        blocks = {
+            equation: _lay_out([self.plan(body) for body in bodies], exclusive(live.jaxpr.jaxpr.eqns[equation]))
+            for equation, bodies in live.bodies.items()
+        }
+        eqns = live.jaxpr.jaxpr.eqns
+        own_scratch = {} if self.opaque_scratch is None else {i: self.opaque_scratch(eqn) for i, eqn in enumerate(eqns)}
+        blocks |= {equation: Block(0, size, ()) for equation, size in own_scratch.items() if size}
+        buffers = [Buffer(value.bytes, value.start, value.end) for value in live.scratch]
+        buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
+        offsets = pack(buffers)
+        placements = tuple(
+            PlacedBuffer(
+                value.equation,
+                value.result,
+                value.name,
+                offset,
+                value.bytes,
+                value.start,
+                value.end,
+                *_lane_slice(value, self.axes.get(value.variable), self.lanes),
+            )
+            for value, offset in zip(live.scratch, offsets, strict=False)
         )
-        for equation, bodies in live.bodies.items()
-    }
-    eqns = live.jaxpr.jaxpr.eqns
-    own_scratch = {} if opaque_scratch is None else {i: opaque_scratch(eqn) for i, eqn in enumerate(eqns)}
-    blocks |= {equation: Block(0, size, ()) for equation, size in own_scratch.items() if size}
-    buffers = [Buffer(value.bytes, value.start, value.end) for value in live.scratch]
-    buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
-    offsets = pack(buffers)
-    placements = tuple(
-        PlacedBuffer(
-            value.equation,
-            value.result,
-            value.name,
-            offset,
-            value.bytes,
-            value.start,
-            value.end,
-            *_lane_slice(value, axes.get(value.variable), lanes),
-        )
-        for value, offset in zip(live.scratch, offsets, strict=False)
-    )
-    own = offsets[len(live.scratch) :]
-    placed = {
-        equation: Block(offset, block.bytes, block.bodies)
-        for (equation, block), offset in zip(blocks.items(), own, strict=True)
-    }
-    size = aligned(height(buffers, offsets))
-    naive = live.total + sum(own_scratch.values())
-    least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
-    return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, lanes)
+        own = offsets[len(live.scratch) :]
+        placed = {
+            equation: Block(offset, block.bytes, block.bodies)
+            for (equation, block), offset in zip(blocks.items(), own, strict=True)
+        }
+        size = aligned(height(buffers, offsets))
+        naive = live.total + sum(own_scratch.values())
+        least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
+        return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, self.lanes)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def verify_plan(
         PlanError: names the equation, both values and both byte ranges.
     """
     need = opaque_scratch or (lambda eqn: 0)
-    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, need, outermost=True)
+    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, need, None)
 
 
 def _verify(
@@ -62,8 +62,15 @@ def _verify(
     in_place: frozenset[tuple[Key, Key]],
     alignment: int,
     need: Callable[[Any], int],
-    outermost: bool,
+    done: dict[tuple[int, int], tuple[Any, int]] | None,
 ) -> int:
+    """Check a plan and those of its bodies.
+
+    Args:
+        done: id of a body's jaxpr and of a plan that was checked for it -> the jaxpr, which so keeps its id its own,
+            and the pairs that share bytes; None for the outermost jaxpr.
+    """
+    outermost, done = done is None, {} if done is None else done
     homes = _homes(jaxpr, plan.views)
     last = _last_reads(jaxpr, homes, outermost)
     placed = _placements(jaxpr, plan, homes, last, outermost)
@@ -86,10 +93,14 @@ def _verify(
         bodies = _bodies(jaxpr.eqns[equation])
         _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond", alignment)
         for body, (_, inner) in zip(bodies, block.bodies, strict=True):
-            try:
-                shared += _verify(body.jaxpr, inner, frozenset(), alignment, need, outermost=False)
-            except PlanError as error:
-                raise PlanError(f"equation {equation}, in its body: {error}") from error
+            pair = id(body.jaxpr), id(inner)
+            if pair not in done:
+                try:
+                    found = _verify(body.jaxpr, inner, frozenset(), alignment, need, done)
+                except PlanError as error:
+                    raise PlanError(f"equation {equation}, in its body: {error}") from error
+                done[pair] = body.jaxpr, found
+            shared += done[pair][1]
     return shared
 
 

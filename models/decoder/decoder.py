@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
+from models.decoder.traced_once import traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
@@ -120,9 +121,15 @@ class Branch(nnx.Module):
 
     def __call__(self, x: Activations, info: LaneInfo, state: Any) -> tuple[Activations, Any]:
         """Return the addition to the residual stream, and the branch's state."""
-        y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
-        y = all_reduce(y, self.summed_over)
-        return self.norm(y) if self.post_norm else y, state
+        # Profiles show these names.
+        with jax.named_scope(type(self.inner).__name__):
+            y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
+            y = all_reduce(y, self.summed_over)
+            return self.norm(y) if self.post_norm else y, state
+
+    def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
+        """Commit the branch's state, as `Stateful.commit`."""
+        return self.inner.commit(kept, info, state)
 
 
 class Layer(nnx.Module):
@@ -132,21 +139,24 @@ class Layer(nnx.Module):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
         self.residual_multiplier = config.residual_multiplier
 
-    def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-        """Return the residual stream after the layer, and the state of its branches."""
+    def __call__(self, x: Activations, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Activations, tuple]:
+        """Return the residual stream after the layer, and the state of its branches.
+
+        Args:
+            x, info, state: before the layer.
+            inline: trace the branches in place, instead of calling what equal layers share.
+        """
         kept = []
-        for branch, branch_state in zip(self.branches, state, strict=True):
-            # Profiles show these names.
-            with jax.named_scope(type(branch.inner).__name__):
-                y, branch_state = branch(x, info, branch_state)
-                x = x + scaled(y, self.residual_multiplier)
+        for branch, own in zip(self.branches, state, strict=True):
+            y, branch_state = branch(x, info, own) if inline else traced_once(branch, "__call__", x, info, own)
+            x = x + scaled(y, self.residual_multiplier)
             kept.append(branch_state)
         return x, tuple(kept)
 
     def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
         """Commit the state of every branch, as `Stateful.commit`."""
         pairs = zip(self.branches, kept, state, strict=True)
-        return tuple(branch.inner.commit(given, info, own) for branch, given, own in pairs)
+        return tuple(traced_once(branch, "commit", given, info, own) for branch, given, own in pairs)
 
 
 def lane_info(
@@ -239,7 +249,8 @@ class Decoder(Stateful):
         if tap is not None:
             tap(x)
         for layer, layer_state in zip(self.layers, state, strict=True):
-            x, kept = layer(x, info, layer_state)
+            # Functions that are differentiated have a tap; they stay one program without calls.
+            x, kept = layer(x, info, layer_state, inline=tap is not None)
             new_state.append(kept)
             if tap is not None:
                 tap(x)

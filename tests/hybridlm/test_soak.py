@@ -1,4 +1,4 @@
-"""A minute of random traffic; an hour of it is `python scripts/soak.py`."""
+"""Some sessions of random traffic; an hour of it is `python scripts/soak.py`."""
 
 import re
 import subprocess
@@ -9,9 +9,11 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_minute_of_random_traffic(root: Path) -> None:
-    command = [sys.executable, str(root / "scripts" / "soak.py"), "--minutes", "1", "--lanes", "4"]
+@pytest.mark.parametrize("sessions", [8, pytest.param(60, marks=pytest.mark.long)])
+def test_random_traffic(sessions: int, root: Path) -> None:
+    command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(sessions), "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    seen = dict(re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE))
-    assert int(seen["completions"]) > 20 and int(seen["forced moves"]) > 0, result.stdout
+    seen = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
+    assert seen["completions"] > 10 * sessions and seen["forced moves"] > 0, result.stdout
+    assert seen["sanitized steps"] > 0 and seen["prefix hits"] > 0, result.stdout

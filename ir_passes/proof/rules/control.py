@@ -133,19 +133,20 @@ def _settled(
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(MAX_ROUNDS * len(carry)):
-        with prover.trial():
-            after, _ = once([value.but(number=prover.fresh()) for value in carry])
+        forget = prover.mark()
+        after, rest = once([value.but(number=prover.fresh()) for value in carry])
         again = [
             _widened(site, old, _outliving(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, after, strict=True))
         ]
         if again == carry:
             break
+        forget()
         carry = again
     else:
         owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
         carry = [Value(owner) for _ in carry]
-    after, rest = once([value.but(number=prover.fresh()) for value in carry])
+        after, rest = once([value.but(number=prover.fresh()) for value in carry])
     results = []
     for old, new in zip(carry, after, strict=True):
         new = _outliving(site, new, mark)

@@ -1,11 +1,13 @@
 """The start of a model: the line that a user sees, what the last start took, and the parts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
+from hybridlm import loading
 from hybridlm.programs.start import STARTS, Start
 
 
@@ -61,3 +63,26 @@ def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:
     lm.score([[5, 6, 7]])
     assert list(lm.start.parts)[4:] == ["first answer"] and all(took > 0 for took in lm.start.parts.values())
     assert lm.engine.programs.origins.keys() == set(lm.engine.programs.shapes)
+
+
+def test_line_comes_before_anything_is_read(
+    text_lm: hybridlm.LM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = hybridlm.load(text_lm.path, compilation_cache=tmp_path, **SETTINGS).start
+    assert start is not None
+    start.answered(3.25)
+    shown = []
+
+    def resolve(path: Path) -> Path:
+        shown.append(capsys.readouterr().err)
+        raise hybridlm.CheckpointError(path, "nothing is there")
+
+    monkeypatch.setattr(loading, "resolve", resolve)
+    others: dict[str, Any] = SETTINGS | {"lanes": 7}
+    for settings in (SETTINGS, others):
+        with pytest.raises(hybridlm.CheckpointError):
+            hybridlm.load(text_lm.path, compilation_cache=tmp_path, progress=True, **settings)
+    assert [(text.count("\n"), text_lm.path.name in text, "last time" in text) for text in shown] == [
+        (1, True, True),
+        (1, True, False),
+    ]

@@ -76,8 +76,7 @@ def test_key_is_the_same_in_every_process_and_knows_the_flags(text_lm: hybridlm.
     keys = [in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12"]
     flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"
     keys.append(in_a_process(Path(text_lm.path), root, XLA_FLAGS=flags))
-    keys.append(in_a_process(Path(text_lm.path), root, JAX_DEFAULT_MATMUL_PRECISION="highest"))
-    assert keys[0] == keys[1] and len(set(keys)) == 3 and all(len(one) == 64 for one in keys)
+    assert keys[0] == keys[1] != keys[2] and all(len(one) == 64 for one in keys)
 
 
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {

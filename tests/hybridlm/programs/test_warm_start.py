@@ -75,8 +75,13 @@ def run(
     return json.loads(python(root, "-W", "error", "-c", CHILD, given).stdout)
 
 
-def python(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command, variables = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(root)} | environment
+def python(root: Path, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a process; with a `home`, the cache is the user's own in it and not the tests'."""
+    variables = os.environ | {"PYTHONPATH": str(root)}
+    if home is not None:
+        variables["XDG_CACHE_HOME"] = str(home)
+        variables.pop("JAX_COMPILATION_CACHE_DIR")
+    command = [sys.executable, *arguments]
     result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result
@@ -115,8 +120,6 @@ def test_second_process_compiles_nothing(checkpoint: Path, tmp_path: Path, root:
 
     other = run(checkpoint, root, compilation_cache=cache, certify="warn")
     assert other["counts"]["compile_step"] == len(other["certificates"]) and other["tokens"] == cold["tokens"]
-    unkept = run(checkpoint, root, compilation_cache=False)
-    assert unkept["counts"]["compile_step"] == len(unkept["certificates"]) and unkept["tokens"] == cold["tokens"]
 
     for file in files:
         content = bytearray(file.read_bytes())
@@ -139,8 +142,6 @@ def test_mesh_has_it_too(tmp_path: Path, root: Path) -> None:
         run(directory, root, {"data": 2, "model": 2}, compilation_cache=str(tmp_path / "cache")) for _ in range(2)
     )
     check_warm(cold, warm)
-    other = run(directory, root, {"data": 1, "model": 2}, compilation_cache=str(tmp_path / "cache"))
-    assert other["counts"]["compile_step"] == len(other["certificates"])
 
 
 @pytest.mark.long
@@ -154,9 +155,9 @@ def test_after_hybridlm_warmup_a_process_compiles_nothing(
     options = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
     options += [] if axes is None else ["--mesh", ",".join(f"{name}={size}" for name, size in axes.items())]
     command = ["-m", "hybridlm", "warmup", "-m", str(directory), *options]
-    made = python(root, *command, XDG_CACHE_HOME=str(tmp_path / "home"))
+    made = python(root, *command, home=tmp_path / "home")
     assert "compiled" in made.stdout and "from the store" not in made.stdout
-    again = python(root, *command, "-v", XDG_CACHE_HOME=str(tmp_path / "home"))
+    again = python(root, *command, "-v", home=tmp_path / "home")
     assert ": from the store in" in again.stderr and ": compiled in" not in again.stderr
 
     cache = str(tmp_path / "home" / "hybridlm" / "xla")

@@ -1,6 +1,7 @@
 """Wrong plans, written as a table of offsets, and wrong planners: each is refused with equation, values and bytes."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,26 @@ def test_refuses_to_plan_the_base_of_an_output() -> None:
     wrong = replace(other, placements=(replace(other.placements[0], name="exp.0"),), views=frozenset({(1, 0)}))
     with pytest.raises(PlanError, match="exp.0 is an output or has one as a view"):
         verify_plan(closed, wrong)
+
+
+def test_each_plan_of_a_body_that_runs_twice_is_checked() -> None:
+    """Both loops run one jaxpr, whose first plan is right."""
+    body = jax.make_jaxpr(lambda carry, x: (jnp.sin(carry * 2) + x, carry))(jnp.float32(0), jnp.float32(0))
+
+    def fn(x):
+        run: Any = ir.as_function(body)
+        carry, first = jax.lax.scan(run, jnp.float32(0), x)
+        return jax.lax.scan(run, carry, first * 2)
+
+    made = plan(fn, (jnp.zeros(4),))
+    blocks = dict(made.blocks)
+    *_, (equation, block) = blocks.items()
+    ((offset, inner),) = block.bodies
+    moved = replace(inner, placements=tuple(replace(one, offset=0) for one in inner.placements))
+    assert len(blocks) == 2 and verify_plan(made.jaxpr, made) > 0
+    blocks[equation] = replace(block, bodies=((offset, moved),))
+    with pytest.raises(PlanError, match=f"equation {equation}, in its body: .*overlaps"):
+        verify_plan(made.jaxpr, replace(made, blocks=blocks))
 
 
 def body_plan(name: str, edit) -> Plan:

@@ -1,0 +1,145 @@
+"""Layers of one structure are traced once, and the program is that of layers traced one by one."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.fingerprint import fingerprint
+from models.decoder import decoder
+from models.decoder.traced_once import traced_once
+from models.families.qwen3_5 import QWEN3_5
+
+FIELDS: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "intermediate_size": 24,
+}
+X = jnp.arange(3.0)
+
+
+class Scaled(nnx.Module):
+    """`factor * weight * x`; counts how often it is traced or run."""
+
+    runs = Counter[float]()
+
+    def __init__(self, factor: float, weight: float):
+        self.factor, self.weight = factor, nnx.Param(jnp.float32(weight))
+
+    def apply(self, x: Any, more: Any = 0) -> Any:
+        self.runs[self.factor] += 1
+        return self.factor * self.weight[...] * x + (100 if more is True else more)
+
+
+def program_of(model: decoder.Decoder, **options: Any) -> ir.ClosedJaxpr:
+    lanes = jax.ShapeDtypeStruct((2,), jnp.int32)
+    graph, weights = nnx.split(model)
+
+    def step(weights: Any, tokens: Any, lengths: Any, state: Any) -> Any:
+        return nnx.merge(graph, weights)(tokens, lengths, lengths, state, 2, **options)
+
+    state = jax.eval_shape(lambda: model.init_state(2, 200, jnp.float32))
+    return jax.make_jaxpr(step)(weights, jax.ShapeDtypeStruct((2, 5), jnp.int32), lanes, state)
+
+
+@pytest.mark.parametrize("verifying", [False, True])
+def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0)))
+    traced, run = Counter[str](), decoder.Branch.__call__
+
+    def counted(branch: decoder.Branch, *args: Any) -> Any:
+        traced[type(branch.inner).__name__] += 1
+        return run(branch, *args)
+
+    monkeypatch.setattr(decoder.Branch, "__call__", counted)
+    jax.clear_caches()
+    once = program_of(model, verifying=verifying)
+    assert traced == {"GatedDeltaNet": 1, "Attention": 1, "Mlp": 1}
+    calls = [ir.body_of(eqn) for eqn in once.jaxpr.eqns if eqn.params.get("name") == "_call"]
+    assert (len(calls), len({id(one and one.jaxpr) for one in calls})) == (8, 3)
+    monkeypatch.setattr(decoder, "traced_once", lambda module, method, *args: getattr(module, method)(*args))
+    each = program_of(model, verifying=verifying)
+    assert traced == {"GatedDeltaNet": 4, "Attention": 2, "Mlp": 5}
+    assert len(each.jaxpr.eqns) > len(once.jaxpr.eqns)
+    assert fingerprint(flatten(once)) == fingerprint(flatten(each))
+
+
+def test_modules_share_a_body_and_keep_their_arrays() -> None:
+    def both(x: Any, weights: Any) -> Any:
+        modules = Scaled(2.0, 0.0), Scaled(2.0, 0.0), Scaled(3.0, 0.0)
+        for module, weight in zip(modules, weights, strict=True):
+            module.weight[...] = weight
+        return [traced_once(module, "apply", x) for module in modules]
+
+    Scaled.runs.clear()
+    found = jax.jit(both)(X, (jnp.float32(5), jnp.float32(7), jnp.float32(11)))
+    np.testing.assert_array_equal(found, [X * 10, X * 14, X * 33])
+    assert Scaled.runs == {2.0: 1, 3.0: 1}
+
+
+@pytest.mark.parametrize(("more", "added"), [(0, 0), (1, 1), (True, 100), (2, 2)])
+def test_python_values_are_part_of_the_structure(more: Any, added: int) -> None:
+    """1 and True are equal, and are other programs."""
+    module = Scaled(2.0, 1.0)
+    np.testing.assert_array_equal(jax.jit(lambda x: traced_once(module, "apply", x, more))(X), X * 2 + added)
+
+
+def test_outside_of_a_trace_it_runs_as_it_is() -> None:
+    module = Scaled(4.0, 1.0)
+    Scaled.runs.clear()
+    for _ in range(3):
+        np.testing.assert_array_equal(traced_once(module, "apply", X), X * 4)
+    assert Scaled.runs == {4.0: 3}
+
+
+def test_an_object_is_called_for_each_module() -> None:
+    """A function that keeps what it is given would keep values of another trace."""
+
+    class Noted(nnx.Module):
+        def apply(self, x: Any, kept: Any) -> Any:
+            kept.seen.append(x * 2)
+            return x * 2
+
+    class Notes:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+    def run(x: Any) -> Any:
+        notes = Notes()
+        for _ in range(2):
+            x = traced_once(Noted(), "apply", x, notes)
+        return notes.seen
+
+    np.testing.assert_array_equal(jax.jit(run)(X), [X * 2, X * 4])
+
+
+def test_what_is_tapped_is_one_program_without_calls() -> None:
+    model, taps = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0))), []
+    program = program_of(model, tap=taps.append)
+    assert len(taps) == 5 and "_call" not in {eqn.params.get("name") for eqn in program.jaxpr.eqns}
+    assert "_call" in {eqn.params.get("name") for eqn in program_of(model).jaxpr.eqns}
+
+
+def test_shard_map_has_no_calls() -> None:
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    module = Scaled(2.0, 1.0)
+    specs = PartitionSpec("model")
+    run = jax.shard_map(lambda x: traced_once(module, "apply", x), mesh=mesh, in_specs=specs, out_specs=specs)
+    names = [eqn.primitive.name for eqn in ir.all_eqns(jax.make_jaxpr(run)(jnp.arange(4.0)).jaxpr)]
+    assert "shard_map" in names and "jit" not in names and "pjit" not in names

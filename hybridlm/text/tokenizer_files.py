@@ -1,19 +1,24 @@
-"""The tokenizer's files of a checkpoint, read as transformers reads them: added tokens, special tokens, chat templates.
+"""The tokenizer's files of a checkpoint, read as transformers reads them: class, added and special tokens, templates.
 
 Without added_tokens_decoder in tokenizer_config.json, the files of older versions count, too: special_tokens_map.json
 and added_tokens.json.
 """
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken
 
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+from hybridlm.gguf_files import companions, read_header
+from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPE, is_read, read_tiktoken
+from hybridlm.text.tiktoken_file import NAME as TIKTOKEN
+from hybridlm.text.tokenizer_classes import DEFAULTS, PLAIN, build, class_of, finish
 
 MAX_TOKENIZER_BYTES = 200 * MEGABYTE
 MAX_CONFIG_BYTES = 16 * MEGABYTE
@@ -21,7 +26,7 @@ MAX_TEMPLATE_BYTES = 4 * MEGABYTE
 MAX_TEMPLATES = 100
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMATS = (
-    "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json",
+    "tokenizer.model", TIKTOKEN, "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json",
 )  # fmt: skip
 TEMPLATE_FOLDER = "additional_chat_templates"
 _FLAGS = ("lstrip", "rstrip", "single_word", "special", "normalized")
@@ -29,26 +34,90 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "special", "normalized")
 Token = str | AddedToken
 
 
-def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json.
+class TokenizerParts(NamedTuple):
+    """Arguments of `Tokenizer`."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+    of_tiktoken: bool
+
+
+def read_tokenizer(path: Path) -> TokenizerParts | None:
+    """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none that is read.
 
     Raises:
-        CheckpointError: the file is too long or cannot be read.
+        CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
     """
-    return backend_of(read_text(path, MAX_TOKENIZER_BYTES), path)
-
-
-def backend_of(text: str, path: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of the text of a tokenizer.json; `path` is named if it cannot be read.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        texts = companions(read_header(path))
+        if "tokenizer.json" not in texts:
+            return None
+        settings, config, text = json.loads(texts["tokenizer_config.json"]), {}, texts["tokenizer.json"]
+    elif (path / "tokenizer.json").exists():
+        text = read_text(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        settings, config = read_settings(path), _read(path / "config.json")
+    else:
+        return _of_another_format(path)
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        return _parts(path, text, settings, config)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(path / "tokenizer_config.json", str(error)) from error
+
+
+def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> TokenizerParts:
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
         # The library raises bare Exception for everything that it cannot read.
-        raise CheckpointError(path, f"cannot be read: {error}") from error
+        raise CheckpointError(path / "tokenizer.json", f"cannot be read: {error}") from error
+    written = backend.get_added_tokens_decoder()
+    name = class_of(settings, config, '"ByteLevel"' in text)
+    if name != PLAIN:
+        backend, settings = build(name, backend, settings), {**DEFAULTS[name], **settings}
+    named = special_tokens(settings)
+    finish(name, backend, add_tokens(backend, settings, named, written))
+    return _with_templates(path, backend, settings, named)
+
+
+def _of_another_format(path: Path) -> TokenizerParts | None:
+    """Return the tokenizer of a directory without tokenizer.json; warn if it is not read."""
+    others = [name for name in OTHER_FORMATS if (path / name).exists()]
+    settings, config = ({}, {}) if TIKTOKEN not in others else (read_settings(path), _read(path / "config.json"))
+    if is_read(settings, config):
+        try:
+            settings = {"bos_token": "[BOS]", "eos_token": "[EOS]", **settings}
+            named = special_tokens(settings)
+            listed = settings.setdefault("extra_special_tokens", list(DEFAULT_SPECIAL))
+            special = [*map(str_of, named.values()), *(str_of(_token(one, "extra_special_tokens")) for one in listed)]
+            backend = read_tiktoken(path, settings, special)
+            add_tokens(backend, settings, named, {})
+            return _with_templates(path, backend, settings, named, of_tiktoken=True)
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(path / "tokenizer_config.json", str(error)) from error
+    if others:
+        warnings.warn(
+            f"{path}: found {', '.join(others)} but no tokenizer.json, the only format that is read, but for "
+            f"{TIKTOKEN} of {MODEL_TYPE}: prompts have to be token ids. transformers can write one: "
+            f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+            stacklevel=4,
+        )
+    return None
+
+
+def _with_templates(
+    path: Path,
+    backend: tokenizers.Tokenizer,
+    settings: dict[str, Any],
+    named: dict[str, Token],
+    of_tiktoken: bool = False,
+) -> TokenizerParts:
+    roles = {role: str_of(token) for role, token in named.items()}
+    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken)
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -96,29 +165,46 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, Token]:
     return found
 
 
-def add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, Token]) -> None:
-    """Add the tokens that tokenizer.json does not have, in the order of transformers, so that they get the same ids.
+def add_tokens(
+    backend: tokenizers.Tokenizer,
+    settings: Mapping[str, Any],
+    named: Mapping[str, Token],
+    written: Mapping[int, AddedToken],
+) -> list[str]:
+    """Add the tokens that the tokenizer does not have, in the order of transformers, so that they get the same ids.
+
+    Args:
+        backend: of the checkpoint.
+        settings: of its files.
+        named: special tokens that have a name.
+        written: added tokens of tokenizer.json, which count if tokenizer_config.json lists none.
+
+    Returns:
+        All special tokens, in order.
 
     Raises:
         ValueError: a token has another id than the one that the files give it.
     """
     declared = _declared(settings, named)
+    if "added_tokens_decoder" not in settings:
+        declared |= written
     known = backend.get_added_tokens_decoder()
-    same = {repr(token) for token in known.values()}
-    adding = [declared[key] for key in sorted(declared) if repr(declared[key]) not in same]
-    contents = {token.content for token in (*known.values(), *adding)}
+    # Those that the tokenizer has may have become special.
+    adding: list[Token] = [declared[key] for key in sorted(declared)]
+    contents = {token.content for token in known.values()} | {str_of(token) for token in adding}
     extra = settings.get("extra_special_tokens") or ()
     if not isinstance(extra, list | tuple | dict):
         raise ValueError(f"extra_special_tokens: expected a list or an object, found {extra!r}")
     listed = [] if isinstance(extra, dict) else [_token(token, "extra_special_tokens") for token in extra]
     for token in (*named.values(), *listed):
-        if str_of(token) not in contents:
-            contents.add(str_of(token))
-            adding.append(token if isinstance(token, AddedToken) else AddedToken(token, special=True))
+        # A token that is there as a text and as an object is added twice; the last one decides.
+        if str_of(token) not in contents and token not in adding:
+            adding.append(token)
     roles = {str_of(token) for token in named.values()}
-    for token in adding:
+    tokens = [AddedToken(token, special=True) if isinstance(token, str) else token for token in adding]
+    for token in tokens:
         token.special = token.special or token.content in roles
-    backend.add_tokens(adding)
+    backend.add_tokens(tokens)
     for key, token in declared.items():
         if backend.token_to_id(token.content) != key:
             raise ValueError(
@@ -132,6 +218,7 @@ def add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named
             "transformers would remove spaces before punctuation",
             stacklevel=4,
         )
+    return list(dict.fromkeys([*map(str_of, named.values()), *map(str_of, listed)]))
 
 
 def _declared(settings: Mapping[str, Any], named: Mapping[str, Token]) -> dict[int, AddedToken]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
-from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
+from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError, faults_of_tools
 from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
 
 if TYPE_CHECKING:
@@ -232,6 +232,32 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the token ids of a conversation; arguments as for `apply_chat_template`."""
         return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
+
+    def encode_with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
+    ) -> list[int]:
+        """Return the token ids of a conversation, in which the chat template has to show the tools to the model.
+
+        Args:
+            messages, variables: as for `apply_chat_template`.
+            tools: `{"type": "function", "function": {...}}` of each; none for a conversation without tools.
+
+        Raises:
+            ChatTemplateError: the template does not show them, or as `apply_chat_template`.
+            TypeError, ValueError: as `apply_chat_template`; or a tool of another form.
+        """
+        for fault in faults_of_tools(tools):
+            raise ValueError(fault)
+        if not tools:
+            return self.encode_chat(messages, **variables)
+        ids = self.encode_chat(messages, tools=tools, **variables)
+        try:
+            without = self.encode_chat(messages, **variables)
+        except ChatTemplateError:
+            return ids  # it has to have some
+        if ids == without:
+            raise ChatTemplateError("tools: the chat template of this checkpoint does not show them to the model")
+        return ids
 
     def apply_chat_template(
         self,

@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
+from hybridlm.gguf_files.companions import GGUF_TOKENIZER
+
 PLAIN = "TokenizersBackend"
 """The class that uses tokenizer.json as it is."""
 REGISTERED = {
@@ -74,6 +76,8 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level:
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if not isinstance(named, str | None):
         raise ValueError(f"tokenizer_class: expected the name of a class, found {named!r}")
+    if named == GGUF_TOKENIZER:
+        return PLAIN
     named = None if named is None else named.removesuffix("Fast")
     kind = str(config.get("model_type"))
     registered = REGISTERED.get(kind)

@@ -106,6 +106,13 @@ def write_folder(rng: random.Random, path: Path) -> str | None:
     if rng.random() < 0.3:
         key = rng.choice(["extra_special_tokens", "additional_special_tokens"])
         settings[key] = [some_token(rng, mark) for mark in rng.sample(MARKS, 2)]
+    elif rng.random() < 0.2:
+        settings["extra_special_tokens"] = {"image_token": "<img>"}
+    for key in ("image_token", "think_token"):
+        if rng.random() < 0.1:
+            settings[key] = some_token(rng, rng.choice(MARKS))
+    if rng.random() < 0.1:
+        settings["model_specific_special_tokens"] = {"video_token": some_token(rng, "<img>")}
     for key, values in {"add_prefix_space": [True, False], "legacy": [True, False], "add_bos_token": [True]}.items():
         if rng.random() < 0.2:
             settings[key] = rng.choice(values)
@@ -115,6 +122,10 @@ def write_folder(rng: random.Random, path: Path) -> str | None:
         if rng.random() < 0.3:
             older["additional_special_tokens"] = rng.sample(MARKS, 2)
         (path / "special_tokens_map.json").write_text(json.dumps(older))
+    if rng.random() < 0.2 and "added_tokens_decoder" not in settings:
+        new = [mark for mark in rng.sample(MARKS, 3) if backend.token_to_id(mark) is None]
+        size = backend.get_vocab_size()
+        (path / "added_tokens.json").write_text(json.dumps({mark: size + i for i, mark in enumerate(new)}))
     return kind
 
 
@@ -145,6 +156,23 @@ def test_generated_folders(tmp_path: Path) -> None:
         name = type(theirs).__name__
         seen[name] = seen.get(name, 0) + 1
     assert seen.keys() == {PLAIN, *DEFAULTS} and min(seen.values()) >= 5, seen
+
+
+def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
+    """vocab.json and merges.txt become tokenizer.json as the warning says."""
+    from transformers import AutoTokenizer
+
+    backend = byte_level(random.Random(0))
+    backend.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+    with pytest.warns(UserWarning, match=r"AutoTokenizer.from_pretrained\(DIR\).save_pretrained\(DIR\)"):
+        assert Tokenizer.from_dir(tmp_path) is None
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer.from_dir(tmp_path)
+    assert ours is not None
+    for text in ("Ada has the green kite's 123", "".join(WORDS)):
+        assert ours.encode(text) == theirs(text)["input_ids"]
 
 
 def test_tables_are_those_of_transformers() -> None:

@@ -39,7 +39,7 @@ def write_bad_lines(path: Path, count: int) -> Path:
 def test_another_input_or_model_is_refused_and_restart_begins_again(tmp_path: Path):
     source, output = write_bad_lines(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
 
-    def interrupted(done: int, total: int) -> None:
+    def interrupted(done: int, total: int, kept: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:

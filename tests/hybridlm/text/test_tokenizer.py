@@ -126,11 +126,11 @@ def test_tokens_that_only_the_config_has(tmp_path: Path) -> None:
         load(save(tmp_path, added_tokens_decoder={"999": {"content": "<new>"}}))
 
 
-def test_a_token_of_the_vocabulary_with_a_role_is_special_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+def test_a_token_with_a_role_is_special(tmp_path: Path) -> None:
     backend = bytelevel()
     backend.add_tokens(["<eot>"])
     tokenizer = load(save(tmp_path, backend=backend, eos_token="<eot>", pad_token="kite"))
-    assert tokenizer.decode(tokenizer.encode("a<eot>")) == "a<eot>"
+    assert tokenizer.decode(tokenizer.encode("a<eot>")) == "a"
     assert tokenizer.decode(tokenizer.encode("a kite b")) == "a  b"
 
 

@@ -15,9 +15,12 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 def write(path: Path, config: dict[str, Any], **settings: Any) -> Path:
-    """Write a byte-level tokenizer that joins "12" and "a'", with a pre-tokenizer that separates nothing."""
-    vocabulary = {token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "a'", "Ã©"])}
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [("1", "2"), ("a", "'"), ("Ã", "©")]))
+    """Write a byte-level tokenizer that joins "12", "a'" and, without a merge, "xy"; nothing is split before."""
+    vocabulary = {
+        token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "a'", "Ã©", "xy"])
+    }
+    merges = [("1", "2"), ("a", "'"), ("Ã", "©")]
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.save(str(path / "tokenizer.json"))
@@ -35,19 +38,19 @@ def load(path: Path) -> Tokenizer:
 @pytest.mark.parametrize(
     ("kind", "named", "sizes"),
     [
-        # Sizes of "12", "a's" and "e" with a combining accent, in tokens.
-        ("lfm2", "PreTrainedTokenizerFast", [1, 2, 3]),
-        ("granitemoehybrid", "GPT2Tokenizer", [1, 2, 3]),
-        ("lfm2", "GPT2Tokenizer", [1, 3, 3]),
-        ("mamba2", None, [1, 3, 1]),
-        ("qwen3_next", "Qwen2TokenizerFast", [2, 3, 1]),
-        ("qwen3_5", "PreTrainedTokenizerFast", [2, 3, 1]),
-        ("lfm2", "LlamaTokenizer", [1, 2, 3]),
+        # Sizes of "12", "a's", "e" with a combining accent, and "xy", in tokens.
+        ("lfm2", "PreTrainedTokenizerFast", [1, 2, 3, 1]),
+        ("granitemoehybrid", "GPT2Tokenizer", [1, 2, 3, 1]),
+        ("lfm2", "GPT2Tokenizer", [1, 3, 3, 2]),
+        ("mamba2", None, [1, 3, 1, 2]),
+        ("qwen3_next", "Qwen2TokenizerFast", [2, 3, 1, 2]),
+        ("qwen3_5", "PreTrainedTokenizerFast", [2, 3, 1, 2]),
+        ("lfm2", "LlamaTokenizer", [1, 2, 3, 1]),
     ],
 )
 def test_a_class_has_its_own_pipeline(tmp_path: Path, kind: str, named: str | None, sizes: list[int]) -> None:
     tokenizer = load(write(tmp_path, {"model_type": kind}, **({"tokenizer_class": named} if named else {})))
-    assert [len(tokenizer.encode(text)) for text in ("12", "a's", "e\u0301")] == sizes
+    assert [len(tokenizer.encode(text)) for text in ("12", "a's", "e\u0301", "xy")] == sizes
 
 
 def test_a_class_that_is_not_built_is_refused(tmp_path: Path) -> None:

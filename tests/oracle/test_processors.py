@@ -36,7 +36,7 @@ def settings(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_equal_to_the_processors_of_transformers() -> None:
-    model = LlamaForCausalLM(
+    model: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
         )

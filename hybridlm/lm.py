@@ -342,7 +342,7 @@ class LM:
         window: int = DEFAULT_WINDOW,
         shard: str | None = None,
         restart: bool = False,
-        progress: bool | None = None,
+        progress: FileProgress = None,
         token_ids: str | Sequence[int] | None = None,
         top: int = 0,
         start: int | None = None,
@@ -365,7 +365,8 @@ class LM:
             shard: "i/n", from "0/n" to "n-1/n": score only this share of the windows, to an output with the shard in
                 its name.
             restart: delete the parts of an earlier run and begin again.
-            progress: show a progress bar; None shows one if standard error is a terminal.
+            progress: show a progress bar, or with "lines" print a line now and then where standard error is no
+                terminal; None shows a bar if it is one.
             token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
                 name of the field or column that has them for each row, as for `score`.
             top, start, temperature, entropy: as for `score`, for all rows.

@@ -20,7 +20,7 @@ from hybridlm.checkpoint import (
     fingerprint_of,
     load_parameters,
     open_adapter,
-    packed_types,
+    packed_parameters,
     resolve,
     stored_dtype,
 )
@@ -170,13 +170,14 @@ def load(
     cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
     shards = placement.shards(weights, cuts)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
-    packed = packed_types(directory, family, config, dtype, products, bound) if dequantise is None else {}
-    if packed and placement.mesh is not None:
+    packed = packed_parameters(directory, family, config, dtype, products, bound) if dequantise is None else None
+    if packed is not None and packed.types and placement.mesh is not None:
         _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
-        packed = {}
-    size = weight_bytes(weights, dtype, shards, placement, packed)
+        packed = packed.without()
+    kept = {} if packed is None else packed.types
+    size = weight_bytes(weights, dtype, shards, placement, kept)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
-    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed)
+    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | kept)
     structure, types = flatten(typed)
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
@@ -191,7 +192,7 @@ def load(
     start.ended("open")
     with load_progress(progress) as report_progress:
         arrays, report = load_parameters(
-            directory, family, config, dtype, report_progress, shards, bound, packed=products if packed else None
+            directory, family, config, dtype, report_progress, shards, bound, packed=packed
         )
     start.ended("weights")
     # That one was read before.

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, if it is a terminal."""
+"""Progress on standard error: bars if it is a terminal, or lines."""
 
 import sys
 import time
@@ -98,62 +98,71 @@ SECONDS_BETWEEN_LINES = 30.0
 """Shortest time between two lines of progress."""
 
 
-def progress_line(what: str, done: int, total: int, seconds: float) -> str:
+def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 0) -> str:
     """Return a line on progress: the share that is done, and the time that is left at the same speed.
 
     Args:
         what: description of the work.
         done, total: amounts.
-        seconds: that `done` took.
+        seconds: since the beginning of this run.
+        kept: amount that an earlier run had done.
     """
-    left = round(seconds * (total - done) / done) if done else None
+    left = round(seconds * (total - done) / (done - kept)) if done > kept else None
     ahead = "" if left is None else f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
     return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{ahead}"
 
 
-def _printing(what: str) -> Callable[[int, int], None]:
+Advance = Callable[[int, int, int], None]
+"""Takes the amounts that are done, of all, and of an earlier run."""
+
+
+def _printing(what: str) -> Advance:
     """Return a function that prints a line of progress now and then."""
     begin = last = time.monotonic()
 
-    def update(done: int, total: int) -> None:
+    def update(done: int, total: int, kept: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES or done >= total:
             last = now
-            print(progress_line(what, done, total, now - begin), file=sys.stderr, flush=True)
+            print(progress_line(what, done, total, now - begin, kept), file=sys.stderr, flush=True)
 
     return update
 
 
+def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
+    """Return whether lines are printed, and whether a bar is shown."""
+    lines = show == "lines" and not sys.stderr.isatty()
+    return lines, False if lines else True if show == "lines" else show
+
+
 @contextmanager
-def file_progress(show: FileProgress, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress over the bytes of an input file; yield the function that takes bytes done and total.
+def file_progress(show: FileProgress, what: str) -> Iterator[Advance]:
+    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept.
 
     Args:
         show: a bar, lines, or nothing.
         what: description of the work.
     """
-    if show == "lines":
-        if not sys.stderr.isatty():
-            yield _printing(what)
-            return
-        show = True
-    with _bar(show, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
+    lines, show_bar = _lines_or_bar(show)
+    with _bar(show_bar, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
         if bar is None:
-            yield lambda done, total: None
+            yield _printing(what) if lines else lambda done, total, kept: None
             return
         task = bar.add_task(what, total=None)
         # A pipe has no size.
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+        yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)
 
 
 class RowProgress:
-    """Progress over the rows of a file that is scored; without a bar the methods do nothing."""
+    """Progress over the rows of a file that is scored; without a bar or lines the methods do nothing."""
 
-    def __init__(self, bar: Progress | None):
-        self._bar = bar
+    def __init__(self, bar: Progress | None, lines: bool):
+        self._bar, self._lines = bar, lines
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
         self._tokens, self._begin = 0, 0.0
+        self._done = self._total = self._kept = 0
+        self._print: Advance = lambda done, total, kept: None
 
     def read(self, rows: int) -> None:
         """Show the number of rows of the first pass."""
@@ -162,24 +171,28 @@ class RowProgress:
 
     def begin(self, rows: int, done: int) -> None:
         """Begin scoring of `rows` rows, of which an earlier run has done some."""
-        self._begin = time.perf_counter()
+        self._begin, self._done, self._kept, self._total = time.perf_counter(), done, done, rows
+        if self._lines:
+            self._print = _printing("scoring")
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=rows, completed=done, description="scoring")
 
     def advance(self, rows: int, tokens: int) -> None:
         """Add rows that have been scored, and their tokens."""
         self._tokens += tokens
+        self._done += rows
+        self._print(self._done, self._total, self._kept)
         if self._bar is not None and self._task is not None:
             rate = self._tokens / (time.perf_counter() - self._begin)
             self._bar.update(self._task, advance=rows, rate=f"{rate:,.0f} tokens/s")
 
 
 @contextmanager
-def score_progress(show: bool | None) -> Iterator[RowProgress]:
-    """Show a bar of rows, tokens per second and the time left.
+def score_progress(show: FileProgress) -> Iterator[RowProgress]:
+    """Show a bar of rows, tokens per second and the time left, or lines.
 
     Args:
-        show: None shows it if standard error is a terminal.
+        show: a bar, lines, or nothing.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -189,8 +202,9 @@ def score_progress(show: bool | None) -> Iterator[RowProgress]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with _bar(show, *columns) as bar:
-        yield RowProgress(bar)
+    lines, show_bar = _lines_or_bar(show)
+    with _bar(show_bar, *columns) as bar:
+        yield RowProgress(bar, lines)
 
 
 class _RowsLeft(ProgressColumn):

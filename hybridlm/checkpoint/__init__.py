@@ -16,7 +16,7 @@ from hybridlm.checkpoint.opened import (
     head_tensors,
     load_parameters,
     open_checkpoint,
-    packed_types,
+    packed_parameters,
     stored_dtype,
 )
 from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
@@ -52,7 +52,7 @@ __all__ = [
     "open_adapter",
     "open_checkpoint",
     "open_directory",
-    "packed_types",
+    "packed_parameters",
     "resolve",
     "stored_dtype",
 ]

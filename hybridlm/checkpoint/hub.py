@@ -15,6 +15,7 @@ FILES = [
     "model.safetensors.index.json",
     "*.safetensors",
     "tokenizer.json",
+    "tiktoken.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

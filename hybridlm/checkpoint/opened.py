@@ -13,7 +13,7 @@ from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.packed_weights import Packed, packed_forms, packed_type
+from hybridlm.checkpoint.packed_weights import Packed, PackedParameters, packed_forms, packed_type
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights, saved_packed_types
@@ -21,7 +21,6 @@ from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
 from hybridlm.checkpoint.weights import load_weights
 from hybridlm.gguf_files import BLOCK_TYPES
 from models import Family
-from models.ops.quantised_weight import QuantisedWeight
 
 Checkpoint = CheckpointDirectory | SavedDirectory
 
@@ -96,37 +95,40 @@ def load_parameters(
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
     adapters: Sequence[BoundAdapter] = (),
     only: Collection[ParameterPath] | None = None,
-    packed: Packed | None = None,
+    packed: PackedParameters | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
+        products = packed.products if packed is not None and packed.types else None
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, products)
     return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
 
 
-def packed_types(
+def packed_parameters(
     checkpoint: Checkpoint,
     family: Family,
     config: Any,
     dtype: str,
-    packed: Packed,
+    products: Packed,
     adapters: Sequence[BoundAdapter] = (),
-) -> dict[ParameterPath, QuantisedWeight]:
-    """Return each parameter that can stay packed, with types in the place of arrays, from headers alone.
+) -> PackedParameters:
+    """Return the parameters that can stay packed, from headers alone, and what `load_parameters` reads them by.
 
     Args:
         checkpoint, family, config, adapters: as for `load_parameters`.
         dtype: that numbers are rounded to in products.
-        packed: how products are computed.
+        products: how products are computed.
 
     Raises:
         CheckpointError: all faults of the headers.
     """
     if isinstance(checkpoint, SavedDirectory):
-        return saved_packed_types(checkpoint, family.weights(config), dtype, packed, adapters)
+        types = saved_packed_types(checkpoint, family.weights(config), dtype, products, adapters)
+        return PackedParameters(products, types)
     if not checkpoint.grouped.quantised:
-        return {}
+        return PackedParameters(products)
     plan = check(checkpoint, family, config)
     forms = packed_forms(checkpoint, plan, adapters)
     shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
-    return {path: packed_type(shapes[path], form, dtype, packed) for path, form in forms.items()}
+    types = {path: packed_type(shapes[path], form, dtype, products) for path, form in forms.items()}
+    return PackedParameters(products, types, plan, forms)

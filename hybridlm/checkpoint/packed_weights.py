@@ -1,6 +1,7 @@
 """Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import jax
@@ -18,6 +19,27 @@ from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
 
 Packed = Literal["in blocks", "whole"]
 """Products of packed weights: a block of rows at a time, as on a CPU, or dequantised inside of the product."""
+
+
+@dataclass(frozen=True)
+class PackedParameters:
+    """Parameters that stay packed, as the headers of a checkpoint say.
+
+    Attributes:
+        products: how their products are computed.
+        types: path -> parameter with types in the place of arrays.
+        plan: the tensors that will be read, if they were looked for; None for a saved model or one without codes.
+        forms: path -> form in which a parameter is read from these tensors.
+    """
+
+    products: Packed
+    types: dict[ParameterPath, QuantisedWeight] = field(default_factory=dict)
+    plan: ReadPlan | None = None
+    forms: Mapping[ParameterPath, PackedForm] = field(default_factory=dict)
+
+    def without(self) -> "PackedParameters":
+        """Return the same checkpoint with all parameters as plain arrays."""
+        return PackedParameters(self.products, plan=self.plan)
 
 
 def packed_forms(

@@ -27,11 +27,15 @@ from hybridlm.cli.options import (
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
+from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.session import Event
+from ir_passes.files.strict_json import parse_json
+
+MAX_TOOLS_BYTES = 16 * MEGABYTE
 
 
 class NamedPrompt(NamedTuple):
@@ -83,6 +87,10 @@ def generate(
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
     lanes: Lanes = 8,
@@ -106,11 +114,12 @@ def generate(
     """
     if logprobs is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
-    if not chat and (thinking is not None or chat_template_kwargs is not None):
-        raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs")
+    if not chat and (thinking is not None or chat_template_kwargs is not None or tools is not None):
+        raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs, --tools")
     with reported(debug, verbose):
         given = _read_prompts(prompts or [], file)
         variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
+        functions = [] if tools is None else _read_tools(tools)
         bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
         lm = load(
             model,
@@ -127,7 +136,9 @@ def generate(
         )
         if lm.follow():
             return
-        items = [_chat_ids(lm, prompt.item, thinking, variables) if chat else prompt.item for prompt in given]
+        items = [
+            _chat_ids(lm, prompt.item, thinking, variables, functions) if chat else prompt.item for prompt in given
+        ]
         events = lm.stream(
             items,
             SamplingParams(
@@ -202,13 +213,29 @@ def _read_text(line: bytes) -> NamedPrompt:
     return NamedPrompt(None, line.decode())
 
 
-def _chat_ids(lm: LM, message: str | list[Any], enable_thinking: bool | None, variables: dict[str, Any]) -> list[int]:
+def _read_tools(file: Path) -> list[Any]:
+    try:
+        value = parse_json(read_text(file, MAX_TOOLS_BYTES))
+    except ValueError as error:
+        raise ValueError(f"--tools: {error}") from error
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"--tools: {file}: expected a list of tools, found {value!r:.80}")
+    return value
+
+
+def _chat_ids(
+    lm: LM,
+    message: str | list[Any],
+    enable_thinking: bool | None,
+    variables: dict[str, Any],
+    tools: list[Any],
+) -> list[int]:
     if lm.tokenizer is None:
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
-    variables = {**lm.tokenizer.thinking_variables(enable_thinking), **variables}
-    return lm.tokenizer.encode_chat([{"role": "user", "content": message}], **variables)
+    variables = {**lm.tokenizer.thinking_variables(enable_thinking, tools=tools or None), **variables}
+    return lm.tokenizer.encode_with_tools([{"role": "user", "content": message}], tools, **variables)
 
 
 def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:

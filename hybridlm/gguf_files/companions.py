@@ -15,6 +15,8 @@ _QWEN35 = _SHORT + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}
 _OF_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "lfm2")
 SPLITS = {**dict.fromkeys(_OF_LLAMA3, _LLAMA3), "qwen2": _QWEN2, "qwen35": _QWEN35}
 """`tokenizer.ggml.pre` -> pattern of the pieces of a text that are tokenised alone."""
+GGUF_TOKENIZER = "GgufTokenizer"
+"""`tokenizer_class` of these files: tokenizer.json is used as it is, whatever the model's type."""
 _CONTROL, _USER_DEFINED = 3, 4
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -31,7 +33,8 @@ def companions(header: GgufHeader) -> dict[str, str]:
     tokens = _strings(header, "tokens")
     special = _special_tokens(header, tokens)
     files["tokenizer.json"] = json.dumps(_tokenizer(header, tokens, special), ensure_ascii=False)
-    files["tokenizer_config.json"] = json.dumps(special | _chat_templates(header), ensure_ascii=False)
+    settings = {"tokenizer_class": GGUF_TOKENIZER} | special | _chat_templates(header)
+    files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False)
     return files
 
 

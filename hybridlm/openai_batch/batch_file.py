@@ -87,7 +87,7 @@ def batch_file(
         _require_lines(source, input)
         parts.resume(_origin(model, sha256, window), restart)
         kept = sum(part.rows for part in parts.done)
-        done, total = 0, os.fstat(source.fileno()).st_size
+        done, kept_bytes, total = 0, 0, os.fstat(source.fileno()).st_size
         try:
             # As in vLLM, blank lines are skipped.
             lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
@@ -99,7 +99,8 @@ def batch_file(
                 else:
                     _add(parts, model, [_read(*one, model.inputs, first_use) for one in numbered])
                 done += sum(len(line) + 1 for _, line in numbered)
-                bar(done, total)
+                kept_bytes = done if number < before else kept_bytes
+                bar(done, total, kept_bytes)
             if not parts.joined:
                 parts.join(_Lines())
         except BaseException as error:

@@ -28,6 +28,7 @@ from hybridlm.openai_batch.fields import (
 from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
+from hybridlm.text.chat_template import faults_of_tools
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEFAULT_COMPLETION_TOKENS = 16
@@ -214,9 +215,8 @@ def _take_tools(body: Fields) -> list[Any]:
         body.fault(f"tool_choice: expected auto or none, got {shown(choice)} (a call cannot be forced)")
     if tools and not parallel and choice == "auto":
         body.fault("parallel_tool_calls: is supported only with the value true")
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            body.fault(f'tools[{i}]: expected {{"type": "function", "function": {{...}}}}, got {shown(tool)}')
+    for fault in faults_of_tools(tools):
+        body.fault(fault)
     return [] if choice == "none" else tools
 
 
@@ -225,8 +225,5 @@ def _chat_prompt(
 ) -> list[TokenizedPrompt]:
     if inputs.tokenizer is None:
         raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
-    render = inputs.tokenizer.encode_chat
-    ids = render(messages, **({"tools": tools} if tools else {}), **variables)
-    if tools and ids == render(messages, **variables):
-        raise ValueError("tools: the chat template of this checkpoint does not show them to the model")
+    ids = inputs.tokenizer.encode_with_tools(messages, tools, **variables)
     return [TokenizedPrompt(inputs.encode(ids, "messages"))]

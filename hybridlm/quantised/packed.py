@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from hybridlm.quantised.codes import awq_integers, float8_e4m3, packed_integers
-from hybridlm.quantised.schemes import QuantisedTensor, Read, finite
+from hybridlm.quantised.codes import awq_integers, packed_integers
+from hybridlm.quantised.schemes import QuantisedTensor, Read
 
 MIN_GROUP = 8
 """Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
@@ -109,7 +109,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     stored = read(tensor.parts["codes"])
     kept = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
     if form.kind == "e4m3":
-        finite(tensor.parts["codes"], float8_e4m3(stored), "codes that are NaN")
+        tensor.numbers_of_e4m3(stored)
     if tensor.scheme in ("gptq", "awq"):
         scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
         if tensor.scheme == "gptq":
@@ -119,8 +119,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
             codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
         return PackedArrays(form, _pairs(codes), scale, None, np.ascontiguousarray(zero))
     if tensor.scheme == "nvfp4":
-        name = tensor.parts["scale"]
-        scale = finite(name, float8_e4m3(read(name)), "a scale that is not finite")
+        scale = tensor.scales(read)
         whole = tensor.whole(read)
         # XLA would multiply by the reciprocal in every step.
         whole = np.float32(1) / whole if tensor.divided else whole

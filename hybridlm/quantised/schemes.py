@@ -90,7 +90,19 @@ class QuantisedTensor:
         Raises:
             DequantiseError: one is NaN or infinite.
         """
-        return finite(self.parts["scale"], _float32(read(self.parts["scale"])), "a scale that is not finite")
+        stored = read(self.parts["scale"])
+        # Codes of 8 bits among scales are powers of two, but for NVFP4.
+        codes = float8_e4m3 if self.scheme == "nvfp4" else float8_e8m0
+        numbers = codes(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
+        return _finite(self.parts["scale"], numbers, "a scale that is not finite")
+
+    def numbers_of_e4m3(self, codes: np.ndarray) -> Float32[np.ndarray, "..."]:
+        """Return the numbers of codes of 8 bits, as they are stored.
+
+        Raises:
+            DequantiseError: one is NaN.
+        """
+        return _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
         """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
@@ -99,7 +111,7 @@ class QuantisedTensor:
             DequantiseError: it is NaN, infinite, or a divisor of zero.
         """
         name = self.parts["global"]
-        found = finite(name, read(name).astype(np.float32), "a global scale that is not finite")
+        found = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
         if self.divided and not found.all():
             raise DequantiseError(name, "a global scale of zero, which is a divisor")
         return found.reshape(*self.shape[:-2], 1, 1) if found.size > 1 else found.reshape(())
@@ -110,12 +122,7 @@ class QuantisedTensor:
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
 
-def _float32(stored: np.ndarray) -> np.ndarray:
-    # Codes of 8 bits among scales are powers of two, but for NVFP4, whose caller decodes them itself.
-    return float8_e8m0(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
-
-
-def finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
+def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
     """Return numbers of a tensor as they are; raise DequantiseError with `what` if one is NaN or infinite."""
     wrong = ~np.isfinite(numbers)
     if wrong.any():
@@ -125,8 +132,7 @@ def finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
 
 
 def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    name = tensor.parts["codes"]
-    return finite(name, float8_e4m3(read(name)), "codes that are NaN")
+    return tensor.numbers_of_e4m3(read(tensor.parts["codes"]))
 
 
 def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
@@ -169,9 +175,7 @@ def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 
 
 def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    name = tensor.parts["scale"]
-    scale = finite(name, float8_e4m3(read(name)), "a scale that is not finite")
-    weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), scale)
+    weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), tensor.scales(read))
     return (np.divide if tensor.divided else np.multiply)(weight, tensor.whole(read), out=weight)
 
 

@@ -20,6 +20,18 @@ CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_url"})
 
 
+def faults_of_tools(tools: Sequence[Any]) -> list[str]:
+    """Return what is wrong with tools that are not in OpenAI's form."""
+    expected = 'expected {"type": "function", "function": {...}}'
+    return [
+        f"tools[{index}]: {expected}, got {tool!r:.200}"
+        for index, tool in enumerate(tools)
+        if not isinstance(tool, Mapping)
+        or tool.get("type") != "function"
+        or not isinstance(tool.get("function"), Mapping)
+    ]
+
+
 class ChatTemplate:
     """A compiled chat template.
 

@@ -6,15 +6,13 @@ More than 300 lines: one class, from the text to its ids and back.
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
-from hybridlm.gguf_files import companions, read_header
-from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError
+from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError, faults_of_tools
 from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
 
 if TYPE_CHECKING:
@@ -48,14 +46,26 @@ class Tokenizer:
         backend: "tokenizers.Tokenizer",
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        of_tiktoken: bool = False,
     ) -> None:
-        """Wrap a tokenizer; raise ValueError if bos_token or eos_token is not in the vocabulary."""
+        """Wrap a tokenizer.
+
+        Args:
+            backend: of the `tokenizers` library; its truncation and padding are switched off.
+            special_tokens, chat_templates: see the attributes.
+            of_tiktoken: it was made of Kimi's tiktoken.model: long texts are cut as there, and the keys of tools are
+                sorted before a chat template sees them.
+
+        Raises:
+            ValueError: bos_token or eos_token is not in the vocabulary.
+        """
         # A file saved during training may enable both, which would silently change texts.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
+        self._of_tiktoken = of_tiktoken
         self._compiled: dict[str, ChatTemplate] = {}
         for role, token in self.special_tokens.items():
             if role in ("bos_token", "eos_token") and backend.token_to_id(token) is None:
@@ -65,37 +75,21 @@ class Tokenizer:
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
         """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none (token ids always work).
 
-        Reads tokenizer.json, tokenizer_config.json (added and special tokens, chat template), chat_template.jinja,
-        additional_chat_templates/ and, of older checkpoints, special_tokens_map.json and added_tokens.json. Warns if
-        there is a tokenizer in another format only.
+        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json (class, added and special tokens, chat
+        template), chat_template.jinja, additional_chat_templates/ and, of older checkpoints, special_tokens_map.json
+        and added_tokens.json. Warns if there is a tokenizer in another format only.
 
         Raises:
-            CheckpointError: a file that is too long or cannot be read.
+            CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
         """
         # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
         from hybridlm.text import tokenizer_files as files
 
-        directory = Path(path)
-        if directory.suffix.lower() == ".gguf" and directory.is_file():
-            texts = companions(read_header(directory))
-            if "tokenizer.json" not in texts:
-                return None
-            return _tokenizer(
-                directory,
-                files.backend_of(texts["tokenizer.json"], directory),
-                json.loads(texts["tokenizer_config.json"]),
-            )
-        if not (directory / "tokenizer.json").exists():
-            others = [name for name in files.OTHER_FORMATS if (directory / name).exists()]
-            if others:
-                warnings.warn(
-                    f"{directory}: found {', '.join(others)} but no tokenizer.json, the only format that is read: "
-                    "prompts have to be token ids (transformers can write one: save_pretrained of a fast tokenizer)",
-                    stacklevel=2,
-                )
-            return None
-        settings = files.read_settings(directory)
-        return _tokenizer(directory, files.read_backend(directory / "tokenizer.json"), settings)
+        found = files.read_tokenizer(Path(path))
+        try:
+            return None if found is None else Tokenizer(**found._asdict())
+        except ValueError as error:
+            raise CheckpointError(Path(path) / "tokenizer_config.json", str(error)) from error
 
     @cached_property
     def vocab_size(self) -> int:
@@ -110,7 +104,8 @@ class Tokenizer:
     @property
     def chat_fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the chat templates and of the special tokens that they may write."""
-        return hashlib.sha256(json.dumps([self.chat_templates, self.special_tokens]).encode()).hexdigest()
+        parts = [self.chat_templates, self.special_tokens, *([self._of_tiktoken] if self._of_tiktoken else [])]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:
@@ -139,6 +134,11 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text is not valid Unicode: {error}") from error
+        if self._of_tiktoken:
+            from hybridlm.text.tiktoken_file import cut
+
+            added = [token.content for token in self._backend.get_added_tokens_decoder().values()]
+            return [token for piece in cut(text, added) for token in self._backend.encode(piece).ids]
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
@@ -233,6 +233,32 @@ class Tokenizer:
         """Return the token ids of a conversation; arguments as for `apply_chat_template`."""
         return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
 
+    def encode_with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
+    ) -> list[int]:
+        """Return the token ids of a conversation, in which the chat template has to show the tools to the model.
+
+        Args:
+            messages, variables: as for `apply_chat_template`.
+            tools: `{"type": "function", "function": {...}}` of each; none for a conversation without tools.
+
+        Raises:
+            ChatTemplateError: the template does not show them, or as `apply_chat_template`.
+            TypeError, ValueError: as `apply_chat_template`; or a tool of another form.
+        """
+        for fault in faults_of_tools(tools):
+            raise ValueError(fault)
+        if not tools:
+            return self.encode_chat(messages, **variables)
+        ids = self.encode_chat(messages, tools=tools, **variables)
+        try:
+            without = self.encode_chat(messages, **variables)
+        except ChatTemplateError:
+            return ids  # it has to have some
+        if ids == without:
+            raise ChatTemplateError("tools: the chat template of this checkpoint does not show them to the model")
+        return ids
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -273,6 +299,10 @@ class Tokenizer:
                 raise TypeError(f"{name}: expected objects (JSON schemas for tools), got {wrong[0]!r}")
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
+        if self._of_tiktoken:
+            from hybridlm.text.tiktoken_file import in_order
+
+            tools = in_order(tools)
         variables = {**self.special_tokens, **variables, "tools": tools, "documents": documents}
         return self._template(chat_template, tools).render(
             messages,
@@ -302,18 +332,3 @@ class Tokenizer:
     def _id_of(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
-
-
-def _tokenizer(path: Path, backend: "tokenizers.Tokenizer", settings: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a folder or file, from its tokenizer.json and the settings beside it."""
-    from hybridlm.text import tokenizer_files as files
-
-    try:
-        named = files.special_tokens(settings)
-        files.add_tokens(backend, settings, named)
-        roles = {role: files.str_of(token) for role, token in named.items()}
-        return Tokenizer(backend, roles, files.chat_templates(path, settings))
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(path / "tokenizer_config.json", str(error)) from error

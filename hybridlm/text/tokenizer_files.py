@@ -1,54 +1,126 @@
-"""The tokenizer's files of a checkpoint, read as transformers reads them: added tokens, special tokens, chat templates.
+"""The tokenizer's files of a checkpoint, read as transformers reads them: class, added and special tokens, templates.
 
 Without added_tokens_decoder in tokenizer_config.json, the files of older versions count, too: special_tokens_map.json
 and added_tokens.json.
 """
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken
 
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+from hybridlm.gguf_files import companions, read_header
+from hybridlm.text.added_tokens import (
+    ADDED,
+    NAMED,
+    ROLES,
+    SPECIAL,
+    Token,
+    add_tokens,
+    is_token,
+    special_tokens,
+    str_of,
+    token_of,
+)
+from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPE, is_read, read_tiktoken
+from hybridlm.text.tiktoken_file import NAME as TIKTOKEN
+from hybridlm.text.tokenizer_classes import DEFAULTS, PLAIN, build, class_of, finish
 
 MAX_TOKENIZER_BYTES = 200 * MEGABYTE
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 MAX_TEMPLATE_BYTES = 4 * MEGABYTE
 MAX_TEMPLATES = 100
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OTHER_FORMATS = (
-    "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json",
+    "tokenizer.model", TIKTOKEN, "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tekken.json",
 )  # fmt: skip
 TEMPLATE_FOLDER = "additional_chat_templates"
-_FLAGS = ("lstrip", "rstrip", "single_word", "special", "normalized")
-
-Token = str | AddedToken
 
 
-def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json.
+class TokenizerParts(NamedTuple):
+    """Arguments of `Tokenizer`."""
 
-    Raises:
-        CheckpointError: the file is too long or cannot be read.
-    """
-    return backend_of(read_text(path, MAX_TOKENIZER_BYTES), path)
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+    of_tiktoken: bool
 
 
-def backend_of(text: str, path: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of the text of a tokenizer.json; `path` is named if it cannot be read.
+def read_tokenizer(path: Path) -> TokenizerParts | None:
+    """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none that is read.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
     """
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        return _read_tokenizer(path)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(path / "tokenizer_config.json", str(error)) from error
+
+
+def _read_tokenizer(path: Path) -> TokenizerParts | None:
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        texts = companions(read_header(path))
+        if "tokenizer.json" not in texts:
+            return None
+        return _parts(path, texts["tokenizer.json"], json.loads(texts["tokenizer_config.json"]), {})
+    if not (path / "tokenizer.json").exists():
+        return _of_another_format(path)
+    text = read_text(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    return _parts(path, text, read_settings(path), _read(path / "config.json"))
+
+
+def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> TokenizerParts:
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
         # The library raises bare Exception for everything that it cannot read.
-        raise CheckpointError(path, f"cannot be read: {error}") from error
+        raise CheckpointError(path / "tokenizer.json", f"cannot be read: {error}") from error
+    written = backend.get_added_tokens_decoder()
+    name = class_of(settings, config, '"ByteLevel"' in text)
+    if name != PLAIN:
+        backend = build(name, backend, settings)
+    named = special_tokens(settings, DEFAULTS.get(name, {}))
+    finish(name, backend, add_tokens(backend, settings, named, written))
+    return _with_templates(path, backend, settings, named)
+
+
+def _of_another_format(path: Path) -> TokenizerParts | None:
+    """Return the tokenizer of a directory without tokenizer.json; warn if it is not read."""
+    others = [name for name in OTHER_FORMATS if (path / name).exists()]
+    settings, config = ({}, {}) if TIKTOKEN not in others else (read_settings(path), _read(path / "config.json"))
+    if is_read(settings, config):
+        named = special_tokens(settings, {"bos_token": "[BOS]", "eos_token": "[EOS]"})
+        listed = settings.setdefault("extra_special_tokens", list(DEFAULT_SPECIAL))
+        special = [*map(str_of, named.values()), *(str_of(token_of(one, "extra_special_tokens")) for one in listed)]
+        backend = read_tiktoken(path, settings, special)
+        add_tokens(backend, settings, named, {})
+        return _with_templates(path, backend, settings, named, of_tiktoken=True)
+    if others:
+        warnings.warn(
+            f"{path}: found {', '.join(others)} but no tokenizer.json, the only format that is read, but for "
+            f"{TIKTOKEN} of {MODEL_TYPE}: prompts have to be token ids. transformers can write one: "
+            f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+            stacklevel=4,
+        )
+    return None
+
+
+def _with_templates(
+    path: Path,
+    backend: tokenizers.Tokenizer,
+    settings: dict[str, Any],
+    named: dict[str, Token],
+    of_tiktoken: bool = False,
+) -> TokenizerParts:
+    roles = {role: str_of(token) for role, token in named.items()}
+    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken)
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -59,118 +131,50 @@ def read_settings(directory: Path) -> dict[str, Any]:
         ValueError: a file says what it cannot mean.
     """
     settings = _read(directory / "tokenizer_config.json")
-    extra = settings.get("extra_special_tokens")
-    if "additional_special_tokens" in settings and not extra:
-        extra = settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
+    if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
+    # Tokens with a name of the model's own. Those that are written here replace the list that a saved tokenizer has.
+    own = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
+    own |= _take_dict(settings, "extra_special_tokens")
+    saved = _take_dict(settings, NAMED)
+    own = own or saved
     if "added_tokens_decoder" not in settings:
-        for role, value in _read(directory / "special_tokens_map.json").items():
+        older = _read(directory / "special_tokens_map.json")
+        for role, value in older.items():
             if role == "extra_special_tokens" and isinstance(value, list):
-                known = extra if isinstance(extra, list) else []
+                known = settings.get(role)
+                known = known if isinstance(known, list) else []
                 value = [*known, *(token for token in value if token not in known)]
             settings[role] = value
-        settings["added_tokens"] = _read(directory / "added_tokens.json")
+        own |= _take_dict(settings, "extra_special_tokens")
+        # As objects of tokenizer_config.json they are no special tokens of added_tokens.json.
+        listed, more = (one.get("extra_special_tokens") or [] for one in (settings, older))
+        if not isinstance(listed, list):
+            raise ValueError(f"extra_special_tokens: expected a list or an object, found {listed!r}")
+        special = [(role, settings[role]) for role in ROLES if role in older or isinstance(settings.get(role), str)]
+        special += [("extra_special_tokens", token) for token in listed if isinstance(token, str) or token in more]
+        settings[SPECIAL] = [str_of(token_of(token, role)) for role, token in special if token]
+        settings[ADDED] = _read(directory / "added_tokens.json")
     if "additional_special_tokens" in settings and "extra_special_tokens" not in settings:
         settings["extra_special_tokens"] = settings["additional_special_tokens"]
+    others = {key: value for key, value in settings.items() if _is_own(key) and key not in own}
+    settings[NAMED] = {key: value for key, value in others.items() if isinstance(value, str) or is_token(value)} | own
     return settings
+
+
+def _is_own(key: str) -> bool:
+    """Whether a key names a special token of the model's own."""
+    return key.endswith("_token") and key not in ROLES
+
+
+def _take_dict(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    """Remove an object from the settings and return it; an empty one if something else is there."""
+    return settings.pop(key) if isinstance(settings.get(key), dict) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
     return read_object(path, MAX_CONFIG_BYTES) if path.exists() else {}
-
-
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, Token]:
-    """Return the tokens that have a name: bos_token, eos_token, ..., and those of the model's own (image_token, ...).
-
-    Raises:
-        ValueError: one is no token.
-    """
-    found: dict[str, Token] = {}
-    named = {role: settings.get(role) for role in ROLES}
-    own = {key: value for key, value in settings.items() if key.endswith("_token") and key not in ROLES}
-    named |= {key: value for key, value in own.items() if isinstance(value, str) or _is_token(value)}
-    extra = settings.get("extra_special_tokens")
-    named |= extra if isinstance(extra, dict) else {}
-    for role, value in named.items():
-        if value is not None:
-            found[role] = _token(value, role)
-    return found
-
-
-def add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, Token]) -> None:
-    """Add the tokens that tokenizer.json does not have, in the order of transformers, so that they get the same ids.
-
-    Raises:
-        ValueError: a token has another id than the one that the files give it.
-    """
-    declared = _declared(settings, named)
-    known = backend.get_added_tokens_decoder()
-    same = {repr(token) for token in known.values()}
-    adding = [declared[key] for key in sorted(declared) if repr(declared[key]) not in same]
-    contents = {token.content for token in (*known.values(), *adding)}
-    extra = settings.get("extra_special_tokens") or ()
-    if not isinstance(extra, list | tuple | dict):
-        raise ValueError(f"extra_special_tokens: expected a list or an object, found {extra!r}")
-    listed = [] if isinstance(extra, dict) else [_token(token, "extra_special_tokens") for token in extra]
-    for token in (*named.values(), *listed):
-        if str_of(token) not in contents:
-            contents.add(str_of(token))
-            adding.append(token if isinstance(token, AddedToken) else AddedToken(token, special=True))
-    roles = {str_of(token) for token in named.values()}
-    for token in adding:
-        token.special = token.special or token.content in roles
-    backend.add_tokens(adding)
-    for key, token in declared.items():
-        if backend.token_to_id(token.content) != key:
-            raise ValueError(
-                f"added_tokens_decoder[{key}]: expected {token.content!r} at that id, found "
-                f"{backend.token_to_id(token.content)}"
-            )
-    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-    if settings.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
-        warnings.warn(
-            "tokenizer_config.json: clean_up_tokenization_spaces is true, but decoded text is left as it is: "
-            "transformers would remove spaces before punctuation",
-            stacklevel=4,
-        )
-
-
-def _declared(settings: Mapping[str, Any], named: Mapping[str, Token]) -> dict[int, AddedToken]:
-    """Return the added tokens that the files give an id."""
-    declared = settings.get("added_tokens_decoder") or {}
-    if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
-        raise ValueError("added_tokens_decoder: expected an object of token id -> token")
-    found = {}
-    for key, entry in declared.items():
-        content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str):
-            raise ValueError(f"added_tokens_decoder[{key}]: expected a token with content, found {entry!r}")
-        found[int(key)] = _token(entry, f"added_tokens_decoder[{key}]")
-    extra = settings.get("extra_special_tokens")
-    special = {str_of(token) for token in named.values()}
-    special |= {str_of(_token(token, "extra_special_tokens")) for token in extra} if isinstance(extra, list) else set()
-    for content, key in (settings.get("added_tokens") or {}).items():
-        if isinstance(key, bool) or not isinstance(key, int) or key < 0:
-            raise ValueError(f"added_tokens.json: {content!r}: expected a token id, found {key!r}")
-        found[key] = AddedToken(content, normalized=content not in special, special=content in special)
-    return found
-
-
-def str_of(token: Token) -> str:
-    """Return the text of a token."""
-    return token if isinstance(token, str) else token.content
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("content"), str)
-
-
-def _token(value: Any, where: str) -> Token | Any:
-    """Return a token written as text or as the object of an AddedToken."""
-    if isinstance(value, str):
-        return value
-    if not _is_token(value):
-        raise ValueError(f"{where}: expected a token, found {value!r}")
-    return AddedToken(value["content"], **{flag: bool(value[flag]) for flag in _FLAGS if flag in value})
 
 
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -4,13 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint import CheckpointError, weights
 from hybridlm.checkpoint import saved_index as format
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from models.ops.quantised_weight import QuantisedWeight
@@ -26,8 +27,11 @@ MODELS = [
 
 
 def saved(tmp_path: Path, golden: str, scheme: str, group: int | None) -> hybridlm.LM:
+    """Load and save a quantised copy; its headers are checked once."""
     quantise_checkpoint(GOLDEN / golden, tmp_path / "quantised", scheme=scheme, group_size=group)
-    lm = hybridlm.load(tmp_path / "quantised", **SETTINGS)
+    with mock.patch.object(weights, "check", wraps=weights.check) as again:
+        lm = hybridlm.load(tmp_path / "quantised", **SETTINGS)
+    again.assert_not_called()
     lm.save(tmp_path / "saved")
     return lm
 

@@ -1,6 +1,7 @@
 """Files that say something twice, say too much, or say it under other names: taken where nothing is in doubt."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from text_checkpoint import write_text_checkpoint
+from text_checkpoint import SETTINGS, write_text_checkpoint
 
+import hybridlm
 from hybridlm.checkpoint import CheckpointError, LoadedWeights, load_weights, open_checkpoint
+from hybridlm.engine.arguments import check_arguments
 from models import family_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -126,3 +129,46 @@ def test_nemotron_under_the_names_of_transformers(tmp_path: Path) -> None:
     golden = GOLDEN / "nemotron_latent"
     tensors = {name.replace("backbone.", "model.", 1): array for name, array in tensors_of(golden).items()}
     assert equal(load(write(tmp_path, golden, tensors)), load(golden))
+
+
+@pytest.mark.parametrize("described", [None, {}, {"quant_method": "fp8", "weight_block_size": [128, 128]}])
+def test_codes_without_scales_are_never_weights(base: Path, tmp_path: Path, described: Any) -> None:
+    tensors = tensors_of(base)
+    name = next(one for one in tensors if one.endswith("gate_proj.weight"))
+    tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+    config = {} if described is None else {"quantization_config": described}
+    write(tmp_path, base, tensors, **config)
+    with pytest.raises(CheckpointError, match=name):
+        hybridlm.load(tmp_path, **SETTINGS)
+
+
+def test_a_head_under_the_name_of_a_wrapper_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    tensors = tensors_of(base)
+    tensors["language_model.lm_head.weight"] = tensors.pop(HEAD, tensors[EMBEDDING]).copy()
+    with pytest.raises(CheckpointError, match=r"language_model\.lm_head\.weight"):
+        load(write(tmp_path, base, tensors, tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["unsloth-{:05}-of-00002.safetensors", "model.{}.safetensors", "part{}.safetensors"]
+)
+def test_names_of_shards_are_free(base: Path, tmp_path: Path, pattern: str) -> None:
+    tensors = tensors_of(base)
+    names = {name: pattern.format(1 + number % 2) for number, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in tensors if names[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
+    assert equal(load(tmp_path), load(base))
+    (tmp_path / pattern.format(2)).unlink()
+    with pytest.raises(CheckpointError, match=re.escape(pattern.format(2))):
+        load(tmp_path)
+
+
+def test_mamba2_has_no_longest_context() -> None:
+    fields = json.loads((GOLDEN / "mamba2_base" / "config.json").read_text())
+    assert "max_position_embeddings" not in fields
+    assert check_arguments(family_of(fields).read_config(fields), 1, 40_000, 128, None, "error", None) == (
+        40_000,
+        128,
+    )

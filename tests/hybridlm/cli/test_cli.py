@@ -28,6 +28,7 @@ from hybridlm.cli.main import app
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
 from hybridlm.session import Event
+from hybridlm.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +232,26 @@ def test_chat(lm: hybridlm.LM):
     row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
+
+
+def test_tools_of_a_chat(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tools, chat = tmp_path / "tools.json", (*GENERATE, "--chat", "--tools", tmp_path / "tools.json")
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    assert "tools: the chat template of this checkpoint does not show them" in refused(*chat, "Hi!")
+    assert lm.tokenizer is not None
+    template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    shows = Tokenizer(lm.tokenizer._backend, lm.tokenizer.special_tokens, {"default": template})
+    monkeypatch.setattr(lm, "tokenizer", shows)
+    row = rows(printed(*chat, "--json", "Hi!"))[0]
+    assert row["prompt_token_ids"] == shows.encode("lookHi!", add_special_tokens=False)
+    assert "needs --chat" in refused(*GENERATE, "--tools", tools, "Hi!", status=2)
+    for wrong, message in {
+        "{}": "expected a list of tools",
+        "[1": "--tools: ",
+        '[{"type": "code"}]': "tools[0]: ",
+    }.items():
+        tools.write_text(wrong)
+        assert message in refused(*chat, "Hi!")
 
 
 @pytest.fixture

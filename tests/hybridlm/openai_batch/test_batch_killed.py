@@ -39,7 +39,7 @@ def write_bad_lines(path: Path, count: int) -> Path:
 def test_another_input_or_model_is_refused_and_restart_begins_again(tmp_path: Path):
     source, output = write_bad_lines(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
 
-    def interrupted(done: int, total: int) -> None:
+    def interrupted(done: int, total: int, kept: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
@@ -82,6 +82,8 @@ def test_a_pipe_is_read_once(tmp_path: Path):
 def test_line_of_progress():
     assert progress_line("answering", 0, 100, 0.2) == "answering: 0% after 0 s"
     assert progress_line("answering", 25, 100, 1000.0) == "answering: 25% after 1,000 s, 0:50:00 left"
+    assert progress_line("answering", 75, 100, 10.0, kept=75) == "answering: 75% after 10 s"
+    assert progress_line("answering", 80, 100, 10.0, kept=75) == "answering: 80% after 10 s, 0:00:40 left"
 
 
 @pytest.mark.long

@@ -196,6 +196,16 @@ def test_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "scoring" in printed and "12 rows" in printed and "0 left" in printed and "tokens/s" in printed
 
 
+def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
+    assert capsys.readouterr().err == "scoring: 100% after 0 s, 0:00:00 left\n"
+    monkeypatch.setattr(hybridlm.progress, "SECONDS_BETWEEN_LINES", 0.0)
+    run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["41%", "83%", "100%"]
+    run(tmp_path, [{"text": "ab"}] * 12, window=5)
+    assert capsys.readouterr().err == ""
+
+
 def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
     """The same numbers as `score`, the faults that the model finds, more texts than lanes."""
     lm = text_lm

@@ -66,6 +66,8 @@ def test_spellings_of_the_layers_of_nemotron() -> None:
     del base["hybrid_override_pattern"]
     for name, value in lists.items():
         assert read(base | {name: value}).layers == want
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        read(base | {"layer_types": kinds, "num_hidden_layers": 5})
 
 
 @pytest.mark.parametrize("infinity", [math.inf, {"__float__": "Infinity"}])

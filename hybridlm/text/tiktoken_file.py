@@ -1,0 +1,151 @@
+"""tiktoken.model of Kimi checkpoints, which have no tokenizer.json: ranks of byte strings, as a byte-level BPE.
+
+The pattern that splits a text, the reserved tokens and the cuts of long texts are those of the checkpoints' own Python
+file, which is not run.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_text
+
+NAME = "tiktoken.model"
+MAX_TIKTOKEN_BYTES = 50 * MEGABYTE
+MODEL_TYPE, CLASS, CODE = "kimi_linear", "TikTokenTokenizer", "tokenization_kimi.py"
+"""Checkpoints that are read: their `model_type`, `tokenizer_class` and Python file."""
+RESERVED = 258
+"""Tokens behind the ranks; those without a name of their own are <|reserved_token_ID|>."""
+DEFAULT_SPECIAL = (
+    "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|start_header_id|>", "<|end_header_id|>", "[EOT]",
+    "<|im_system|>", "<|im_middle|>",
+)  # fmt: skip
+"""Special tokens where tokenizer_config.json has no additional_special_tokens."""
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+WORDS = (
+    r"[\p{Han}]+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+)
+"""Pieces of a text that are tokenised alone, in the order in which they are tried."""
+MAX_PIECE, MAX_RUN = 400_000, 25_000
+"""Characters after which a text is cut: of all kinds, and one after another with, or without, white space."""
+
+
+def is_read(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether tiktoken.model of a checkpoint with these settings is of the known kind."""
+    return config.get("model_type") == MODEL_TYPE and settings.get("tokenizer_class") == CLASS
+
+
+def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer of tiktoken.model, with its added tokens.
+
+    Args:
+        directory: of the checkpoint.
+        settings: of tokenizer_config.json.
+        special: tokens that have no text when special tokens are skipped.
+
+    Raises:
+        CheckpointError: the file is too long, or not made of "base64 rank" lines with the ranks 0, 1, ... of different
+            byte strings and all single bytes; or the Python file beside it has another pattern.
+    """
+    path = directory / NAME
+    ranks = _ranks(path)
+    code = directory / CODE
+    if code.exists() and any(one not in read_text(code, MEGABYTE) for one in WORDS):
+        raise CheckpointError(
+            path, f"{CODE} beside it splits texts by another pattern than the known one", f"Known: {'|'.join(WORDS)}"
+        )
+    names = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names += [byte for byte in range(256) if byte not in names]
+    # The characters that byte-level tokenizers write for bytes.
+    alphabet = {byte: chr(byte if at < 188 else 68 + at) for at, byte in enumerate(names)}
+
+    def written(token: bytes) -> str:
+        return "".join(map(alphabet.__getitem__, token))
+
+    merges = []
+    for token in ranks:
+        halves = ((token[:at], token[at:]) for at in range(1, len(token)))
+        known = [(ranks[one], ranks[two], one, two) for one, two in halves if one in ranks and two in ranks]
+        merges += [(written(one), written(two)) for _, _, one, two in sorted(known)]
+    model = models.BPE({written(token): rank for token, rank in ranks.items()}, merges, ignore_merges=True)
+    backend = Tokenizer(model)
+    split = pre_tokenizers.Split(Regex("|".join(WORDS)), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    declared = settings.get("added_tokens_decoder")
+    given = {str(key): one.get("content") for key, one in declared.items()} if isinstance(declared, dict) else {}
+    places = range(len(ranks), len(ranks) + RESERVED)
+    contents = [given.get(str(place)) or f"<|reserved_token_{place}|>" for place in places]
+    backend.add_tokens([AddedToken(one, normalized=False, special=one in special) for one in contents])
+    return backend
+
+
+def _ranks(path: Path) -> dict[bytes, int]:
+    """Return byte string -> rank, in the order of the ranks."""
+    found: dict[bytes, int] = {}
+    for number, line in enumerate(read_text(path, MAX_TIKTOKEN_BYTES).split("\n"), 1):
+        if not line.strip():
+            continue
+        token, _, rank = line.strip().partition(" ")
+        try:
+            value = base64.b64decode(token, validate=True)
+        except (binascii.Error, ValueError):
+            value = b""
+        # ASCII digits only, and few of them: int() reads others, and takes long for many.
+        if not value or value in found or rank != str(len(found)):
+            raise CheckpointError(
+                path, f"line {number}: expected base64 of new bytes and the rank {len(found)}, found {line!r:.80}"
+            )
+        found[value] = len(found)
+    missing = [byte for byte in range(256) if bytes([byte]) not in found]
+    if missing:
+        raise CheckpointError(path, f"expected all single bytes, {len(missing)} are missing, such as {missing[0]:#04x}")
+    return found
+
+
+def cut(text: str, added: Sequence[str]) -> list[str]:
+    """Return the pieces of a text whose tokens are found alone: long texts are cut between added tokens.
+
+    Args:
+        text: of any length.
+        added: tokens that are found first.
+    """
+    if len(text) <= MAX_RUN:
+        return [text]
+    between = re.split(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})", text)
+    pieces: list[str] = []
+    for one in between:
+        for place in range(0, len(one), MAX_PIECE):
+            pieces += _runs(one[place : place + MAX_PIECE])
+    return pieces
+
+
+def _runs(text: str) -> list[str]:
+    """Return a text cut after each `MAX_RUN` characters that all are, or all are not, white space."""
+    ends = [0]
+    for run in re.finditer(r"\S+|\s+", text):
+        ends += range(run.start() + MAX_RUN, run.end(), MAX_RUN)
+    return [text[begin:end] for begin, end in zip(ends, [*ends[1:], len(text)], strict=True)]
+
+
+def in_order(value: Any) -> Any:
+    """Return JSON data with the keys of its objects sorted, as these checkpoints write tools into chats."""
+    if isinstance(value, Mapping):
+        return {key: in_order(value[key]) for key in sorted(value)}
+    return [in_order(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,156 @@
+"""Tokenizer classes of transformers that build their own pipeline and take little from tokenizer.json.
+
+`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json as it is. Those
+here take its vocabulary, merges and post-processor, and have their own normaliser, pre-tokenizer, decoder and defaults
+for special tokens. Added tokens are those that tokenizer_config.json lists, if it lists any.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+from hybridlm.gguf_files.companions import GGUF_TOKENIZER
+
+PLAIN = "TokenizersBackend"
+"""The class that uses tokenizer.json as it is."""
+REGISTERED = {
+    "granitemoehybrid": PLAIN,
+    "kimi_linear": PLAIN,
+    "mamba2": "GPTNeoXTokenizer",
+    "olmo_hybrid": PLAIN,
+    "qwen3_5": "Qwen3_5Tokenizer",
+    "qwen3_5_moe": "Qwen3_5Tokenizer",
+    "qwen3_5_moe_text": "Qwen3_5Tokenizer",
+    "qwen3_5_text": "Qwen3_5Tokenizer",
+    "qwen3_next": "Qwen2Tokenizer",
+}
+"""`model_type` -> class that transformers has for it; the other families have none of their own."""
+CORRECTED = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Model types whose files name a wrong class: the registered one is used."""
+
+_END = "<|endoftext|>"
+DEFAULTS: dict[str, dict[str, str | None]] = {
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "GPTNeoXTokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": "<|padding|>"},
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+    "Qwen3_5Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+}
+"""Class that is built here -> special tokens where no file names one."""
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+_REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = {
+    "Qwen2Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+" + _REST,
+    "Qwen3_5Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+" + _REST,
+}
+"""Class -> pattern of the pieces of a text that are tokenised alone."""
+NOT_BUILT = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        "Albert Bart Barthez Bartpho Bert BertGeneration BertJapanese Bertweet BigBird BioGpt Blenderbot "
+        "BlenderbotSmall ByT5 CLIP CTRL Camembert Canine Clvp CodeGen CodeLlama Cohere Cpm CpmAnt "
+        "DPRContextEncoder DPRQuestionEncoder DPRReader Deberta DebertaV2 Dia DistilBert Esm Esmc FSMT "
+        "FastSpeech2Conformer Flaubert Funnel GPTNeoXJapanese GPTSw3 Gemma Herbert LED Lasr LayoutLMv2 LayoutLMv3 "
+        "LayoutXLM Luke Lxmert M2M100 MBart MBart50 MLuke MPNet Marian MarkupLM Mgpstr MobileBert Mvp MyT5 Nllb "
+        "Nougat OpenAIGPT PLBart Parakeet Pegasus Perceiver Phobert Pop2Piano ProphetNet Rag Reformer RemBert "
+        "RoCBert RoFormer Roberta SeamlessM4T Siglip Siglip2 Speech2Text SpeechT5 Splinter SqueezeBert T5 Tapas "
+        "Tipsv2 Udop VideoPrism Vits Wav2Vec2CTC Wav2Vec2PhonemeCTC Whisper XGLM XLM XLMRoberta XLNet"
+    ).split()
+)
+"""Further classes of transformers that do not use tokenizer.json as it is."""
+
+
+def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level: bool) -> str:
+    """Return the name of the class that transformers chooses, `PLAIN` if it uses tokenizer.json as it is.
+
+    Args:
+        settings: of tokenizer_config.json.
+        config: of config.json.
+        byte_level: tokenizer.json has a byte-level pre-tokenizer or decoder.
+
+    Raises:
+        ValueError: the class has another pipeline, and is not built here.
+    """
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not isinstance(named, str | None):
+        raise ValueError(f"tokenizer_class: expected the name of a class, found {named!r}")
+    if named == GGUF_TOKENIZER:
+        return PLAIN
+    named = None if named is None else named.removesuffix("Fast")
+    kind = str(config.get("model_type"))
+    registered = REGISTERED.get(kind)
+    code = settings.get("auto_map")
+    if code.get("AutoTokenizer") if isinstance(code, dict) else code:
+        warnings.warn(
+            "tokenizer_config.json: auto_map names a tokenizer in Python code of the checkpoint, which is not run: "
+            "the ids are those that transformers has without trust_remote_code",
+            stacklevel=5,
+        )
+    elif named == "LlamaTokenizer" and byte_level and kind not in CORRECTED:
+        return PLAIN
+    elif registered is not None and (registered == PLAIN or kind in CORRECTED):
+        return registered
+    chosen = named or registered or PLAIN
+    if chosen in NOT_BUILT:
+        raise ValueError(
+            f"tokenizer_class: transformers' {chosen} does not use tokenizer.json as it is, and is not implemented "
+            f"here. If tokenizer.json is right, write {PLAIN} instead of it in tokenizer_config.json"
+        )
+    return chosen if chosen in DEFAULTS else PLAIN
+
+
+def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a class in `DEFAULTS`, without added tokens.
+
+    Args:
+        name: of the class.
+        backend: of tokenizer.json; its model is changed.
+        settings: of tokenizer_config.json.
+
+    Raises:
+        ValueError: tokenizer.json has another model than the class.
+    """
+    model: Any = backend.model
+    found = type(model).__name__
+    if found != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+        raise ValueError(
+            f"tokenizer_class: {name} needs BPE without a prefix or suffix in tokenizer.json, found {found}"
+        )
+    llama = name == "LlamaTokenizer"
+    model.dropout = model.unk_token = None
+    model.fuse_unk = model.byte_fallback = llama
+    model.ignore_merges = False
+    built = Tokenizer(model)
+    space = settings.get("add_prefix_space")
+    if llama:
+        space = space is None or bool(space)
+        scheme = ("always" if settings.get("legacy") else "first") if space else "never"
+        built.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+        strip = [decoders.Strip(content=" ", left=1)] if space else []
+        built.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+    else:
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=bool(space), use_regex=name not in WORDS)
+        split = [pre_tokenizers.Split(Regex(WORDS[name]), "isolated")] if name in WORDS else []
+        built.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
+        built.decoder = decoders.ByteLevel()
+    if name != "GPT2Tokenizer" and not llama:
+        built.normalizer = normalizers.NFC()
+    if name != "GPTNeoXTokenizer":
+        built.post_processor = backend.post_processor
+    return built
+
+
+def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
+    """Add what a class adds behind all other tokens.
+
+    Args:
+        name: of the class.
+        backend: has the added tokens of the files.
+        special: all special tokens.
+    """
+    if name == "Qwen2Tokenizer":
+        backend.add_tokens([AddedToken(token, special=True) for token in special])

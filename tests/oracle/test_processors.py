@@ -1,0 +1,61 @@
+"""Changed logits are those of transformers' processors, in the order in which its `generate` has them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from hybridlm.requests.logit_changes import logit_changes
+from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sequence import ActiveSequence, Request
+from hybridlm.requests.validation import resolve
+from hybridlm.sampling.logit_changes import changed_logits
+
+pytestmark = pytest.mark.oracle
+VOCABULARY, ENDS = 40, (2, 39)
+
+
+def settings(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same wishes for `SamplingParams` and for GenerationConfig."""
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] = {"eos_token_id": list(ENDS)}
+    if rng.random() < 0.7:
+        ours["repetition_penalty"] = theirs["repetition_penalty"] = float(rng.uniform(0.3, 3))
+    if rng.random() < 0.7:
+        bias = {int(token): float(rng.normal(0, 4)) for token in rng.integers(0, VOCABULARY, 6)}
+        ours["logit_bias"] = bias
+        theirs["sequence_bias"] = {(token,): value for token, value in bias.items()}
+    if rng.random() < 0.7:
+        words = [[int(t) for t in rng.integers(3, 9, rng.integers(1, 4))] for _ in range(4)]
+        ours["bad_words"] = theirs["bad_words_ids"] = words
+    if rng.random() < 0.7:
+        ours["min_tokens"] = theirs["min_new_tokens"] = int(rng.integers(1, 8))
+    return ours, theirs
+
+
+def test_equal_to_the_processors_of_transformers() -> None:
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+        )
+    )
+    rng, changed = np.random.default_rng(0), 0
+    for _ in range(300):
+        ours, theirs = settings(rng)
+        history = [int(token) for token in rng.integers(3, 9, rng.integers(1, 20))]
+        size = int(rng.integers(1, len(history) + 1))
+        params = resolve(SamplingParams(**ours), end_token_ids=ENDS, tokenizer=None, vocab_size=VOCABULARY)
+        request = Request(0, tuple(history[:size]), params)
+        sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
+        logits = rng.normal(0, 3, (1, VOCABULARY)).astype(np.float32)
+        operands = logit_changes([sequence], VOCABULARY)
+        got = np.asarray(changed_logits(logits, *operands)) if operands else logits
+        config = GenerationConfig(**theirs)
+        model._prepare_special_tokens(config, device="cpu")
+        processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")
+        want = processors(torch.tensor([history]), torch.tensor(logits)).numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        changed += bool((got != logits).any())
+    assert changed > 200

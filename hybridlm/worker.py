@@ -15,6 +15,7 @@ from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.scoring.hidden import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer
@@ -86,7 +87,8 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "cancel": lambda session, index: session.cancel(index),
         "step": lambda session: session.step(),
         "close": lambda session: session.close(),
-        "score": lambda texts, top, prefix: scores(engine, texts, top, prefix),
+        "score": lambda **given: scores(engine, **given),
+        "read": lambda **given: read_hidden(engine, **given),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
         "warm up": warm,
     }

@@ -148,10 +148,12 @@ def file_progress(show: FileProgress, what: str) -> Iterator[Callable[[int, int]
 
 
 class RowProgress:
-    """Progress over the rows of a file that is scored; without a bar the methods do nothing."""
+    """Progress over the rows of a file that is scored; without a bar and lines the methods do nothing."""
 
-    def __init__(self, bar: Progress | None):
+    def __init__(self, bar: Progress | None, lines: bool = False):
         self._bar = bar
+        self._print = _printing("scoring") if lines else None
+        self._done = self._total = 0
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
         self._tokens, self._begin = 0, 0.0
 
@@ -163,24 +165,33 @@ class RowProgress:
     def begin(self, rows: int, done: int) -> None:
         """Begin scoring of `rows` rows, of which an earlier run has done some."""
         self._begin = time.perf_counter()
+        self._total = rows - done
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=rows, completed=done, description="scoring")
 
     def advance(self, rows: int, tokens: int) -> None:
         """Add rows that have been scored, and their tokens."""
         self._tokens += tokens
+        self._done += rows
+        if self._print is not None:
+            self._print(self._done, self._total)
         if self._bar is not None and self._task is not None:
             rate = self._tokens / (time.perf_counter() - self._begin)
             self._bar.update(self._task, advance=rows, rate=f"{rate:,.0f} tokens/s")
 
 
 @contextmanager
-def score_progress(show: bool | None) -> Iterator[RowProgress]:
-    """Show a bar of rows, tokens per second and the time left.
+def score_progress(show: FileProgress) -> Iterator[RowProgress]:
+    """Show a bar of rows, tokens per second and the time left, or lines.
 
     Args:
-        show: None shows it if standard error is a terminal.
+        show: None shows a bar if standard error is a terminal; "lines" prints lines if it is none.
     """
+    if show == "lines":
+        if not sys.stderr.isatty():
+            yield RowProgress(None, lines=True)
+            return
+        show = True
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
-from hybridlm.progress import score_progress
+from hybridlm.progress import FileProgress, score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
@@ -30,7 +30,7 @@ class FileOptions(TypedDict, total=False):
     window: int
     shard: str | None
     restart: bool
-    progress: bool | None
+    progress: FileProgress
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,26 @@ def score_file(
     window: int = DEFAULT_WINDOW,
     shard: str | None = None,
     restart: bool = False,
-    progress: bool | None = None,
+    progress: FileProgress = None,
 ) -> ScoreFileReport:
     """Score every row of a file; see `LM.score_file` for the other arguments.
 
     Args:
         scorer: scores the texts.
-        progress: None shows a bar where standard error is a terminal.
+        progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
     make_target, saved = target_for(path), scorer.saved()
-    source = open_source(texts, scorer.chosen)
+    values = scorer.values
+    source = open_source(texts, scorer.chosen, None if values is None else values.request)
     window_bytes = _window_bytes(scorer)
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.settings, None if scorer.vectors is None else scorer.vectors.column)
+        target = make_target(found.ids, scorer.settings, None if values is None else values.columns)
         parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:

@@ -30,9 +30,7 @@ def scores(
 ) -> list[Score]:
     """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
-    if question is not None and engine.placement.several_processes:
-        raise ValueError("score: token_ids, top, start, temperature and entropy are not asked of several processes yet")
-    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix):
+    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
         for one in score(engine, texts, top, prefix, question):
             assert one.index is not None
             tops = one.top_logprobs if top else None

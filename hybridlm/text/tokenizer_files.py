@@ -173,6 +173,18 @@ def _token(value: Any, where: str) -> Token | Any:
     return AddedToken(value["content"], **{flag: bool(value[flag]) for flag in _FLAGS if flag in value})
 
 
+def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
+    """Return the tokens that only a chat template may write beside the special ones; None where no file names them.
+
+    Raises:
+        ValueError: no list of texts.
+    """
+    found = settings.get("chat_control_tokens")
+    if found is not None and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
+        raise ValueError(f"chat_control_tokens: expected a list of tokens, found {found!r}")
+    return found
+
+
 def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return name -> source of the chat templates; files take precedence over tokenizer_config.json.
 

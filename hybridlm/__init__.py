@@ -14,6 +14,7 @@ try:
     import models
     from hybridlm import compiler, demo
     from hybridlm.checkpoint import CheckpointError
+    from hybridlm.decision_models.questions import Answer
     from hybridlm.devices.mesh import mesh
     from hybridlm.engine.memory import InsufficientMemory
     from hybridlm.engine.prefix import Prefix
@@ -44,6 +45,7 @@ DISTRIBUTION = "hybridlm"
 __all__ = [
     "DISTRIBUTION",
     "LM",
+    "Answer",
     "CheckpointError",
     "Choice",
     "Classification",

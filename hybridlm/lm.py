@@ -1,4 +1,4 @@
-"""A loaded language model: generate, stream, chat, score, divergence, embed, classify, perplexity, forward.
+"""A loaded language model: generate, stream, chat, score, decide, divergence, embed, classify, perplexity, forward.
 
 More than 300 lines: the public methods of one class, and most lines are their docstrings.
 """
@@ -7,10 +7,12 @@ import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.checkpoint import (
@@ -28,6 +30,12 @@ from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
+from hybridlm.decision_models.decide import Decider
+from hybridlm.decision_models.heads import JevHead, LabelHead
+from hybridlm.decision_models.prompts import FIELDS as REQUEST_FIELDS
+from hybridlm.decision_models.prompts import Prompt, Prompts
+from hybridlm.decision_models.questions import Answer
+from hybridlm.decision_models.settings import read_settings
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.arguments import assemble
@@ -36,6 +44,7 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
+from hybridlm.errors import NumericalError
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.answers import BatchModel
@@ -48,14 +57,17 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceFileReport, with_means
+from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
-from hybridlm.score_files.score_rows import Scorer, VectorScorer
+from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import Divergence, Side, compare
+from hybridlm.scoring.hidden import Read, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
-from hybridlm.scoring.pooling import Classification, Pooled, Pooling, check_pooling, class_logits, pooled
+from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
@@ -66,6 +78,7 @@ from hybridlm.version import __version__
 from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
 from models import Decoder, DecoderConfig, family_of
+from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight
 from models.ops.quantised_weight import stored_form
 from models.sharding.devices import SINGLE_DEVICE
@@ -400,23 +413,69 @@ class LM:
                 tokenizers differ (token ids only need the same vocabulary), or a model is on several devices.
             NumericalError: a model computed logits that are not numbers.
         """
+        self._require_comparable(other)
+        items = to_items(texts, "texts")
+        ids = [self._compared(other, item, f"texts[{i}]") for i, item in enumerate(items)]
+        found, wrong = self._compare(other, ids)
+        for i, token in sorted(wrong.items()):
+            raise NumericalError(f"texts[{i}]", token)
+        return found
+
+    def divergence_file(
+        self,
+        other: "LM",
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        **options: Unpack[FileOptions],
+    ) -> DivergenceFileReport:
+        """Compare two models on a file of texts of any length, as `score_file` scores one.
+
+        Args:
+            other: the other model, as for `divergence`.
+            input: lines or columns as for `score_file`, of texts or token ids.
+            output: one row per input row, in order: id, token_ids, and of each token kl, reverse_kl, js and same_top,
+                with their means; the first token has no numbers. Or id and error.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Returns:
+            The report, with the means over all tokens of the output.
+
+        Raises:
+            TypeError, ValueError: as `divergence`, but for the texts; or as `score_file`.
+            MissingExtra, OSError: as `score_file`.
+        """
+        self._require_comparable(other)
+
+        def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
+            found, wrong = self._compare(other, ids)
+            return [RowValues(found.of(i), len(one), wrong.get(i)) for i, one in enumerate(ids)]
+
+        scorer = ValueScorer(DIVERGENCE_COLUMNS, lambda item, where: self._compared(other, item, where), values)
+        origin = {f"other {name}": value for name, value in other._origin().items()}
+        return with_means(self._value_file(scorer, origin, input, output, options))
+
+    def _require_comparable(self, other: "LM") -> None:
         if not isinstance(other, LM):
             raise TypeError(f"other: expected a model that hybridlm.load returned, got {type(other)}")
         if self.config.vocab_size != other.config.vocab_size:
             sizes = f"{self.config.vocab_size} and {other.config.vocab_size}"
             raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
-        mine, its = (None if one.tokenizer is None else one.tokenizer.fingerprint for one in (self, other))
-        items = to_items(texts, "texts")
-        if mine != its and any(isinstance(item, str) for item in items):
-            raise ValueError("other: expected the same tokenizer for texts, theirs differ; give token ids")
         if any(one.engine.placement.mesh is not None for one in (self, other)):
             raise ValueError("divergence: expected both models on one device, one has a mesh; load it without")
+        self._require_vocabulary_head()
         other._require_vocabulary_head()
-        ids = self._inputs.encode_all(items, "texts")
-        for i, one in enumerate(ids):
-            check_length(one, f"texts[{i}]", other.context)
-        sides = Side(self.engine, self._structure), Side(other.engine, other._structure)
-        return compare(sides, ids)
+
+    def _compared(self, other: "LM", item: Any, where: str) -> tuple[int, ...]:
+        """Return the token ids of one text, which fit both models."""
+        mine, its = (None if one.tokenizer is None else one.tokenizer.fingerprint for one in (self, other))
+        if isinstance(item, str) and mine != its:
+            raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
+        ids = self._inputs.encode(item, where)
+        check_length(ids, where, other.context)
+        return ids
+
+    def _compare(self, other: "LM", ids: Sequence[tuple[int, ...]]) -> tuple[Divergence, dict[int, int]]:
+        return compare((Side(self.engine, self._structure), Side(other.engine, other._structure)), ids)
 
     def embed(
         self, texts: str | Sequence[str | Sequence[int]], *, pooling: Pooling = "last", normalised: bool = True
@@ -461,11 +520,16 @@ class LM:
         """
         check_pooling(pooling)
 
-        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
-            return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
+            found = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+            return [
+                RowValues({"embedding": vector}, len(one), found.wrong.get(i))
+                for i, (one, vector) in enumerate(zip(ids, found.vectors, strict=True))
+            ]
 
         kind = f"{pooling} token, {'normalised' if normalised else 'as it is'}"
-        return self._vector_file(VectorScorer("embedding", vectors), kind, input, output, options)
+        scorer = ValueScorer({"embedding": "floats"}, self._text_inputs.encode, values)
+        return self._value_file(scorer, {"embedding": kind}, input, output, options)
 
     def classify_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
@@ -474,7 +538,8 @@ class LM:
 
         Args:
             input: lines or columns as for `score_file`, of texts or token ids.
-            output: one row per input row, in order: id and logits, one for each label, or id and error.
+            output: one row per input row, in order: id and logits, one for each label, and with several labels the
+                most likely label and the probabilities of all; or id and error.
             **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
 
         Raises:
@@ -482,27 +547,154 @@ class LM:
             MissingExtra, OSError: as `score_file`.
         """
         classifier = self._require_classifier("classify_file")
+        columns: Columns = {"logits": "floats"}
+        if len(classifier.labels) > 1:
+            columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
-        def vectors(ids: Sequence[tuple[int, ...]]) -> Pooled:
+        def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
             found = pooled(self.engine, ids, self.config.hidden_size, "last", False)
-            return found._replace(vectors=class_logits(classifier.weight, found.vectors))
+            classes = Classification(class_logits(classifier.weight, found.vectors), classifier.labels)
+            fields: list[dict[str, Any]] = [{"logits": logits} for logits in classes.logits]
+            if len(classifier.labels) > 1:
+                for one, shares in zip(fields, classes.probabilities, strict=True):
+                    one["label"] = classifier.labels[int(np.argmax(one["logits"]))]
+                    one["probabilities"] = shares.astype(np.float32)
+            return [
+                RowValues(one, len(text), found.wrong.get(i))
+                for i, (one, text) in enumerate(zip(fields, ids, strict=True))
+            ]
 
-        return self._vector_file(VectorScorer("logits", vectors), "score.weight", input, output, options)
+        scorer = ValueScorer(columns, self._text_inputs.encode, values)
+        return self._value_file(scorer, {"logits": "score.weight"}, input, output, options)
 
-    def _vector_file(
+    def _value_file(
         self,
-        vectors: VectorScorer,
-        kind: str,
+        values: ValueScorer,
+        origin: Mapping[str, str | int],
         input: str | os.PathLike[str],
         output: str | os.PathLike[str],
         options: FileOptions,
     ) -> ScoreFileReport:
-        inputs = self._text_inputs
-        origin = {**self._origin(), vectors.column: kind}
         scorer = Scorer(
-            lambda item, where: [ScoredIds(inputs.encode(item, where))], lambda ids: [], origin, vectors=vectors
+            lambda item, where: [],
+            lambda ids: [],
+            {**self._origin(), **origin},
+            saved=lambda: self.engine.stats["prefix_tokens_saved"],
+            values=values,
         )
         return score_file(scorer, input, output, **options)
+
+    def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
+        """Answer typed questions about a state with a probability for every option, without generating a token.
+
+        A question is `{"type": "choice", "instructions": ..., "criteria": {option: description or None}}`,
+        `{"type": "score", "criteria": [levels, the lowest first]}` or `{"type": "noul"}` (true or false, with optional
+        criteria of both). Each is a prompt whose last token is read: the logits of the options' labels, of any chat
+        model, or the head of a decision model. docs/scoring.md has the files that say how a model is asked.
+
+        Args:
+            state: what the questions are about: text or other JSON.
+            questions: name -> question.
+
+        Returns:
+            Name of a question -> its answer.
+
+        Raises:
+            TypeError, ValueError: a question is wrong, or cannot be asked of this model; nothing has been computed.
+            CheckpointError: the files of the decision model cannot be used.
+            NumericalError: a step computed numbers that are none.
+        """
+        return self.decide_requests([{"state": state, "questions": questions}])[0]
+
+    def decide_requests(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Answer]]:
+        """Answer any number of requests in lanes, as `decide`; what prompts begin with in common is computed once.
+
+        Args:
+            requests: `{"state": ..., "questions": {name: question}}` each.
+
+        Returns:
+            The answers to each request, in order.
+
+        Raises:
+            TypeError, ValueError: a request is wrong (the message names it); nothing has been computed.
+            CheckpointError, NumericalError: as `decide`.
+        """
+        if isinstance(requests, str | Mapping) or not isinstance(requests, Sequence):
+            raise TypeError(f"requests: expected a list of requests, got {type(requests)}")
+        decider, encoded = self._decider, []
+        for i, request in enumerate(requests):
+            try:
+                encoded.append(decider.encode(request))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"requests[{i}]: {error}") from error
+        found: list[dict[str, Answer]] = []
+        for i, one in enumerate(decider.answers(encoded)):
+            if isinstance(one, int):
+                raise NumericalError(f"requests[{i}]", one)
+            found.append(one)
+        return found
+
+    def decide_file(
+        self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
+    ) -> ScoreFileReport:
+        """Answer a file of requests of any length, as `score_file` scores one.
+
+        Args:
+            input: `.jsonl`; lines `{"id": ..., "state": ..., "questions": {name: question}}`, as for `decide`.
+            output: `.jsonl`; one line per input line, in order: id and answers (name -> the fields of
+                `Answer.to_dict`), or id and error.
+            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+
+        Raises:
+            ValueError, OSError: as `score_file`.
+            CheckpointError: as `decide`.
+        """
+        decider = self._decider
+
+        def values(requests: Sequence[list[Prompt]]) -> list[RowValues]:
+            rows: list[RowValues] = []
+            for request, one in zip(requests, decider.answers(requests), strict=True):
+                tokens = sum(len(prompt.token_ids) for prompt in request)
+                wrong = one if isinstance(one, int) else None
+                said = {} if isinstance(one, int) else {name: answer.to_dict() for name, answer in one.items()}
+                rows.append(RowValues({"answers": said}, tokens, wrong))
+            return rows
+
+        scorer = ValueScorer({"answers": "object"}, lambda item, where: decider.encode(item), values, REQUEST_FIELDS)
+        return self._value_file(scorer, {"decisions": decider.prompts.settings.digest}, input, output, options)
+
+    @property
+    def _decider(self) -> Decider:
+        settings = self._prompts.settings
+        if settings.head is None:
+            self._require_vocabulary_head()
+            dtype = np.dtype(jnp.dtype(self.engine.kind.dtype))
+            head = LabelHead(self._prompts.tokenizer, self._head_rows, dtype)
+        else:
+            head = JevHead(settings.head)
+
+        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> Read:
+            return read_hidden(self.engine, ids, places, self.config.hidden_size)
+
+        return Decider(self._prompts, head, read, self.context)
+
+    @cached_property
+    def _prompts(self) -> Prompts:
+        if self.tokenizer is None:
+            raise ValueError("decide: the checkpoint has no tokenizer.json, which prompts need")
+        return Prompts(self.tokenizer, read_settings(self.path, self.config.hidden_size))
+
+    def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
+        """Return rows of the vocabulary head with every factor on logits, float64 [ids, hidden]."""
+        if max(ids) >= self.config.vocab_size:
+            raise ValueError(f"labels: token id {max(ids)} is outside the vocabulary [0, {self.config.vocab_size})")
+        head = self.params["embed_tokens" if self.config.tied else "lm_head"]
+        if isinstance(head, jax.Array) and not head.is_fully_addressable:
+            if not head.is_fully_replicated:
+                raise ValueError("decide: expected the vocabulary head whole in each process, the mesh divides it")
+            head = head.addressable_data(0)
+        rows = np.asarray(embedding_rows(head, jnp.asarray(ids, jnp.int32)), np.float64)
+        return rows * self.config.logits_multiplier
 
     def _require_classifier(self, method: str) -> Classifier:
         if self._classifier is None:
@@ -820,7 +1012,7 @@ class LM:
 
     def _require_vocabulary_head(self) -> None:
         if not self._has_vocabulary_head:
-            use = "embed" if self._classifier is None else "classify or embed"
+            use = "embed (or decide, if it is a decision model)" if self._classifier is None else "classify or embed"
             raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
 
     @property

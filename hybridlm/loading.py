@@ -26,11 +26,13 @@ from hybridlm.checkpoint import (
 )
 from hybridlm.checkpoint.adapter import base_of, has_adapter
 from hybridlm.checkpoint.classifier import SCORE_PATTERN, read_classifier
+from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed_weights import Packed
 from hybridlm.checkpoint.saved_index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
+from hybridlm.decision_models.settings import adapter_folder
 from hybridlm.devices.placement import Placement, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import (
@@ -44,6 +46,7 @@ from hybridlm.engine.arguments import (
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
 from hybridlm.engine.warmup import all_shapes, first_shapes
+from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
@@ -132,9 +135,9 @@ def load(
             they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
             are plain. See docs/quantised.md.
         adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
-            are rounded. None for the adapter that lies beside the weights, if there is one; False for the weights
-            alone. A directory that holds an adapter alone is loaded with the base model that it names. See
-            docs/adapters.md.
+            are rounded. None for the adapter that lies beside the weights, or that the files of a decision model name,
+            if there is one; False for the weights alone. A directory that holds an adapter alone is loaded with the
+            base model that it names. See docs/adapters.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
@@ -293,7 +296,11 @@ def _locate(
     """
     path = resolve(path_or_hub_id)
     given = None if adapter is None or adapter is False else resolve(adapter)
-    if adapter is False or not has_adapter(path) or is_saved(path):
+    if adapter is False or is_saved(path):
+        return path, given
+    if path.is_dir() and not has_adapter(path) and (folder := adapter_folder(path)) is not None:
+        return path, _adapter_of_decisions(path_or_hub_id, path, folder, given)
+    if not has_adapter(path):
         return path, given
     if given is not None and given.resolve() != path.resolve():
         raise ValueError(
@@ -301,6 +308,31 @@ def _locate(
             "merge_adapter for the other one, or move its adapter_config.json away"
         )
     return (path if (path / "config.json").exists() else resolve(base_of(path))), path
+
+
+def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, given: Path | None) -> Path:
+    """Return the adapter that the files of a decision model name.
+
+    Raises:
+        CheckpointError: it is not there.
+        ValueError: another adapter is asked for.
+    """
+    own = path / folder
+    if given is not None and given.resolve() != own.resolve():
+        raise ValueError(
+            f"adapter: {path} is a decision model with the adapter {folder}, expected no other; load it without and "
+            "call merge_adapter for the other one, or give adapter=False for the weights alone"
+        )
+    if not has_adapter(own):
+        own = resolve_folder(path_or_hub_id, folder) / folder
+    if not has_adapter(own):
+        raise CheckpointError(
+            own,
+            "expected the LoRA adapter of the decision model, found none",
+            "Where it has been merged into the weights, adapter_subfolder of judge_config.json (adapter of "
+            "decision.json) should be null; adapter=False loads the weights alone.",
+        )
+    return own
 
 
 def _room(engine: Engine, demand: Demand) -> int | None:

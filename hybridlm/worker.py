@@ -15,6 +15,8 @@ from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.scoring.distributions import Question, TextQuestion
+from hybridlm.scoring.hidden import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer
@@ -23,7 +25,7 @@ from ir_passes.xla_audit.hlo import HloError
 
 DRAFTED_BY_USER = "by the user's drafter"
 """In place of a user's drafter, in what other processes are told of a session."""
-CLASSES = (Prefix, Request, ResolvedParams)
+CLASSES = (Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
 """Errors for the user, which process 0 raises at the same point; another one ends this process."""
@@ -86,7 +88,8 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "cancel": lambda session, index: session.cancel(index),
         "step": lambda session: session.step(),
         "close": lambda session: session.close(),
-        "score": lambda texts, top, prefix: scores(engine, texts, top, prefix),
+        "score": lambda **given: scores(engine, **given),
+        "read": lambda **given: read_hidden(engine, **given),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
         "warm up": warm,
     }

@@ -122,7 +122,7 @@ LAYERS = {
         loading target_report
         lm
         forward openai_batch tables worker
-        score_files scoring session
+        decision_models score_files scoring session
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows
         checkpoint devices files steps text

@@ -13,6 +13,8 @@ from models import DecoderConfig, Family
 
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
+DECISION_HEAD = "judge_config.json"
+"""File of a decision model that describes the head beside its weights, which may have no vocabulary head then."""
 SCORE_PATTERN = r"score\.weight"
 """Tensors that a family skips in a checkpoint whose head was read here."""
 
@@ -52,7 +54,8 @@ def read_classifier(
     if SCORE not in names:
         # A model that was saved without any head, as embedding models are.
         models = [str(one) for one in directory.config.get("architectures") or ()]
-        if bare and not config.tied and models and all(one.endswith("Model") for one in models):
+        headless = (models and all(one.endswith("Model") for one in models)) or _has_decision_head(directory)
+        if bare and not config.tied and headless:
             return family, replace(config, tied=True), None, False
         return family, config, None, True
     labels = _labels(directory.config)
@@ -64,6 +67,10 @@ def read_classifier(
     names_of = labels or tuple(f"LABEL_{i}" for i in range(shape[0]))
     family = replace(family, skipped=(*family.skipped, SCORE_PATTERN))
     return family, replace(config, tied=config.tied or bare), Classifier(weight, names_of), False
+
+
+def _has_decision_head(directory: Checkpoint) -> bool:
+    return (directory.path / DECISION_HEAD).is_file()
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from hybridlm.checkpoint.gguf_file import is_gguf
@@ -21,6 +22,11 @@ FILES = [
     "added_tokens.json",
     "chat_template.jinja",
     "adapter_config.json",
+    "decision.json",
+    "decision_template.jinja",
+    "decision_config.json",
+    "judge_config.json",
+    "calibration.json",
     "additional_chat_templates/*.jinja",
 ]
 # "*" crosses folders in these patterns; checkpoints of other formats lie in folders ("original/", "onnx/").
@@ -61,11 +67,34 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     return _download(given, revision, cache_dir)
 
 
+def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
+    """Return the directory of a checkpoint with the LoRA adapter in one of its folders; download it if necessary.
+
+    Args:
+        dir_or_hub_id: as for `resolve`.
+        folder: name of the folder, inside the directory.
+
+    Raises:
+        CheckpointError: as `resolve`.
+    """
+    path = resolve(dir_or_hub_id)
+    if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
+        return path
+    files = [f"{folder}/adapter_config.json", f"{folder}/adapter_model.safetensors"]
+    return _download(os.fspath(dir_or_hub_id), None, None, files, [])
+
+
 def _looks_like_path(given: str) -> bool:
     return given.startswith((".", "/", "~")) or given.endswith("/") or "\\" in given or given.count("/") > 1
 
 
-def _download(hub_id: str, revision: str | None, cache_dir: str | None) -> Path:
+def _download(
+    hub_id: str,
+    revision: str | None,
+    cache_dir: str | None,
+    files: Sequence[str] = FILES,
+    ignored: Sequence[str] = IGNORED,
+) -> Path:
     # Imported here because it takes longer than everything else that a local directory needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -77,7 +106,7 @@ def _download(hub_id: str, revision: str | None, cache_dir: str | None) -> Path:
 
     try:
         found = snapshot_download(
-            hub_id, revision=revision, cache_dir=cache_dir, allow_patterns=FILES, ignore_patterns=IGNORED
+            hub_id, revision=revision, cache_dir=cache_dir, allow_patterns=[*files], ignore_patterns=[*ignored]
         )
     except GatedRepoError as error:
         raise CheckpointError(

@@ -11,13 +11,17 @@ from hybridlm.multiprocess.joining import join
 from hybridlm.multiprocess.launch import LaunchError
 from hybridlm.multiprocess.launch import launch as start
 
-COMMANDS = ("generate", "score")
+COMMANDS = ("generate", "score", "decide", "classify", "embed")
 
 
 def launch(
     context: typer.Context,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="generate or score with its arguments, after --.")
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="One of generate, score, decide, classify and embed with its arguments, after --.",
+        ),
     ],
     processes: Annotated[
         int | None,

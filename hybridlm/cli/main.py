@@ -1,6 +1,7 @@
 """The command line.
 
-`hybridlm demo | generate | score | batch | eval | verify | inspect | bench | quantise | warmup | launch | cache`
+`hybridlm demo | generate | score | decide | classify | embed | divergence | batch | eval | verify | inspect | bench |
+quantise | warmup | launch | cache`
 """
 
 from typing import Annotated
@@ -10,7 +11,11 @@ import typer
 from hybridlm.cli.batch import batch
 from hybridlm.cli.bench import bench
 from hybridlm.cli.cache import cache
+from hybridlm.cli.classify import classify
+from hybridlm.cli.decide import decide
 from hybridlm.cli.demo import demo
+from hybridlm.cli.divergence import divergence
+from hybridlm.cli.embed import embed
 from hybridlm.cli.eval import evaluate
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
@@ -26,6 +31,10 @@ app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enabl
 app.command()(demo)
 app.command()(generate)
 app.command()(score)
+app.command()(decide)
+app.command()(classify)
+app.command()(embed)
+app.command()(divergence)
 app.command()(batch)
 app.command("eval")(evaluate)
 app.command()(verify)

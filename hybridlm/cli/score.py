@@ -1,11 +1,11 @@
 """`hybridlm score`: log-probabilities of every row of a file."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered
 from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
@@ -19,7 +19,7 @@ def score(
         typer.Argument(
             metavar="INPUT",
             help=".jsonl or .parquet; every line or row has an id, if you like, and text, token_ids, prompt and "
-            "completion, or messages, whose last answer is scored.",
+            "completion, or messages, whose last answer is scored; or .txt, a text per line.",
         ),
     ],
     output: Annotated[
@@ -30,15 +30,10 @@ def score(
             "sum_logprob, perplexity.",
         ),
     ],
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False,
-    window: Annotated[int, typer.Option(help="Most rows scored together and kept as a part.")] = DEFAULT_WINDOW,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Score shard I of N only, from 0/N; the name of OUTPUT gets the shard."),
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")
-    ] = False,
+    strict: Strict = False,
+    window: Window = DEFAULT_WINDOW,
+    shard: Shard = None,
+    restart: Restart = False,
     token_ids: Annotated[
         str | None,
         typer.Option(
@@ -79,8 +74,9 @@ def score(
         )
         if lm.follow():
             return
-        began = time.perf_counter()
-        report = lm.score_file(
+        answered(
+            lm.score_file,
+            "texts",
             input,
             output,
             strict=strict,
@@ -94,19 +90,6 @@ def score(
             temperature=temperature,
             entropy=entropy,
         )
-        seconds = time.perf_counter() - began
-        kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
-        saved = report.prefix_tokens_saved
-        shared = f"; {saved:,} tokens of common prefixes were prefilled once" if saved else ""
-        typer.echo(
-            f"{report.output}: {report.texts:,} texts of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
-            f"(compilation included)",
-            err=True,
-        )
-        if report.errors:
-            typer.echo(
-                f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True
-            )
 
 
 def _ids(given: str | None) -> str | list[int] | None:

@@ -1,7 +1,7 @@
 """Wire format of commands and decisions: JSON in numbered parts, each with a checksum.
 
-Nothing is pickled. Of Python's types there are None, bool, int, float, str, list, tuple, frozenset, dict and data
-classes that the receiver names; objects that both sides have are sent as their number.
+Nothing is pickled. Of Python's types there are None, bool, int, float, str, list, tuple, frozenset, dict, arrays of
+int32 in one dimension, and data classes that the receiver names; objects that both sides have are sent as their number.
 """
 
 import json
@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 PART_BYTES = 1 << 20
 """Maximum bytes of a part, far below what a message of gRPC may have."""
@@ -129,6 +131,10 @@ def _encoded(value: Any, numbers: Mapping[Any, int], name: str) -> Any:
         return {type(value).__name__: [_encoded(one, numbers, name) for one in items]}
     if isinstance(value, dict):
         return {"dict": [[_encoded(one, numbers, name), _encoded(value[one], numbers, name)] for one in value]}
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.int32:
+        return {"int32": value.tolist()}
+    if isinstance(value, np.ndarray):
+        raise ValueError(f"{name}: an array of {value.dtype} {value.shape} cannot be sent to other processes")
     if (number := numbers.get(value)) is not None:
         return {"thing": number}
     if is_dataclass(value) and not isinstance(value, type):
@@ -147,6 +153,8 @@ def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any])
     ((kind, inner),) = value.items()
     if kind == "thing":
         return things[inner]
+    if kind == "int32":
+        return np.array(inner, np.int32)
     if kind == "class":
         name, given = inner
         return classes[name](**{field: _decoded(one, classes, things) for field, one in given.items()})

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import known
 from hybridlm.score_files.distribution_columns import distribution_columns, distribution_types
-from hybridlm.score_files.rows import InputRow, OutputRow
+from hybridlm.score_files.rows import Columns, InputRow, OutputRow
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import FORMS, form_of
 
@@ -183,31 +183,59 @@ def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
         # Messages may quote lone surrogates, which UTF-8 cannot hold.
         "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
     }
-    ready = distribution_columns(scores, schema.names) | {"logprobs": _logprobs(rows)}
+    logprobs = _float_lists([None if one is None else one.logprobs for one in scores])
+    ready = distribution_columns(scores, schema.names) | {"logprobs": logprobs}
     arrays = [
         ready[field.name] if field.name in ready else pa.array(columns[field.name], field.type) for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def schema_of_vectors(whole_numbers: bool, name: str) -> pa.Schema:
-    """Return the columns of a file of vectors; ids are whole numbers or strings."""
+_VALUES = {
+    "floats": pa.list_(pa.float32()),
+    "ids": pa.list_(pa.int32()),
+    "flags": pa.list_(pa.bool_()),
+    "number": pa.float64(),
+    "text": pa.string(),
+}
+
+
+def schema_of_values(whole_numbers: bool, columns: Columns) -> pa.Schema:
+    """Return the columns of a file of values; ids are whole numbers or strings.
+
+    Raises:
+        ValueError: a column that holds any JSON.
+    """
+    wrong = [name for name, kind in columns.items() if kind not in _VALUES]
+    if wrong:
+        raise ValueError(f"column {wrong[0]}: expected an output of JSON lines, objects of any kind have no column")
     ids = pa.int64() if whole_numbers else pa.string()
-    return pa.schema({"id": ids, name: pa.list_(pa.float32()), "error": pa.string()})
+    return pa.schema({"id": ids, **{name: _VALUES[kind] for name, kind in columns.items()}, "error": pa.string()})
 
 
-def table_of_vectors(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
-    """Return a table of vectors; that of a row with an error is null. Raises as `table_of_scores`."""
-    vectors = [None if row.vector is None else row.vector[1] for row in rows]
-    errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
-    columns = zip(([row.id for row in rows], vectors, errors), schema, strict=True)
-    return pa.Table.from_arrays([pa.array(values, field.type) for values, field in columns], schema=schema)
+def table_of_values(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
+    """Return a table of values; those of a row with an error are null. Raises as `table_of_scores`."""
+
+    def column(field: pa.Field) -> pa.Array:
+        if field.name == "id":
+            return pa.array([row.id for row in rows], field.type)
+        if field.name == "error":
+            errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
+            return pa.array(errors, field.type)
+        values = [None if row.values is None else row.values[field.name] for row in rows]
+        if field.type == _VALUES["floats"]:
+            return _float_lists(values)
+        if field.type == _VALUES["number"]:
+            values = [None if one is None else known(one) for one in values]
+        return pa.array(values, field.type)
+
+    return pa.Table.from_arrays([column(field) for field in schema], schema=schema)
 
 
-def _logprobs(rows: Sequence[OutputRow]) -> pa.Array:
-    """Return the lists of all rows; NaN, as in the first place of each, becomes null."""
-    arrays = [np.zeros(0, np.float32) if row.score is None else row.score.logprobs for row in rows]
-    flat = np.concatenate(arrays)
+def _float_lists(values: Sequence[np.ndarray | None]) -> pa.Array:
+    """Return lists of float32; NaN, as in the first place of log-probabilities, becomes null."""
+    arrays = [np.zeros(0, np.float32) if one is None else one for one in values]
+    flat = np.concatenate([np.zeros(0, np.float32), *arrays])
     offsets = np.cumsum([0, *(len(one) for one in arrays)], dtype=np.int32)
-    missing = np.array([row.score is None for row in rows])
+    missing = np.array([one is None for one in values], bool)
     return pa.ListArray.from_arrays(offsets, pa.array(flat, mask=np.isnan(flat)), mask=pa.array(missing))

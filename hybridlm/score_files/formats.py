@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hybridlm.errors import require_extra
-from hybridlm.score_files.rows import IdKinds, ScoreTarget, TextSource
+from hybridlm.score_files.rows import Columns, IdKinds, ScoreTarget, TextSource
 from hybridlm.scoring.distributions import DistributionSettings
 
 
@@ -25,34 +25,41 @@ def format_of(path: Path) -> str:
     return ending
 
 
-def open_source(path: Path, chosen: str | None = None) -> TextSource:
-    """Open a file of texts.
+def open_source(path: Path, chosen: str | None = None, request: tuple[str, ...] | None = None) -> TextSource:
+    """Open a file of texts, JSON lines, Parquet or text (.txt) of which every line is a text, or of requests.
 
     Args:
         path: the file.
         chosen: the field or column that holds the chosen ids of a row; None for none.
+        request: fields of JSON lines that are requests; None for texts.
 
     Raises:
         ValueError, MissingExtra: as `format_of`; or the file cannot hold texts.
         OSError: it cannot be read.
     """
-    ending = format_of(path)
+    if request is not None and path.suffix.lower() != ".jsonl":
+        raise ValueError(f"{path}: expected requests as JSON lines, a name that ends in .jsonl")
+    ending = ".txt" if path.suffix.lower() == ".txt" else format_of(path)
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
-    if ending == ".jsonl":
-        from hybridlm.score_files.jsonl import JsonLines
+    if ending != ".parquet":
+        from hybridlm.score_files.jsonl import JsonLines, TextLines
 
-        return JsonLines(path, chosen)
+        if ending == ".jsonl":
+            return JsonLines(path, chosen, request)
+        if chosen is not None:
+            raise ValueError(f"{path}: lines of text have no field {chosen!r}; give .jsonl or .parquet")
+        return TextLines(path)
     # pyarrow is an extra, which nothing else may import.
     from hybridlm.score_files.parquet import ParquetRows
 
     return ParquetRows(path, chosen)
 
 
-def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, str | None], ScoreTarget]:
+def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, Columns | None], ScoreTarget]:
     """Return the class of an output's format; raises as `format_of`.
 
-    It takes the kinds of the ids, what was asked about the distributions, and the column of vectors, if it has those
+    It takes the kinds of the ids, what was asked about the distributions, and the columns of values, if it has those
     instead of scores.
     """
     if format_of(path) == ".jsonl":

@@ -1,13 +1,15 @@
-"""JSON lines of texts, read from any line on, and of scores."""
+"""Lines of texts, JSON or plain, read from any line on, and JSON lines of scores."""
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item
 from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import form_of
 
@@ -18,12 +20,11 @@ BLOCK_BYTES = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class JsonLines:
-    """A file of JSON objects, one per line; blank lines at its end do not count.
+class TextLines:
+    """A file of texts, one per line; blank lines at its end do not count.
 
     Args:
         path: the file.
-        chosen: the field that holds the chosen ids of a row; None for none.
 
     Raises:
         OSError: the file cannot be read.
@@ -31,8 +32,8 @@ class JsonLines:
 
     unit = "line"
 
-    def __init__(self, path: Path, chosen: str | None = None):
-        self._path, self._chosen = path, chosen
+    def __init__(self, path: Path):
+        self._path = path
         with path.open("rb") as file:
             self._end = _content_end(file)
 
@@ -48,15 +49,43 @@ class JsonLines:
                 number, offset = number + 1, offset + len(line)
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
-                yield _read(number, line.rstrip(b"\r\n"), self._chosen), Mark(number, offset)
+                yield self._row(number, line.rstrip(b"\r\n")), Mark(number, offset)
+
+    def _row(self, number: int, line: bytes) -> InputRow:
+        try:
+            return InputRow(number, None, "text", line.decode(), len(line))
+        except UnicodeDecodeError as error:
+            return InputRow(number, None, "", None, len(line), f"expected UTF-8: {error}")
 
 
-def _read(number: int, line: bytes, chosen: str | None) -> InputRow:
+class JsonLines(TextLines):
+    """A file of JSON objects, one per line; blank lines at its end do not count.
+
+    Args:
+        path: the file.
+        chosen: the field that holds the chosen ids of a row; None for none.
+        request: fields of an object that is a request; None for texts.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, chosen: str | None = None, request: tuple[str, ...] | None = None):
+        super().__init__(path)
+        self._chosen, self._request = chosen, request
+
+    def _row(self, number: int, line: bytes) -> InputRow:
+        return _read(number, line, self._chosen, self._request)
+
+
+def _read(number: int, line: bytes, chosen: str | None, request: tuple[str, ...] | None) -> InputRow:
     id = None
     try:
         value = parse_object(line)
         id = read_id(value)
-        if not value.keys() & OBJECTS:
+        if request is not None:
+            key, item = "request", {name: value[name] for name in request if name in value}
+        elif not value.keys() & OBJECTS:
             key, item = read_item(value, ("text",))
         else:
             key = form_of(value)
@@ -85,11 +114,11 @@ class JsonScores:
     """One line per row: id, token_ids, logprobs, sum_logprob, perplexity, and what was asked; or id and error.
 
     Args:
-        ids, settings, vectors: ignored; lines hold ids of all kinds, and whatever was asked.
+        ids, settings, columns: ignored; lines hold ids of all kinds, and whatever was asked.
     """
 
-    def __init__(self, ids: IdKinds, settings: DistributionSettings, vectors: str | None = None):
-        del ids, settings, vectors
+    def __init__(self, ids: IdKinds, settings: DistributionSettings, columns: Columns | None = None):
+        del ids, settings, columns
 
     def part(self, rows: list[OutputRow]) -> bytes:
         return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
@@ -100,15 +129,21 @@ class JsonScores:
 
 
 def _object(row: OutputRow) -> dict[str, Any]:
-    if row.vector is not None:
-        name, vector = row.vector
-        return {"id": row.id, name: list(map(finite, vector.tolist()))}
+    if row.values is not None:
+        return {"id": row.id, **{name: _value(value) for name, value in row.values.items()}}
     if row.score is None:
         return {"id": row.id, "error": row.error}
     before = {"prompt_tokens": row.score.prefix_tokens} if row.score.prefix_tokens else {}
     if row.completions:
         return {"id": row.id, **before, "completions": [_scored(score) for score in row.completions]}
     return {"id": row.id, **before, **_scored(row.score)}
+
+
+def _value(value: Any) -> Any:
+    """Return a value of a row as JSON."""
+    if isinstance(value, np.ndarray):
+        return [finite(one) for one in value.tolist()] if value.dtype.kind == "f" else value.tolist()
+    return finite(value) if isinstance(value, float) else value
 
 
 def _scored(score: Score) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from hybridlm.score_files.arrow import (
     columns_of,
     read_rows,
     schema_of_scores,
-    schema_of_vectors,
+    schema_of_values,
     table_of_scores,
-    table_of_vectors,
+    table_of_values,
 )
-from hybridlm.score_files.rows import IdKinds, InputRow, Mark, OutputRow
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow
 from hybridlm.scoring.distributions import DistributionSettings
 
 BATCH_ROWS = 1024
@@ -91,13 +91,13 @@ class ParquetScores:
     Args:
         ids: kinds of the ids.
         settings: what was asked about the distributions, each a column more.
-        vectors: the column of vectors, in the place of those of scores; None for scores.
+        columns: those of values, in the place of those of scores; None for scores.
 
     Raises:
         ValueError: ids that one column cannot hold.
     """
 
-    def __init__(self, ids: IdKinds, settings: DistributionSettings, vectors: str | None = None):
+    def __init__(self, ids: IdKinds, settings: DistributionSettings, columns: Columns | None = None):
         for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
             if kind in ids:
                 raise ValueError(
@@ -106,12 +106,12 @@ class ParquetScores:
         if len(ids) > 1:
             where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
             raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
-        self._vectors, whole = vectors, "whole number" in ids
-        self._schema = schema_of_scores(whole, settings) if vectors is None else schema_of_vectors(whole, vectors)
+        self._columns, whole = columns, "whole number" in ids
+        self._schema = schema_of_scores(whole, settings) if columns is None else schema_of_values(whole, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:
         sink = pa.BufferOutputStream()
-        make = table_of_scores if self._vectors is None else table_of_vectors
+        make = table_of_scores if self._columns is None else table_of_values
         pq.write_table(make(rows, self._schema), sink)
         return sink.getvalue().to_pybytes()
 

@@ -1,9 +1,7 @@
 """Rows of texts and of scores, and the protocols of files that hold them."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import Score
@@ -52,19 +50,24 @@ class InputRow(NamedTuple):
         return isinstance(given, list) and not all(isinstance(one, int) for one in given)
 
 
+Columns = Mapping[str, Literal["floats", "ids", "flags", "number", "text", "object"]]
+"""Names of the fields of a file that holds no scores, and what each has: lists of numbers, of ids or of booleans, one
+number, one text, or any JSON."""
+
+
 class OutputRow(NamedTuple):
-    """A row of the output: its score, the scores of its list of completions, its vector, or its error.
+    """A row of the output: its score, the scores of its list of completions, its values, or its error.
 
     Attributes:
-        vector: name of its field, and its float32 numbers, in a file of vectors.
-        tokens: tokens of the text of a vector.
+        values: field -> value, in a file that holds no scores; lists are arrays, and a number that is none is null.
+        tokens: number of tokens that the values are of.
     """
 
     id: Id
     score: Score | None
     error: str | None
     completions: tuple[Score, ...] = ()
-    vector: tuple[str, np.ndarray] | None = None
+    values: Mapping[str, Any] | None = None
     tokens: int = 0
 
 

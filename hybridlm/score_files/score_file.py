@@ -75,12 +75,13 @@ def score_file(
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
     make_target, saved = target_for(path), scorer.saved()
-    source = open_source(texts, scorer.chosen)
+    values = scorer.values
+    source = open_source(texts, scorer.chosen, None if values is None else values.request)
     window_bytes = _window_bytes(scorer)
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.settings, None if scorer.vectors is None else scorer.vectors.column)
+        target = make_target(found.ids, scorer.settings, None if values is None else values.columns)
         parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:

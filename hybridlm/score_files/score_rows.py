@@ -1,29 +1,46 @@
 """Scoring of rows in one call; a row that cannot be scored gets an error instead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.parts import Origin
 from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import InputRow, OutputRow
+from hybridlm.score_files.rows import Columns, InputRow, OutputRow
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
-from hybridlm.scoring.pooling import Pooled
+
+
+class RowValues(NamedTuple):
+    """Values of one row, in the place of scores.
+
+    Attributes:
+        fields: field -> value.
+        tokens: number of tokens that they are of.
+        wrong: index of the first token whose numbers are none; the fields have no meaning then.
+    """
+
+    fields: Mapping[str, Any]
+    tokens: int
+    wrong: int | None = None
 
 
 @dataclass(frozen=True)
-class VectorScorer:
-    """Vectors of texts, in the place of scores.
+class ValueScorer:
+    """Values of rows, in the place of scores.
 
     Attributes:
-        column: name of their field or column in the output.
-        vectors: token ids -> their vectors, in order.
+        columns: the fields of the output.
+        encode: (text, token ids or object, name in messages) -> what is computed with; raises ValueError or TypeError.
+        values: what was encoded of several rows -> the values of each, in order.
+        request: fields of the input's objects, of which each is one request; None for texts and token ids.
     """
 
-    column: str
-    vectors: Callable[[Sequence[tuple[int, ...]]], Pooled]
+    columns: Columns
+    encode: Callable[[Any, str], Any]
+    values: Callable[[Sequence[Any]], Sequence[RowValues]]
+    request: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class Scorer:
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
         saved: tokens so far that were not prefilled because texts begin alike.
-        vectors: gives vectors instead of scores; None for scores.
+        values: gives values instead of scores; None for scores.
     """
 
     encode: Callable[[Any, str], list[ScoredIds]]
@@ -48,7 +65,7 @@ class Scorer:
     settings: DistributionSettings = NOTHING_ASKED
     vocab_size: int = 0
     saved: Callable[[], int] = lambda: 0
-    vectors: VectorScorer | None = None
+    values: ValueScorer | None = None
 
     @property
     def chosen(self) -> str | None:
@@ -73,11 +90,11 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
         unit: the word before a row's number in messages; None for messages without numbers.
     """
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]
+    if scorer.values is not None:
+        return _value_rows(scorer.values, rows, names)
     encoded = [_encode(scorer, row, name) for row, name in zip(rows, names, strict=True)]
     good = [found for found in encoded if not isinstance(found, str)]
     texts = [one.token_ids for ids, _ in good for one in ids]
-    if scorer.vectors is not None:
-        return _vector_rows(scorer.vectors, texts, list(zip(rows, names, encoded, strict=True)))
     asked = [one for _, about_row in good for one in about_row]
     given = {"question": scorer.settings.together(asked)} if scorer.settings.given else {}
     scores = iter(scorer.score(texts, **given))
@@ -95,32 +112,40 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
     return output
 
 
-def _vector_rows(
-    scorer: VectorScorer,
-    texts: Sequence[tuple[int, ...]],
-    encoded: Sequence[tuple[InputRow, str | None, tuple[list[ScoredIds], list[TextQuestion]] | str]],
-) -> list[OutputRow]:
-    """Return the vectors or errors of rows, in order; every row that has a text has one."""
-    found, places, output = scorer.vectors(texts), iter(range(len(texts))), list[OutputRow]()
-    for row, name, ids in encoded:
-        place = -1 if isinstance(ids, str) else next(places)
-        if isinstance(ids, str):
-            output.append(OutputRow(row.id, None, ids))
-        elif place in found.wrong:
-            output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, found.wrong[place]))))
+def _value_rows(scorer: ValueScorer, rows: Sequence[InputRow], names: Sequence[str | None]) -> list[OutputRow]:
+    """Return the values or errors of rows, in order."""
+    encoded = [_read(scorer.encode, row, name) for row, name in zip(rows, names, strict=True)]
+    found = iter(scorer.values([one for one, fault in encoded if fault is None]))
+    output: list[OutputRow] = []
+    for row, name, (_, fault) in zip(rows, names, encoded, strict=True):
+        if fault is not None:
+            output.append(OutputRow(row.id, None, fault))
+            continue
+        one = next(found)
+        if one.wrong is None:
+            output.append(OutputRow(row.id, None, None, values=one.fields, tokens=one.tokens))
         else:
-            vector = scorer.column, found.vectors[place]
-            output.append(OutputRow(row.id, None, None, vector=vector, tokens=len(texts[place])))
+            output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, one.wrong))))
     return output
 
 
 def _encode(scorer: Scorer, row: InputRow, name: str | None) -> tuple[list[ScoredIds], list[TextQuestion]] | str:
     """Return the token ids of a row with what is asked about them, or its error."""
+
+    def both(item: Any, key: str) -> tuple[list[ScoredIds], list[TextQuestion]]:
+        ids = scorer.encode(item, key)
+        return ids, scorer.ask(row, ids)
+
+    found, fault = _read(both, row, name)
+    return found if fault is None else fault
+
+
+def _read(encode: Callable[[Any, str], Any], row: InputRow, name: str | None) -> tuple[Any, str | None]:
+    """Return what is made of a row, and the error if nothing can be made of it."""
     fault = row.fault
     if fault is None:
         try:
-            ids = scorer.encode(row.item, row.key)
-            return ids, scorer.ask(row, ids)
+            return encode(row.item, row.key), None
         except (ValueError, TypeError) as error:
             fault = str(error)
-    return fault if name is None else f"{name}: {fault}"
+    return None, fault if name is None else f"{name}: {fault}"

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from hybridlm.engine.engine import Engine
-from hybridlm.errors import NumericalError
 from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import types_of
@@ -76,6 +75,14 @@ class Divergence:
         """Share of the predicted tokens in whose place both models have the same most likely token."""
         return self._mean(self.same_top)
 
+    def of(self, text: int) -> dict[str, Any]:
+        """Return what was found about one text: its arrays, and the means over its predicted tokens."""
+        own = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
+        arrays = {name: getattr(self, name)[own] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
+        one = Divergence(**arrays, offsets=np.array([0, own.stop - own.start]))
+        means = {"mean_kl": one.mean_kl, "mean_reverse_kl": one.mean_reverse_kl, "mean_js": one.mean_js}
+        return {**arrays, **means, "agreement": one.agreement}
+
     def _mean(self, values: np.ndarray) -> float:
         return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else float("nan")
 
@@ -119,8 +126,10 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 """Compiled comparisons, by the first model's engine and the types of all arguments."""
 
 
-def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> Divergence:
-    """Return how far two models of one vocabulary are from one another.
+def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> tuple[Divergence, dict[int, int]]:
+    """Return how far two models of one vocabulary are from one another, and where they computed NaN.
+
+    A text in which a model did has the index of its first such token beside it.
 
     Each text has a lane of its own in both; chunks are those of the first one. A text has the same bits whatever is
     compared with it in steps of the same shape.
@@ -130,7 +139,6 @@ def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> Diver
         texts: token ids, which fit the context of both.
 
     Raises:
-        NumericalError: a model computed logits that are not numbers.
         IsolationError, AuditError, HloError: a step is refused (see `compile_step`).
     """
     compared = [ComparedText(i, text) for i, text in enumerate(texts)]
@@ -147,11 +155,8 @@ def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> Diver
         finally:
             for side, pool in zip(sides, pools, strict=False):
                 side.engine.give_back("prefill", pool)
-    for one in compared:
-        wrong = np.flatnonzero(np.isnan(np.stack(one.found[:3])[:, 1:]).any(axis=0))
-        if wrong.size:
-            raise NumericalError(f"texts[{one.index}]", 1 + int(wrong[0]))
-    return _joined(compared, certificate)
+    nan = {one.index: np.flatnonzero(np.isnan(np.stack(one.found[:3])[:, 1:]).any(axis=0)) for one in compared}
+    return _joined(compared, certificate), {i: 1 + int(tokens[0]) for i, tokens in nan.items() if tokens.size}
 
 
 def _joined(compared: Sequence[ComparedText], certificate: Certificate | None) -> Divergence:

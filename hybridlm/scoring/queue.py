@@ -5,15 +5,35 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.prefix_cache.radix_tree import RadixTree
-from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.text import ScoredText
+from hybridlm.scoring.text import QueuedText, ScoredText
+
+T = TypeVar("T", bound=QueuedText)
 
 
-class ScoringQueue:
+class AskedText(Protocol):
+    """What is asked about one text."""
+
+    def key(self, begin: int, end: int) -> Any:
+        """Return what is asked about tokens `begin` to `end`, which has to be equal for them to be shared."""
+        ...
+
+
+class Asked(Protocol):
+    """What is asked about the texts of a call.
+
+    Attributes:
+        texts: for each of them.
+    """
+
+    @property
+    def texts(self) -> Sequence[AskedText]: ...
+
+
+class ScoringQueue(Generic[T]):
     """Texts and shared prefixes that wait for a lane.
 
     What continues a shared prefix waits until that has been prefilled, and then goes first, so that the prefix's state
@@ -25,7 +45,8 @@ class ScoringQueue:
         prefix: a common beginning of all texts, prefilled by the caller.
         chunk: tokens of a chunk; shared prefixes are whole chunks.
         most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
-        question: what is asked about the distributions of the texts, by their numbers; None for nothing.
+        question: what is asked about the texts, by their numbers; None for nothing.
+        make: class of the texts.
 
     Attributes:
         shares: whether any texts have a prefix in common.
@@ -37,7 +58,8 @@ class ScoringQueue:
         prefix: Prefix | None,
         chunk: int,
         most: int,
-        question: Question | None = None,
+        question: Asked | None = None,
+        make: Callable[..., T] = ScoredText,
     ):
         self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
@@ -47,20 +69,20 @@ class ScoringQueue:
         found, of = shared_prefixes(given, chunk, begin, keys) if most else ([], [None] * len(texts))
         self.shares = bool(found)
         prefix_of = dict(zip(texts, of, strict=True))
-        shared: list[ScoredText] = []
+        shared: list[T] = []
         for one in found:
             parent = None if one.parent is None else shared[one.parent]
             about = None if asked is None else asked[one.first]
-            shared.append(ScoredText(None, one.tokens, prefix, parent, question=question, asked=about))
+            shared.append(make(None, one.tokens, prefix, parent, question=question, asked=about))
         longest_first = sorted(texts, key=lambda i: -len(texts[i]))
         waiting = list(shared)
         for i in longest_first:
             number = prefix_of[i]
             parent = None if number is None else shared[number]
             about = None if question is None else question.texts[i]
-            waiting.append(ScoredText(i, texts[i], prefix, parent, question=question, asked=about))
-        self._prefixes: deque[ScoredText] = deque()
-        self._texts: deque[ScoredText] = deque()
+            waiting.append(make(i, texts[i], prefix, parent, question=question, asked=about))
+        self._prefixes: deque[T] = deque()
+        self._texts: deque[T] = deque()
         for one in waiting:
             if one.parent is not None:
                 one.parent.children.append(one)
@@ -74,7 +96,7 @@ class ScoringQueue:
         """Whether something has not begun."""
         return self._left > 0
 
-    def take(self) -> ScoredText | None:
+    def take(self) -> T | None:
         """Return what begins next; None if everything waits for a prefix that is being prefilled."""
         if not (self._texts and self._texts[0].parent is not None) and self._prefixes:
             room = self._most - self._held - (self._prefixes[0].parent is None)
@@ -87,7 +109,7 @@ class ScoringQueue:
         self._left -= 1
         return self._texts.popleft()
 
-    def begun(self, one: ScoredText) -> None:
+    def begun(self, one: T) -> None:
         """Release the state of its shared prefix if `one`, which has copied it, was the last to need it."""
         if one.parent is not None:
             one.parent.children.remove(one)
@@ -95,7 +117,7 @@ class ScoringQueue:
                 one.parent.snapshot = None
                 self._held -= 1
 
-    def prefilled(self, shared: ScoredText) -> None:
+    def prefilled(self, shared: T) -> None:
         """Let what continues a shared prefix begin: its state is there."""
         self._texts.extendleft(one for one in reversed(shared.children) if one.index is not None)
         self._prefixes.extendleft(one for one in reversed(shared.children) if one.index is None)

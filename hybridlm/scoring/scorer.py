@@ -1,9 +1,9 @@
 """Scoring: log-probabilities of texts, prefilled chunk by chunk in the rows of the prefill pool."""
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.found import Found
-from hybridlm.scoring.queue import ScoringQueue
+from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import ScoredText
-from hybridlm.steps.operands import Batch
-from hybridlm.steps.score import Chosen, Scored
+from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.score import Chosen
 
 
 def scores(
@@ -30,9 +30,7 @@ def scores(
 ) -> list[Score]:
     """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
-    if question is not None and engine.placement.several_processes:
-        raise ValueError("score: token_ids, top, start, temperature and entropy are not asked of several processes yet")
-    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix):
+    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
         for one in score(engine, texts, top, prefix, question):
             assert one.index is not None
             tops = one.top_logprobs if top else None
@@ -85,13 +83,56 @@ def score(
         yield ScoredText(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
     if not predicted:
         return
-    size = engine.bucket(len(predicted), engine.prefill_rows)
-    waiting = ScoringQueue({i: texts[i] for i in predicted}, prefix, engine.chunk, _max_held(engine, size), question)
+    shape = Shape("score", 0, engine.chunk, top)
+    if question is not None:
+        shape = replace(shape, top=question.top, chosen=question.width)
+
+    def operands(lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> tuple[Any, ...]:
+        return _operands(shape, lanes, feeds, question)
+
+    step = TextStep(shape, operands)
+    yield from prefilled(engine, {i: texts[i] for i in predicted}, step, ScoredText, prefix, question)
+
+
+class TextStep(NamedTuple, Generic[T]):
+    """A step that prefills texts.
+
+    Attributes:
+        shape: the program, with any number of lanes.
+        operands: texts in lanes and their feeds -> operands behind the batch.
+    """
+
+    shape: Shape
+    operands: Callable[[Sequence[T | None], Sequence[Feed | None]], tuple[Any, ...]]
+
+
+def prefilled(
+    engine: Engine,
+    texts: Mapping[int, tuple[int, ...]],
+    step: TextStep[T],
+    make: Callable[..., T],
+    prefix: Prefix | None = None,
+    question: Asked | None = None,
+) -> Generator[T, None, None]:
+    """Prefill all tokens but the last one of every text, longest first; yield each text when it is done.
+
+    A common prefix of several texts is prefilled once, as far as it is whole chunks.
+
+    Args:
+        engine: runs the steps.
+        texts: token ids of at least two tokens by the number of the text.
+        step: what is run.
+        make: class of the texts.
+        prefix: common beginning of all texts.
+        question: what is asked about the texts.
+    """
+    size = engine.bucket(len(texts), engine.prefill_rows)
+    waiting = ScoringQueue(texts, prefix, engine.chunk, _max_held(engine, size), question, make)
     if waiting.shares:
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
     try:
-        yield from _score(engine, pool, waiting, top, question)
+        yield from _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)))
     finally:
         engine.give_back("prefill", pool)
 
@@ -106,26 +147,21 @@ def _max_held(engine: Engine, lanes: int) -> int:
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-def _score(
-    engine: Engine, pool: RowPool, waiting: ScoringQueue, top: int, question: Question | None
-) -> Iterator[ScoredText]:
-    shape = Shape("score", pool.size, engine.chunk, top)
-    if question is not None:
-        shape = replace(shape, top=question.top, chosen=question.width)
-    lanes: list[ScoredText | None] = [None] * pool.size
-    flights: deque[tuple[Scored, list[tuple[int, ScoredText, int, int]]]] = deque()
+def _prefill(engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T]) -> Iterator[T]:
+    lanes: list[T | None] = [None] * pool.size
+    flights: deque[tuple[Any, list[tuple[int, T, int, int]]]] = deque()
     while flights or waiting or any(lanes):
         while pool.owner.free and (text := waiting.take()) is not None:
             _join(engine, pool, lanes, text)
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
-            flights.append(_dispatch(engine, pool, shape, lanes, waiting, question))
+            flights.append(_dispatch(engine, pool, step, lanes, waiting))
         if len(flights) > 1 or not any(lanes):
             outputs, parts = flights.popleft()
-            scored = engine.runner.read(outputs)
+            found = engine.runner.read(outputs)
             for lane, text, first, count in parts:
-                text.take(scored, lane, first, count)
+                text.take(found, lane, first, count)
                 engine.stats["scored_tokens"] += count
                 if first + count == len(text.tokens):
                     text.finish()
@@ -133,7 +169,7 @@ def _score(
                         yield text
 
 
-def _join(engine: Engine, pool: RowPool, lanes: list[ScoredText | None], text: ScoredText) -> None:
+def _join(engine: Engine, pool: RowPool, lanes: list[T | None], text: T) -> None:
     """Give a row to a text, with the state that it continues."""
     text.slot = pool.acquire()
     lanes[pool.lanes([text.slot])[0]] = text
@@ -142,31 +178,21 @@ def _join(engine: Engine, pool: RowPool, lanes: list[ScoredText | None], text: S
 
 
 def _dispatch(
-    engine: Engine,
-    pool: RowPool,
-    shape: Shape,
-    lanes: list[ScoredText | None],
-    waiting: ScoringQueue,
-    question: Question | None,
-) -> tuple[Scored, list[tuple[int, ScoredText, int, int]]]:
-    """Dispatch one step; return its outputs, and for each text in it (lane, text, first token, number of tokens)."""
-    feeds = [None if text is None else text.feed(shape.tokens) for text in lanes]
-    targets = np.zeros((pool.size, shape.tokens), np.int32)
-    chosen = np.zeros((pool.size, shape.tokens, shape.chosen or 0), np.int32)
-    parts: list[tuple[int, ScoredText, int, int]] = []
-    for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
-        if text is not None and feed is not None:
-            count = len(feed.tokens)
-            targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
-            if text.asked is not None:
-                text.asked.fill(chosen[lane, :count], feed.position + 1)
-            parts.append((lane, text, feed.position + 1, count))
-    batch = Batch.of(feeds, shape.tokens)
-    operands: tuple[Any, ...] = (targets,)
-    if question is not None:
-        host: Any = (chosen, np.full(pool.size, question.temperature, np.float32))
-        operands += (Chosen(*host),)
-    outputs = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
+    engine: Engine, pool: RowPool, step: TextStep[T], lanes: list[T | None], waiting: ScoringQueue[T]
+) -> tuple[Any, list[tuple[int, T, int, int]]]:
+    """Dispatch one step; return its outputs, and for each text in it (lane, text, first token, number of tokens).
+
+    The first token is the one behind the first that is prefilled: that one predicts it.
+    """
+    feeds = [None if text is None else text.feed(step.shape.tokens) for text in lanes]
+    parts = [
+        (lane, text, feed.position + 1, len(feed.tokens))
+        for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True))
+        if text is not None and feed is not None
+    ]
+    batch = Batch.of(feeds, step.shape.tokens)
+    operands = step.operands(lanes, feeds)
+    outputs = engine.run(step.shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
     for lane, text, _, count in parts:
         text.consumed += count
         if text.done and text.slot is not None:
@@ -181,3 +207,21 @@ def _dispatch(
             text.slot = None
             engine.forget(text)
     return outputs, parts
+
+
+def _operands(
+    shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
+) -> tuple[Any, ...]:
+    """Return the targets of a scoring step, and what is asked about them."""
+    targets = np.zeros((len(lanes), shape.tokens), np.int32)
+    chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
+    for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
+        if text is not None and feed is not None:
+            count = len(feed.tokens)
+            targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
+            if text.asked is not None:
+                text.asked.fill(chosen[lane, :count], feed.position + 1)
+    if question is None:
+        return (targets,)
+    host: Any = (chosen, np.full(len(lanes), question.temperature, np.float32))
+    return targets, Chosen(*host)

@@ -1,6 +1,7 @@
 """A text while it is scored: the progress of its steps and their results."""
 
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,18 +15,64 @@ from ir_passes.host.slot_owner import Slot
 
 
 @dataclass(eq=False)
-class ScoredText:
-    """A text, or a prefix that several texts share, which owns a lane while it is scored.
+class QueuedText:
+    """A text, or a prefix that several texts share, which owns a lane while its tokens are prefilled.
 
     Attributes:
         index: number of the text in its call; None for a shared prefix.
-        tokens: its token ids, those of `prefix` included; the last one is predicted and not prefilled.
+        tokens: its token ids, those of `prefix` included; the last one is not prefilled.
         prefix: the user's prefix that it continues; the results are those of the tokens behind it.
-        parent: the shared prefix that it continues; scored before, it has the results of the first tokens.
+        parent: the shared prefix that it continues; prefilled before, it has the results of the first tokens.
         consumed: tokens that the lane's state has seen once the dispatched steps have run.
         slot: its row, if it has one.
         snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
+    """
+
+    index: int | None
+    tokens: tuple[int, ...]
+    prefix: Prefix | None = None
+    parent: Self | None = None
+    consumed: int = 0
+    slot: Slot | None = None
+    snapshot: Snapshot | None = None
+    children: list[Self] = field(default_factory=list)
+
+    @property
+    def before(self) -> int:
+        """Number of tokens of `prefix`."""
+        return 0 if self.prefix is None else len(self.prefix)
+
+    @property
+    def done(self) -> bool:
+        """Whether every token but the last one has been prefilled."""
+        return self.consumed >= len(self.tokens) - 1
+
+    @property
+    def start(self) -> Snapshot | None:
+        """State that it continues; None if it begins at the first token."""
+        if self.parent is not None:
+            return self.parent.snapshot
+        return None if self.prefix is None else self.prefix.snapshot
+
+    def feed(self, limit: int) -> Feed:
+        """Return the next tokens to prefill; the last token of a text is left out."""
+        return Feed(self.tokens[:-1][self.consumed : self.consumed + limit], self.consumed)
+
+    def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
+        """Store a step's results, NumPy arrays, of the `count` tokens that precede token `first` and those behind."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Copy the results of the first tokens from the shared prefix; all steps have been read."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class ScoredText(QueuedText):
+    """A text whose tokens are scored; the last one is predicted and not prefilled.
+
+    Attributes:
         question, asked: what is asked about the distributions of all texts and of this one; None for nothing.
         found: the answers; None if nothing is asked.
         logprobs: float32 [T]; NaN for the first token of a text without a prefix.
@@ -33,14 +80,6 @@ class ScoredText:
         top_logprobs: per token, the most likely tokens and their log-probabilities; empty for that token.
     """
 
-    index: int | None
-    tokens: tuple[int, ...]
-    prefix: Prefix | None = None
-    parent: "ScoredText | None" = None
-    consumed: int = 0
-    slot: Slot | None = None
-    snapshot: Snapshot | None = None
-    children: "list[ScoredText]" = field(default_factory=list)
     question: Question | None = None
     asked: TextQuestion | None = None
     found: Found | None = field(init=False, default=None)
@@ -56,29 +95,9 @@ class ScoredText:
         if self.question is not None and self.asked is not None:
             self.found = Found(self.question, self.asked, len(self.tokens))
 
-    @property
-    def before(self) -> int:
-        """Number of tokens of `prefix`."""
-        return 0 if self.prefix is None else len(self.prefix)
-
-    @property
-    def done(self) -> bool:
-        """Whether every token that predicts another one has been prefilled."""
-        return self.consumed >= len(self.tokens) - 1
-
-    @property
-    def start(self) -> Snapshot | None:
-        """State that it continues; None if it begins at the first token."""
-        if self.parent is not None:
-            return self.parent.snapshot
-        return None if self.prefix is None else self.prefix.snapshot
-
-    def feed(self, limit: int) -> Feed:
-        """Return the next tokens to prefill; the last token of a text predicts nothing and is left out."""
-        return Feed(self.tokens[:-1][self.consumed : self.consumed + limit], self.consumed)
-
-    def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
+    def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
+        scored = outputs
         if self.found is not None:
             self.found.take(scored, lane, first, count)
         first -= self.before

@@ -79,7 +79,7 @@ class ChatTemplate:
         if not messages:
             raise ChatTemplateError("messages: expected at least one message, got none")
         plain = [_with_reasoning(_message(index, message)) for index, message in enumerate(messages)]
-        variables = {name: _plain(value, name) for name, value in variables.items()}
+        variables = {name: plain_data(value, name) for name, value in variables.items()}
         plain = self._with_known_content(plain, variables)
         plain = self._with_known_arguments(plain, variables)
         if not continue_final_message:
@@ -222,15 +222,15 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
             raise ChatTemplateError(
                 f"messages[{index}].content[{place}]: expected text, the only input of these models, got {sorted(part)}"
             )
-    return {key: _plain(value, f"messages[{index}].{key}") for key, value in message.items() if value is not None}
+    return {key: plain_data(value, f"messages[{index}].{key}") for key, value in message.items() if value is not None}
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain_data(value: Any, where: str) -> Any:
     """Return a copy made of JSON types, so that the template cannot call methods of other objects."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): plain_data(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [plain_data(item, f"{where}[{index}]") for index, item in enumerate(value)]
     raise TypeError(f"{where}: expected str, number, bool, None, list or dict, got {type(value).__name__}")

@@ -15,7 +15,7 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2 import TemplateError
 
-__all__ = ["TemplateError", "compile_template"]
+__all__ = ["TemplateError", "compile_template", "literal_text"]
 
 
 def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
@@ -25,13 +25,26 @@ def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
         TemplateError: a syntax error.
         RecursionError: it is nested too deeply.
     """
+    sandbox = _sandbox()
+    names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+    return sandbox.from_string(source), names
+
+
+def literal_text(source: str) -> str:
+    """Return the texts that a template contains, with a NUL between two of them; raises as `compile_template`."""
+    tree = _sandbox().parse(source)
+    texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    texts |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return "\0".join(sorted(texts))
+
+
+def _sandbox() -> "_Sandbox":
     sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_namespace, dict=_Dict()
     )
-    names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
-    return sandbox.from_string(source), names
+    return sandbox
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -39,6 +39,8 @@ class Tokenizer:
     Attributes:
         special_tokens: "bos_token", "eos_token", ... -> the token, for those that tokenizer_config.json names.
         chat_templates: name -> source; "default" is used unless another one is asked for.
+        chat_control_tokens: added tokens that only a chat template may write, beside the special ones, where
+            tokenizer_config.json names them; None where it does not.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         of_tiktoken: bool = False,
+        chat_control_tokens: Sequence[str] | None = None,
     ) -> None:
         """Wrap a tokenizer.
 
@@ -66,6 +69,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._of_tiktoken = of_tiktoken
+        self.chat_control_tokens = None if chat_control_tokens is None else tuple(chat_control_tokens)
         self._compiled: dict[str, ChatTemplate] = {}
         for role, token in self.special_tokens.items():
             if role in ("bos_token", "eos_token") and backend.token_to_id(token) is None:
@@ -140,6 +144,34 @@ class Tokenizer:
             added = [token.content for token in self._backend.get_added_tokens_decoder().values()]
             return [token for piece in cut(text, added) for token in self._backend.encode(piece).ids]
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    @cached_property
+    def added_tokens(self) -> dict[str, bool]:
+        """Tokens that are found in texts before the model of the tokenizer is asked -> whether they are special."""
+        return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
+
+    def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
+        """Return a copy that has these special tokens, too; a new one gets an id behind all others."""
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Backend
+
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = self._backend.encode_special_tokens
+        new = [token for token in tokens if backend.token_to_id(token) is None]
+        backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in new])
+        return Tokenizer(
+            backend, self.special_tokens, self.chat_templates, self._of_tiktoken, self.chat_control_tokens
+        )
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text in which no added token is looked for, special or not."""
+        backend = self._backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splits = [text]
+        if backend.pre_tokenizer is not None:
+            splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for split in splits for token in backend.model.tokenize(split)]
 
     def skipped(self, skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> frozenset[int]:
         """Return the ids that have no text.

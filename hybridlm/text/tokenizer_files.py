@@ -48,6 +48,7 @@ class TokenizerParts(NamedTuple):
     special_tokens: dict[str, str]
     chat_templates: dict[str, str]
     of_tiktoken: bool
+    chat_control_tokens: list[str] | None = None
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
@@ -120,7 +121,20 @@ def _with_templates(
     of_tiktoken: bool = False,
 ) -> TokenizerParts:
     roles = {role: str_of(token) for role, token in named.items()}
-    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken)
+    controls = chat_control_tokens(settings)
+    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken, controls)
+
+
+def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
+    """Return the tokens that only a chat template may write beside the special ones; None where no file names them.
+
+    Raises:
+        ValueError: no list of texts.
+    """
+    found = settings.get("chat_control_tokens")
+    if found is not None and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
+        raise ValueError(f"chat_control_tokens: expected a list of tokens, found {found!r}")
+    return found
 
 
 def read_settings(directory: Path) -> dict[str, Any]:

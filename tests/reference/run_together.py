@@ -39,6 +39,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
     generated = lm.generate(PROMPTS, max_tokens=8, ignore_eos=True, logprobs=0)
     drafted = lm.generate([[5, 6, 7] * 6, [8, 9] * 9], max_tokens=24, ignore_eos=True, speculate="ngram")
     prefix = lm.prefix([3] * 11)
+    asked = lm.score(PROMPTS[:4], token_ids=[[[5, 6]] * (len(one) - 1) for one in PROMPTS[:4]], top=2, entropy=True)
     return {
         "tokens": [one.token_ids for one in generated],
         "logprobs": [one.logprobs for one in generated],
@@ -46,6 +47,8 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
         "drafted": [one.token_ids for one in drafted],
         "continued": [one.token_ids for one in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
         "scores": [one.logprobs[1:].tolist() for one in lm.score(PROMPTS[:7])],
+        "chosen": [one.chosen.logprobs.tolist() + one.top.logprobs.tolist() for one in asked],
+        "vectors": lm.embed([*PROMPTS, [3] * 12]).tolist(),
     }
 
 

@@ -51,7 +51,7 @@ def test_four_processes_compute_what_one_does(directory: Path) -> None:
     expected = everything(one)
     for name in ("tokens", "sampled", "drafted", "continued"):
         assert found[name] == expected[name]
-    for name in ("logprobs", "scores"):
+    for name in ("logprobs", "scores", "chosen", "vectors"):
         for a, b in zip(found[name], expected[name], strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCES["qwen3_5"])
 
@@ -126,7 +126,7 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--", "inspect", "x"], "expected one of generate, score after --, got 'inspect'"),
+        (["--", "inspect", "x"], "expected one of generate, score, decide, classify, embed after --, got 'inspect'"),
         (["-n", "0", "--", "score"], "expected at least one process, got 0"),
         (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
     ],

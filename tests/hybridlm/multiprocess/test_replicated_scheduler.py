@@ -89,6 +89,8 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
             session.cancel(index)
         alive -= {event.index for event in session.step() if event.completion is not None}
     lm.score([STEMS[1] * 3 + end for end in "abc"])
+    lm.score([STEMS[1] + end for end in "abc"], token_ids=[[5], [[6]] * 44, []], top=2)
+    lm.embed([STEMS[1] + end for end in "abc"], pooling="mean")
     del prefix
     sessions[0].close()
     while sessions[1].busy:

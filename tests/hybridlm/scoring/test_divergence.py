@@ -175,7 +175,7 @@ def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM, other: hybridl
 
 
 def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    with pytest.raises(ValueError, match="^other: .*tokenizer"):
+    with pytest.raises(ValueError, match=r"^texts\[0\]: .*tokenizer"):
         text_lm.divergence(other, ["abc"])
     with pytest.raises(TypeError, match="^other: "):
         text_lm.divergence(Path("abc"), ["abc"])  # type: ignore[arg-type]

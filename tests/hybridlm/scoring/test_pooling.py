@@ -53,6 +53,24 @@ def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndar
     assert others[1:-1][::-1].tobytes() == unit.tobytes()
 
 
+@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+def test_common_beginnings_are_computed_once(
+    text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without changing a bit; texts that end within the others' beginning, and equal texts, too."""
+    stem, more = TEXTS[0], TEXTS[4]
+    texts = [[*stem, *more[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
+    with monkeypatch.context() as patch:
+        patch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+        alone = text_lm.embed(texts, pooling=pooling)
+    before = dict(text_lm.stats)
+    assert text_lm.embed(texts, pooling=pooling).tobytes() == alone.tobytes()
+    gained = {name: text_lm.stats[name] - before[name] for name in before}
+    total = sum(map(len, texts))
+    assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
+    assert gained["prefix_tokens_saved"] > total / 2
+
+
 def test_classes(
     text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,5 +172,8 @@ def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
     try:
         with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
             text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
+        common = [5] * 5 + [9] + [5] * 10
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: .* token 5 "):
+            text_lm.embed([[5], [*common, 6], [*common, 7]])
     finally:
         engine.params = clean

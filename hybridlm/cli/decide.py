@@ -1,0 +1,59 @@
+"""`hybridlm decide`: typed questions of every line of a file, answered with a probability for every option."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered, end
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
+from hybridlm.devices.mesh import read_mesh
+from hybridlm.loading import load
+from hybridlm.score_files.score_file import DEFAULT_WINDOW
+
+
+def decide(
+    model: Model,
+    input: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT", help=".jsonl; every line has state, questions, and an id, if you like (docs/scoring.md)."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help=".jsonl, in the order of the input: id and answers.")
+    ],
+    strict: Strict = False,
+    window: Window = DEFAULT_WINDOW,
+    shard: Shard = None,
+    restart: Restart = False,
+    lanes: Lanes = 8,
+    context: Context = None,
+    dtype: Dtype = None,
+    chunk: Chunk = None,
+    mesh: OnMesh = None,
+    tune: Tune = False,
+    verbose: Verbose = False,
+    adapter: Adapter = None,
+    debug: Debug = False,
+) -> None:
+    """Answer typed questions about a state, of every line of a file, without generating a token.
+
+    An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
+    cannot be answered gets its id and "error" instead; the exit status is 3 then.
+    """
+    with reported(debug, verbose):
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            mesh=read_mesh(mesh),
+            tune=tune,
+            adapter=adapter,
+        )
+        if lm.follow():
+            return
+        options = {"strict": strict, "window": window, "shard": shard, "restart": restart}
+        end(answered(lm.decide_file, "requests", input, output, **options))

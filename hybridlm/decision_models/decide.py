@@ -1,0 +1,71 @@
+"""Answers to requests: all prompts are read in lanes together, what they begin with in common once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridlm.decision_models.heads import OptionHead
+from hybridlm.decision_models.prompts import Prompt, Prompts
+from hybridlm.decision_models.questions import Answer, answer_of
+from hybridlm.requests.validation import check_length
+from hybridlm.scoring.hidden import Read
+
+Answers = dict[str, Answer]
+"""Name of a question -> its answer."""
+
+
+@dataclass(frozen=True)
+class Decider:
+    """A model that answers typed questions.
+
+    Attributes:
+        prompts: its prompts.
+        head: scores options.
+        read: (token ids of texts, places of each) -> the residual stream there.
+        context: maximum number of tokens of a prompt.
+    """
+
+    prompts: Prompts
+    head: OptionHead
+    read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], Read]
+    context: int
+
+    @property
+    def temperature(self) -> Mapping[str, float]:
+        """Divisors of the scores, by the type of the question."""
+        return self.prompts.settings.temperature
+
+    def encode(self, request: Any) -> list[Prompt]:
+        """Return the prompts of a request, which the model can answer.
+
+        Raises:
+            TypeError, ValueError: it is wrong, or a prompt does not fit the context.
+        """
+        found = self.prompts.read(request)
+        for prompt in found:
+            for question in prompt.questions:
+                self.head.check(question)
+            names = ", ".join(repr(one.name) for one in prompt.questions)
+            check_length(prompt.token_ids, f"the prompt of {names}", self.context)
+        return found
+
+    def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
+        """Return the answers to encoded requests; of one whose numbers are NaN, the first such token of its prompt.
+
+        Args:
+            requests: the prompts of each.
+        """
+        prompts = [prompt for one in requests for prompt in one]
+        read = self.read([one.token_ids for one in prompts], [one.places for one in prompts])
+        vectors, numbers = iter(read.vectors), iter(range(len(prompts)))
+        found: list[Answers | int] = []
+        for request in requests:
+            answers, wrong = Answers(), None
+            for prompt in request:
+                rows, nan = next(vectors), read.wrong.get(next(numbers))
+                wrong = nan if wrong is None else wrong
+                for vector, question in zip(rows, prompt.questions, strict=True):
+                    scores = self.head.scores(vector, question)
+                    answers[question.name] = answer_of(question, scores, self.temperature.get(question.type, 1.0))
+            found.append(answers if wrong is None else wrong)
+        return found

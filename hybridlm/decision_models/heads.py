@@ -1,0 +1,92 @@
+"""Scores of the options of a question from the residual stream of the token that is read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from hybridlm.decision_models.questions import DecisionQuestion
+from hybridlm.decision_models.settings import SlotHead
+from hybridlm.text.tokenizer import Tokenizer
+
+
+class OptionHead(Protocol):
+    """A head that scores options. Scores are summed in float64, for each question by itself."""
+
+    def check(self, question: DecisionQuestion) -> None:
+        """Raise ValueError if the options of a question cannot be scored."""
+        ...
+
+    def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
+        """Return the scores of the options, float64 [options].
+
+        Args:
+            vector: float32 [hidden], of the final residual stream.
+            question: one that was checked.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LabelHead:
+    """The logits of the options' labels, which are distinct tokens.
+
+    Attributes:
+        tokenizer: of the model.
+        rows: token ids -> rows of the vocabulary head, float64 [ids, hidden], with every factor on logits.
+        dtype: that the residual stream is rounded to in the product with the vocabulary head.
+    """
+
+    tokenizer: Tokenizer
+    rows: Callable[[Sequence[int]], np.ndarray]
+    dtype: np.dtype
+    _known: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+
+    def check(self, question: DecisionQuestion) -> None:
+        """Read the rows of the labels; raises ValueError if they are not distinct single tokens."""
+        if question.labels not in self._known:
+            self._known[question.labels] = self.rows(self._ids(question))
+
+    def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
+        rounded = vector.astype(self.dtype).astype(np.float64)
+        return (self._known[question.labels] * rounded).sum(axis=1)
+
+    def _ids(self, question: DecisionQuestion) -> list[int]:
+        encoded = {label: self.tokenizer.encode(label, add_special_tokens=False) for label in question.labels}
+        unknown = self.tokenizer.special_tokens.get("unk_token")
+        nothing = None if unknown is None else self.tokenizer.token_to_id(unknown)
+        wrong = [repr(label) for label, ids in encoded.items() if len(ids) != 1 or ids[0] == nothing]
+        wrong += [f"{label!r} again" for label in {one for one in question.labels if question.labels.count(one) > 1}]
+        ids = [one[0] for one in encoded.values() if one]
+        if wrong or len(set(ids)) != len(question.labels):
+            raise ValueError(
+                f"questions[{question.name!r}]: expected labels that are distinct single tokens of this model, "
+                f"{', '.join(wrong) or 'two of them'} {'are' if len(wrong) > 1 else 'is'} not; choose others in "
+                f"decision.json (labels.{question.type})"
+            )
+        return ids
+
+
+@dataclass(frozen=True)
+class JevHead:
+    """The head of a `jev` model: the rows behind the offset of the question's type, in the order of the options.
+
+    Attributes:
+        slots: its parameters.
+    """
+
+    slots: SlotHead
+
+    def check(self, question: DecisionQuestion) -> None:
+        """Raise ValueError for a type without rows."""
+        if question.type not in self.slots.offsets:
+            raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
+
+    def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
+        first = self.slots.offsets[question.type]
+        rows = slice(first, first + len(question.options))
+        weight = self.slots.weight[rows].astype(np.float64)
+        found = (weight * vector.astype(np.float64)).sum(axis=1) + self.slots.bias[rows]
+        cap = self.slots.softcap
+        return found if cap is None else cap * np.tanh(found / cap)

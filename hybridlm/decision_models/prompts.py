@@ -1,0 +1,202 @@
+"""Prompts of decision requests: token ids, and the places where a head reads the answers.
+
+A template writes two sentinels, which are dropped from the ids: `<|mark|>` behind the token that is read, once for each
+question of the prompt, and `<|split|>` where texts are to be encoded apart. Without a mark the last token is read.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from hybridlm.decision_models.questions import LETTERS, YES_NO, DecisionQuestion, read_questions
+from hybridlm.decision_models.settings import TEMPLATE, DecisionSettings
+from hybridlm.text.chat_template import ChatTemplateError, plain_data
+from hybridlm.text.control_tokens import ControlTokens, control_tokens
+from hybridlm.text.tokenizer import Tokenizer
+
+MARK, SPLIT = "<|mark|>", "<|split|>"
+FIELDS = ("state", "questions")
+"""Fields of a request."""
+
+
+class Prompt(NamedTuple):
+    """One prompt of a request.
+
+    Attributes:
+        token_ids: without sentinels.
+        places: for each question, the index of the token that is read.
+        questions: those that it asks.
+    """
+
+    token_ids: tuple[int, ...]
+    places: tuple[int, ...]
+    questions: tuple[DecisionQuestion, ...]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one model.
+
+    Attributes:
+        given: the tokenizer of the checkpoint.
+        settings: of the model.
+    """
+
+    given: Tokenizer
+    settings: DecisionSettings
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer with the sentinels, as special tokens that no request can write."""
+        return self.given.with_special_tokens([MARK, SPLIT])
+
+    @cached_property
+    def sentinels(self) -> tuple[int | None, int | None]:
+        """Token ids of the mark and of the split."""
+        return self.tokenizer.token_to_id(MARK), self.tokenizer.token_to_id(SPLIT)
+
+    @cached_property
+    def template(self) -> "DecisionTemplate | None":
+        """The template of the checkpoint; None for the generic prompt."""
+        return None if self.settings.template is None else DecisionTemplate(self.settings.template)
+
+    @cached_property
+    def controls(self) -> ControlTokens:
+        """The control tokens of the template that writes the prompts."""
+        source = self.settings.template
+        if source is None:
+            source = self.given.chat_templates.get("default", "")
+        return ControlTokens(self.tokenizer, control_tokens(self.tokenizer, source))
+
+    def read(self, request: Any) -> list[Prompt]:
+        """Return the prompts of a request: one for each question, or one for all if the template takes them together.
+
+        Args:
+            request: an object with `state`, any JSON, and `questions`, name -> question.
+
+        Raises:
+            TypeError, ValueError: it is wrong, or the template cannot be used with it.
+        """
+        if not isinstance(request, Mapping) or any(name not in request for name in FIELDS):
+            raise ValueError(f"request: expected an object with {' and '.join(FIELDS)}, got {request!r}"[:300])
+        if request.get("assets"):
+            raise ValueError("assets: images are not supported, the state has to be text or other JSON")
+        state = plain_data(request["state"], "state")
+        asked = plain_data(request["questions"], "questions")
+        questions = read_questions(asked, self.settings.labels, self.settings.noul_options)
+        together = self.template is not None and "questions" in self.template.variables
+        groups = [questions] if together else [[one] for one in questions]
+        return [self._prompt(state, tuple(group)) for group in groups]
+
+    def _prompt(self, state: Any, group: tuple[DecisionQuestion, ...]) -> Prompt:
+        sanitize = self.settings.sanitize_control_tokens
+        if self.template is None:
+            said = self._safe(generic_prompt(state, group[0]))
+            messages = [{"role": "user", "content": said}]
+            text = self.given.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
+        else:
+            given = {"state": state, "question": group[0].fields(), "questions": [one.fields() for one in group]}
+            text = self.template.render({**self.given.special_tokens, **self._safe(given)})
+        ids = self.controls.encode(text) if sanitize else self.tokenizer.encode(text, add_special_tokens=False)
+        return self._without_marks(ids, group)
+
+    def _safe(self, value: Any) -> Any:
+        """Return a JSON value whose texts write no control tokens, or at least no sentinels."""
+        # A template that takes care of control tokens itself knows nothing of sentinels.
+        return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
+
+    def _without_marks(self, ids: Sequence[int], group: tuple[DecisionQuestion, ...]) -> Prompt:
+        mark, split = self.sentinels
+        kept: list[int] = []
+        places: list[int] = []
+        for token in ids:
+            if token == mark:
+                places.append(len(kept) - 1)
+            elif token != split:
+                kept.append(token)
+        places = places or [len(kept) - 1]
+        if len(places) != len(group):
+            raise ValueError(
+                f"{TEMPLATE}: expected {MARK} once for each of {len(group)} questions, found it {len(places)} times; "
+                "heads that read several places of a question (as kev, clef and von do) are not implemented"
+            )
+        if places[0] < 0:
+            raise ValueError(f"{TEMPLATE}: expected a token before {MARK}, found none")
+        return Prompt(tuple(kept), tuple(places), group)
+
+
+class DecisionTemplate:
+    """A compiled decision template.
+
+    Attributes:
+        variables: names that it reads.
+    """
+
+    def __init__(self, source: str):
+        """Compile it; raises ChatTemplateError for a syntax error, or a template that reads no question."""
+        from hybridlm.text.sandbox import TemplateError, compile_template  # jinja2 takes a while to import
+
+        try:
+            self._template, names = compile_template(source)
+        except TemplateError as error:
+            raise ChatTemplateError(f"{TEMPLATE}: {error}") from error
+        except RecursionError as error:
+            raise ChatTemplateError(f"{TEMPLATE}: nested too deeply") from error
+        self.variables = frozenset(names)
+        if not self.variables & {"question", "questions"}:
+            raise ChatTemplateError(f"{TEMPLATE}: expected it to use question or questions, found neither")
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """Return the text of a prompt; raises ChatTemplateError for an error in the template."""
+        messages = [{"role": "user", "content": ""}]
+        fixed = {"add_generation_prompt": True, "enable_thinking": False, "tools": None, "documents": None}
+        try:
+            return self._template.render(messages=messages, **fixed, **variables)
+        except Exception as error:
+            # The template is a program and can raise anything.
+            raise ChatTemplateError(f"{TEMPLATE}: {error or type(error).__name__}") from error
+
+
+def generic_prompt(state: Any, question: DecisionQuestion) -> str:
+    """Return the question as a user of a chat would ask it, of a model without a decision template.
+
+    Its words are those of transformers, with which its answers can be compared.
+    """
+    lines = [_text(question.instructions)]
+    for label, option, said in zip(question.labels, question.options, question.descriptions, strict=True):
+        answer = _text(said)
+        if question.type == "noul":
+            answer = answer or ("" if question.labels == YES_NO else option)
+            lines.append(f"{label}: {answer}" if answer else "")
+        elif question.type == "choice":
+            lines.append(f"{label}. {option}: {answer}" if answer else f"{label}. {option}")
+        else:
+            lines.append(f"{label}. {answer}")
+    first, last = question.labels[0], question.labels[-1]
+    if question.type == "noul":
+        end = f"Answer {first} or {question.labels[1]} only."
+    else:
+        kind = "letter" if question.labels == LETTERS[: len(question.labels)] else "label"
+        of = "option" if question.type == "choice" else "level"
+        end = f"Answer with the {kind} of the {of} that fits best ({first} to {last}) only."
+    body = "\n".join(line for line in lines if line)
+    return f"{_text(state)}\n\n{body}\n{end}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _without_sentinels(value: Any) -> Any:
+    """Return a JSON value whose texts have no sentinels, names of fields included."""
+    if isinstance(value, str):
+        while MARK in value or SPLIT in value:  # again, as taking one away may make another one
+            value = value.replace(MARK, "").replace(SPLIT, "")
+        return value
+    if isinstance(value, dict):
+        return {_without_sentinels(name): _without_sentinels(one) for name, one in value.items()}
+    return [_without_sentinels(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,196 @@
+"""Typed questions, "choice", "score" and "noul", as requests have them, and their answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["noul", "choice", "score"]
+KINDS: tuple[Kind, ...] = ("noul", "choice", "score")
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+YES_NO = ("Yes", "No")
+FIELDS = ("type", "instructions", "criteria")
+EXAMPLES = {
+    "noul": '{"type": "noul", "instructions": "Is it spam?", "criteria": {"true": "an advertisement", "false": null}}',
+    "choice": '{"type": "choice", "instructions": "Which tone?", "criteria": {"calm": "polite", "angry": null}}',
+    "score": '{"type": "score", "instructions": "How urgent?", "criteria": ["can wait", "this week", "today"]}',
+}
+
+
+@dataclass(frozen=True)
+class DecisionQuestion:
+    """A question with its options in the order of the prompt.
+
+    Attributes:
+        name: its key among the questions of a request.
+        type: "noul", "choice" or "score".
+        instructions: JSON; None for none.
+        options: names of a choice, "0", "1", ... of a score, "true" and "false".
+        labels: what the prompt calls each option.
+        descriptions: of each option, JSON; None for none.
+    """
+
+    name: str
+    type: Kind
+    instructions: Any
+    options: tuple[str, ...]
+    labels: tuple[str, ...]
+    descriptions: tuple[Any, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the question as templates read it."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "instructions": self.instructions,
+            "options": list(self.options),
+            "labels": list(self.labels),
+            "descriptions": list(self.descriptions),
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with a probability for every option.
+
+    Attributes:
+        type: of the question.
+        probabilities: option -> probability, in the order of the prompt; they sum to 1.
+        legend: of a score, level -> its description; None for other types.
+    """
+
+    type: Kind
+    probabilities: Mapping[str, float]
+    legend: Mapping[str, Any] | None = None
+
+    @property
+    def best(self) -> str:
+        """The most likely option; of equally likely ones the first."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
+    @property
+    def value(self) -> float | str:
+        """Probability of "true"; the most likely option of a choice; the expected level of a score."""
+        if self.type == "noul":
+            return self.probabilities["true"]
+        if self.type == "choice":
+            return self.best
+        return sum(level * one for level, one in enumerate(self.probabilities.values()))
+
+    @property
+    def confidence(self) -> float | None:
+        """A number from 0, as for equally likely options, to 1; None for "noul".
+
+        Of a choice `(p - 1/n) / (1 - 1/n)` with the probability p of the best of n options; of a score 1 less the mean
+        distance from the most likely level, over what it is where all levels are equally likely.
+        """
+        count, given = len(self.probabilities), list(self.probabilities.values())
+        if self.type == "noul":
+            return None
+        if count == 1:
+            return 1.0
+        if self.type == "choice":
+            return max(0.0, (max(given) - 1 / count) / (1 - 1 / count))
+        best = int(self.best)
+        distance = sum(one * abs(level - best) for level, one in enumerate(given))
+        uniform = sum(abs(level - (count - 1) / 2) for level in range(count)) / count
+        return max(0.0, 1 - distance / uniform)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as files have it: the fields of transformers' decision pipeline."""
+        found: dict[str, Any] = {"type": self.type, self.type: self.value}
+        if self.type == "noul":
+            return found
+        if self.legend is not None:
+            found["legend"] = dict(self.legend)
+        return found | {"confidence": self.confidence, "probabilities": dict(self.probabilities)}
+
+
+def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float) -> Answer:
+    """Return the softmax of option scores, float64 [options], over a temperature."""
+    divided = scores.astype(np.float64) / temperature
+    powers = np.exp(divided - divided.max())
+    shares = (powers / powers.sum()).tolist()
+    legend = dict(zip(question.options, question.descriptions, strict=True)) if question.type == "score" else None
+    return Answer(question.type, dict(zip(question.options, shares, strict=True)), legend)
+
+
+def read_questions(
+    given: Any, labels: Mapping[str, Sequence[str]], noul_options: Sequence[str]
+) -> list[DecisionQuestion]:
+    """Return the questions of a request.
+
+    Args:
+        given: name -> question, unchecked.
+        labels: type -> labels of its options; Yes and No, or A, B, C, ... for a type without.
+        noul_options: order of "true" and "false".
+
+    Raises:
+        ValueError: with every question that is wrong.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(f"questions: expected an object of at least one name -> question, got {given!r}"[:500])
+    found: list[DecisionQuestion] = []
+    faults: list[str] = []
+    for name, one in given.items():
+        if not isinstance(name, str):
+            faults.append(f"questions: expected names that are strings, got {name!r}")
+            continue
+        kind = one.get("type") if isinstance(one, Mapping) else None
+        if kind not in KINDS:
+            got = repr(one if not isinstance(one, Mapping) else kind)[:200]
+            faults.append(f"questions[{name!r}]: type: expected one of {', '.join(KINDS)}, got {got}")
+            continue
+        wrong = _faults(kind, one)
+        if wrong:
+            faults.append(f"questions[{name!r}]: {'; '.join(wrong)}; such as {EXAMPLES[kind]}")
+            continue
+        options, descriptions = _options(kind, one.get("criteria"), noul_options)
+        names = tuple(labels.get(kind) or (YES_NO if kind == "noul" else LETTERS))
+        if len(names) < len(options):
+            faults.append(
+                f"questions[{name!r}]: expected at most {len(names)} options of a {kind} question, this model has no "
+                f"label for more, got {len(options)}"
+            )
+            continue
+        found.append(
+            DecisionQuestion(name, kind, one.get("instructions"), options, names[: len(options)], descriptions)
+        )
+    if faults:
+        raise ValueError("; ".join(faults))
+    return found
+
+
+def _faults(kind: str, given: Mapping[str, Any]) -> list[str]:
+    found = [f"{name}: is no field of a question" for name in given if name not in FIELDS]
+    if not _content(given.get("instructions")):
+        found.append(f"instructions: expected text, an object or a list, got {given['instructions']!r}")
+    criteria = given.get("criteria")
+    if kind == "noul" and criteria is None:
+        return found
+    if kind == "score":
+        if not isinstance(criteria, list | tuple) or not criteria:
+            found.append(f"criteria: expected a list of levels, the lowest first, got {criteria!r}")
+        elif not all(one is not None and _content(one) for one in criteria):
+            found.append(f"criteria: expected levels that are texts, objects or lists, got {criteria!r}")
+        return found
+    if not isinstance(criteria, Mapping) or (kind == "choice" and not criteria):
+        found.append(f"criteria: expected an object of option -> description or null, got {criteria!r}")
+    elif not all(isinstance(name, str) and _content(one) for name, one in criteria.items()):
+        found.append(f"criteria: expected descriptions that are texts, objects, lists or null, got {criteria!r}")
+    elif kind == "noul" and (others := criteria.keys() - {"true", "false"}):
+        found.append(f"criteria: expected true and false, got {', '.join(sorted(others))}")
+    return found
+
+
+def _content(value: Any) -> bool:
+    return value is None or isinstance(value, str | Mapping | list | tuple)
+
+
+def _options(kind: str, criteria: Any, noul_options: Sequence[str]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    if kind == "noul":
+        return tuple(noul_options), tuple((criteria or {}).get(option) for option in noul_options)
+    if kind == "score":
+        return tuple(map(str, range(len(criteria)))), tuple(criteria)
+    return tuple(criteria), tuple(criteria.values())

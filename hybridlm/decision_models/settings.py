@@ -1,0 +1,280 @@
+"""The files of a decision model beside its weights: how questions are asked, and the head that reads the answers.
+
+decision.json, decision_template.jinja    labels, temperatures and the prompt; of any model
+judge_config.json, calibration.json       the same of a `jev` model, and the slots of its head
+head.safetensors                          that head
+"""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridlm.checkpoint.classifier import DECISION_HEAD
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.decision_models.questions import KINDS
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+
+CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"
+JUDGE, CALIBRATION, HEAD = DECISION_HEAD, "calibration.json", "head.safetensors"
+DECIDER = "decision_config.json"
+READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
+"""Fields of decision.json."""
+MAX_CONFIG_BYTES = MEGABYTE
+MAX_TEMPLATE_BYTES = 4 * MEGABYTE
+MAX_OPTIONS = 1024
+"""Labels of a type of question, and rows of a head."""
+
+JEV_TEMPLATE = """
+{%- macro plain(x) %}{% if x is none %}{% elif x is string %}{{ x }}{% else %}{{ x|tojson }}{% endif %}{% endmacro -%}
+{%- macro whole(x) -%}
+{%- if x is string or x is mapping %}{{ plain(x) }}
+{%- else -%}
+{%- for part in x -%}
+{%- if part is mapping and ("image" in part or part.get("type") == "image_url") -%}
+{{ raise_exception("images are not supported") }}
+{%- elif part is mapping and part.get("type") == "text" %}{{ part["text"] }}
+{%- else %}{{ plain(part) }}{% endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{{- "[kind] " ~ question.type ~ "\\n[state] " ~ whole(state) -}}
+{{- "\\n[question] " ~ plain(question.instructions) ~ "\\n[options]\\n" -}}
+{%- for option in question.options -%}
+{%- set said = question.descriptions[loop.index0] -%}
+{%- if question.type == "choice" -%}
+{{- question.labels[loop.index0] ~ ") " ~ option ~ (": " ~ plain(said) if said is not none and said != "" else "") -}}
+{%- else %}{{ option }}{% endif -%}
+{{- "\\n" if not loop.last else "" -}}
+{%- endfor -%}
+{{- "\\n[decision]:<|mark|>" -}}
+"""
+"""Prompt of `jev` checkpoints that have no template of their own ("bare-v1")."""
+
+
+@dataclass(frozen=True)
+class SlotHead:
+    """A linear head whose rows are the options of questions: the `jev` head.
+
+    Attributes:
+        weight: float32 [rows, hidden].
+        bias: float32 [rows].
+        softcap: bound of the scores, `softcap * tanh(score / softcap)`; None for none.
+        offsets: type -> row of its first option.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+    softcap: float | None
+    offsets: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DecisionSettings:
+    """How a model is asked and read.
+
+    Attributes:
+        labels: type -> labels of its options; Yes and No, or letters for a type without.
+        temperature: type -> divisor of the scores; 1 for a type without.
+        template: source of the prompt's template; None for the generic prompt in the model's chat template.
+        noul_options: order of the two options of a "noul" question.
+        sanitize_control_tokens: whether control tokens in requests are plain text.
+        adapter: folder of the LoRA adapter that belongs to the weights; None for none.
+        head: reads the options; None for the logits of their labels.
+    """
+
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    temperature: Mapping[str, float] = field(default_factory=dict)
+    template: str | None = None
+    noul_options: tuple[str, ...] = ("true", "false")
+    sanitize_control_tokens: bool = True
+    adapter: str | None = None
+    head: SlotHead | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all of it."""
+        head = self.head
+        found = hashlib.sha256(repr((self.labels, self.temperature, self.template, self.noul_options)).encode())
+        found.update(repr((self.sanitize_control_tokens, head and (head.softcap, head.offsets))).encode())
+        for array in () if head is None else (head.weight, head.bias):
+            found.update(repr(array.shape).encode() + array.tobytes())
+        return found.hexdigest()
+
+
+def has_slot_head(directory: Path) -> bool:
+    """Whether a `jev` head lies beside the weights."""
+    return (directory / JUDGE).is_file()
+
+
+def adapter_folder(directory: Path) -> str | None:
+    """Return the folder of the adapter that the files of a decision model name; None for none.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    if (directory / JUDGE).is_file():
+        name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
+    elif (directory / CONFIG).is_file():
+        name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("adapter")
+    else:
+        return None
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise CheckpointError(directory, f"adapter: expected the name of a folder in the directory, found {name!r}")
+    return name
+
+
+def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
+    """Read the files of a decision model, or return the settings of any model where there are none.
+
+    Args:
+        directory: of the checkpoint.
+        hidden_size: width of its residual stream.
+
+    Raises:
+        CheckpointError: a file cannot be read, says what it cannot mean, or belongs to a head that is not implemented.
+    """
+    if not directory.is_dir():
+        return DecisionSettings()  # a GGUF file
+    _refuse_other_heads(directory)
+    if has_slot_head(directory):
+        unused = [name for name in (CONFIG, TEMPLATE) if (directory / name).is_file()]
+        if unused:
+            warnings.warn(f"{directory}: {' and '.join(unused)}: not used, {JUDGE} says it all", stacklevel=3)
+        return _of_judge(directory, hidden_size)
+    if (directory / HEAD).exists():
+        raise CheckpointError(directory, f"expected {JUDGE} and {CALIBRATION} beside {HEAD}, found no {JUDGE}")
+    given = read_object(directory / CONFIG, MAX_CONFIG_BYTES) if (directory / CONFIG).is_file() else {}
+    template = directory / TEMPLATE
+    source = read_text(template, MAX_TEMPLATE_BYTES) if template.is_file() else None
+    return _of_config(directory / CONFIG, given, source)
+
+
+def _refuse_other_heads(directory: Path) -> None:
+    if (directory / DECIDER).is_file():
+        given = read_object(directory / DECIDER, MAX_CONFIG_BYTES)
+        mode = given.get("attention_mode")
+        if mode not in (None, "causal"):
+            raise CheckpointError(directory / DECIDER, f"attention_mode: {mode!r} is not implemented, only causal is")
+        raise CheckpointError(
+            directory / DECIDER,
+            f"the head of decision models of the prompt {given.get('prompt', 'pplx')!r} (d3, pplx-decider) is not "
+            "implemented, only that of jev and the labels of a vocabulary head are",
+        )
+    if (directory / "readout.safetensors").exists():
+        raise CheckpointError(directory, f"readout.safetensors: expected {DECIDER} beside it, found none")
+
+
+def _of_config(path: Path, given: Mapping[str, Any], template: str | None) -> DecisionSettings:
+    """Return the settings of a decision.json."""
+    faults: list[str] = []
+    unused = sorted(given.keys() - READ)
+    if unused:
+        warnings.warn(f"{path}: fields that are not known and not used: {', '.join(unused)}", stacklevel=4)
+    labels, temperature = _labels(given.get("labels") or {}, faults), _numbers(given, "temperature", faults)
+    order = given.get("noul_options", ["true", "false"])
+    if not isinstance(order, list) or sorted(map(str, order)) != ["false", "true"]:
+        faults.append(f"noul_options: expected true and false in some order, found {order!r}")
+    sanitize = given.get("sanitize_control_tokens", True)
+    if not isinstance(sanitize, bool):
+        faults.append(f"sanitize_control_tokens: expected true or false, found {sanitize!r}")
+    source = given.get("chat_template") if template is None else template
+    if source is not None and not isinstance(source, str):
+        faults.append(f"chat_template: expected the source of a template, found {source!r}"[:200])
+    if faults:
+        raise CheckpointError(path, faults)
+    return DecisionSettings(labels, temperature, source, tuple(order), sanitize, given.get("adapter"))
+
+
+def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
+    """Return the settings of a `jev` checkpoint, with its head."""
+    given = read_object(directory / JUDGE, MAX_CONFIG_BYTES)
+    calibration = read_object(directory / CALIBRATION, MAX_CONFIG_BYTES)
+    faults: list[str] = []
+    slots = given.get("slots")
+    slots = slots if isinstance(slots, dict) else {}
+    names, ranges, count = slots.get("verbalizers"), slots.get("ranges"), slots.get("num_slots")
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        faults.append(f"slots.verbalizers: expected a list of labels, found {names!r}"[:200])
+        names = []
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_OPTIONS:
+        faults.append(f"slots.num_slots: expected a number of rows from 1 to {MAX_OPTIONS}, found {count!r}")
+        count = 0
+    if (
+        not isinstance(ranges, dict)
+        or not ranges
+        or not all(_is_range(one, len(names), count) for one in ranges.values())
+    ):
+        faults.append(f"slots.ranges: expected type -> [first row, end] within {len(names)} labels, found {ranges!r}")
+        ranges = {}
+    if others := ranges.keys() - set(KINDS):
+        faults.append(f"slots.ranges: expected types of {', '.join(KINDS)}, found {', '.join(sorted(others))}")
+    softcap = given.get("softcap")
+    if softcap is not None and not _positive(softcap):
+        faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
+    if faults:
+        raise CheckpointError(directory / JUDGE, faults)
+    temperature = _numbers(calibration, "per_kind", faults)
+    if faults:
+        raise CheckpointError(directory / CALIBRATION, faults)
+    labels = {kind: tuple(names[first:end]) for kind, (first, end) in ranges.items()}
+    offsets = {kind: first for kind, (first, _) in ranges.items()}
+    weight, bias = _read_head(directory / HEAD, count, hidden_size)
+    head = SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
+    return DecisionSettings(
+        labels, temperature, JEV_TEMPLATE, ("false", "true"), True, given.get("adapter_subfolder", "adapter"), head
+    )
+
+
+def _read_head(path: Path, rows: int, hidden_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight and bias of a head, in float32."""
+    if not path.is_file():
+        raise CheckpointError(path, "expected the head of a jev model, found no file")
+    file = SafetensorsFile(path)
+    expected = {"proj.weight": (rows, hidden_size), "proj.bias": (rows,)}
+    found = {name: info.shape for name, info in file.tensors.items()}
+    if found != expected:
+        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
+    weight, bias = (np.asarray(file.read(name)).astype(np.float32) for name in expected)
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
+    return weight, bias
+
+
+def _is_range(value: Any, labels: int, rows: int) -> bool:
+    whole = isinstance(value, list) and len(value) == 2 and all(type(one) is int for one in value)
+    return whole and 0 <= value[0] < value[1] <= min(labels, rows)
+
+
+def _labels(given: Any, faults: list[str]) -> dict[str, tuple[str, ...]]:
+    if not isinstance(given, dict):
+        faults.append(f"labels: expected type -> list of labels, found {given!r}"[:200])
+        return {}
+    for kind, one in given.items():
+        good = isinstance(one, list) and len(one) <= MAX_OPTIONS and all(isinstance(label, str) for label in one)
+        if kind not in KINDS or not good:
+            faults.append(
+                f"labels[{kind!r}]: expected a list of labels of one of {', '.join(KINDS)}, found {one!r}"[:200]
+            )
+    return {} if faults else {kind: tuple(one) for kind, one in given.items()}
+
+
+def _numbers(given: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, float]:
+    """Return the temperatures of a field, by type."""
+    found = given.get(name) or {}
+    if not isinstance(found, dict) or not all(map(_positive, found.values())):
+        faults.append(f"{name}: expected type -> number greater than 0, found {found!r}"[:200])
+        return {}
+    return {kind: float(one) for kind, one in found.items()}
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,142 @@
+"""The final residual stream at some places of texts; a common beginning is prefilled once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hybridlm.engine.engine import Engine
+from hybridlm.errors import NumericalError
+from hybridlm.programs.shapes import Shape
+from hybridlm.scoring.scorer import TextStep, prefilled
+from hybridlm.scoring.text import QueuedText
+
+BEHIND = 0
+"""Token put behind every text: a queue leaves the last token of a text out, and here all of them are prefilled."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of one text that are read.
+
+    Attributes:
+        tokens: indices of the tokens whose vectors are kept, in order.
+    """
+
+    tokens: tuple[int, ...]
+
+    def key(self, begin: int, end: int) -> tuple[int, ...]:
+        """Return what is read among tokens `begin - 1` to `end - 1`, those that predict `begin` to `end`."""
+        return tuple(token for token in self.tokens if begin - 1 <= token < end - 1)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Places of all texts of a call.
+
+    Attributes:
+        texts: for each of them.
+        size: width of the residual stream.
+        summed: also add up the vectors of all tokens.
+    """
+
+    texts: Sequence[Places]
+    size: int
+    summed: bool = False
+
+
+@dataclass(eq=False)
+class ReadText(QueuedText):
+    """A text whose residual stream is read; its last token is `BEHIND` and not prefilled.
+
+    Attributes:
+        question, asked: what is read of all texts and of this one.
+        vectors: float32 [place, hidden], of the places among its tokens.
+        total: float64 [hidden], the sum over all tokens if that is asked for.
+        wrong: index of the first token with NaN; None without.
+    """
+
+    question: Reading = field(kw_only=True)
+    asked: Places = field(kw_only=True)
+    vectors: np.ndarray = field(init=False)
+    total: np.ndarray = field(init=False)
+    wrong: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._places = [token for token in self.asked.tokens if token < len(self.tokens) - 1]
+        self.vectors = np.zeros((len(self._places), self.question.size), np.float32)
+        self.total = np.zeros(self.question.size)
+        self._own_total_begun = False
+
+    def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
+        """Store the residual stream, float32 [lane, token, hidden], of `count` tokens from `first - 1` on."""
+        hidden, begin = outputs[lane, :count], first - 1
+        nan = np.flatnonzero(np.isnan(hidden).any(axis=1))
+        if nan.size and self.wrong is None:
+            self.wrong = begin + int(nan[0])
+        for i, token in enumerate(self._places):
+            if begin <= token < begin + count:
+                self.vectors[i] = hidden[token - begin]
+        if self.question.summed:
+            if self.parent is not None and not self._own_total_begun:
+                # Its steps have been read: the sum goes on where the shared prefix ends.
+                self.total, self._own_total_begun = self.parent.total.copy(), True
+            for row in hidden:  # one after the other, however the text is cut into chunks
+                self.total = self.total + row
+
+    def finish(self) -> None:
+        """Copy what was read of the shared prefix; all steps have been read."""
+        if self.parent is not None:
+            self.vectors[: len(self.parent.vectors)] = self.parent.vectors
+            if self.parent.wrong is not None:
+                self.wrong = self.parent.wrong
+
+
+@dataclass(frozen=True)
+class Read:
+    """Residual streams of texts, as they were read.
+
+    Attributes:
+        vectors: for each text, float32 [place, hidden].
+        totals: for each text, float64 [hidden], the sum over its tokens; zeros unless it was asked for.
+        wrong: text with NaN -> index of its first token that has one.
+    """
+
+    vectors: list[np.ndarray]
+    totals: list[np.ndarray]
+    wrong: dict[int, int]
+
+    def check(self, what: str) -> None:
+        """Raise NumericalError, which names the first text of `what` that has NaN, if one has."""
+        for i, token in sorted(self.wrong.items()):
+            raise NumericalError(f"{what}[{i}]", token)
+
+
+def read_hidden(
+    engine: Engine, texts: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]], size: int, summed: bool = False
+) -> Read:
+    """Return the residual stream after the final norm at some places of texts.
+
+    Every vector is the one that the text has alone in steps of this shape.
+
+    Args:
+        engine: runs the steps.
+        texts: token ids, at least one and as many as fit the context.
+        places: for each text, indices of the tokens whose vectors are kept, in order.
+        size: width of the residual stream.
+        summed: also add up the vectors of all tokens.
+    """
+    found = Read([np.zeros((0, size), np.float32)] * len(texts), [np.zeros(size)] * len(texts), {})
+    if not texts:
+        return found
+    question = Reading([Places(tuple(one)) for one in places], size, summed)
+    step: TextStep[ReadText] = TextStep(Shape("hidden", 0, engine.chunk), lambda lanes, feeds: ())
+    given = {i: (*text, BEHIND) for i, text in enumerate(texts)}
+    with engine.decisions.command("read", texts=list(texts), places=list(places), size=size, summed=summed):
+        for one in prefilled(engine, given, step, ReadText, question=question):
+            assert one.index is not None
+            found.vectors[one.index], found.totals[one.index] = one.vectors, one.total
+            if one.wrong is not None:
+                found.wrong[one.index] = one.wrong
+    return found

@@ -1,0 +1,105 @@
+"""Control tokens in what users wrote, kept apart from those that a template writes.
+
+Before a template is rendered they are marked; in its text what is marked is encoded as plain text. The marks are the
+private characters of transformers, so that texts have the same ids there.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hybridlm.text.tokenizer import Tokenizer
+
+BEGIN, END = "\U000f0000", "\U000f0001"
+"""Characters before each character of a marked token, and behind it.
+
+A template that cuts texts can so leave no token whole that was marked.
+"""
+
+
+def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
+    """Return the tokens that only a template may write: special ones, and added ones that its source contains.
+
+    A checkpoint may name the latter instead (`chat_control_tokens` in tokenizer_config.json).
+
+    Args:
+        tokenizer: the tokenizer.
+        source: of the template.
+    """
+    from hybridlm.text.sandbox import literal_text  # jinja2 takes a while to import
+
+    named = tokenizer.chat_control_tokens
+    text = literal_text(source) if named is None else ""
+
+    def controls(token: str) -> bool:
+        # White space among the added tokens is ordinary text of templates.
+        return token in named if named is not None else token in text and not token.isspace()
+
+    return tuple(token for token, special in tokenizer.added_tokens.items() if special or controls(token))
+
+
+class ControlTokens:
+    """Marks control tokens and encodes marked texts.
+
+    Args:
+        tokenizer: the tokenizer.
+        tokens: those that only a template may write.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[str]):
+        self._tokenizer = tokenizer
+        self._any = _any_of(tokens)
+        self._marked = re.compile(f"({_any_of(list(map(_marked, tokens))).pattern})|[{BEGIN}{END}]")
+        self._line = tokenizer.encode("\n", add_special_tokens=False)
+
+    def mark(self, value: Any) -> Any:
+        """Return a JSON value with marks around every control token of its texts, names of fields included."""
+        if isinstance(value, str):
+            # Marks in the text itself could forge one.
+            return self._any.sub(lambda found: _marked(found[0]), value.replace(BEGIN, "").replace(END, ""))
+        if isinstance(value, Mapping):
+            return {self.mark(name): self.mark(one) for name, one in value.items()}
+        return [self.mark(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a rendered text, without those that a tokenizer puts around every text.
+
+        What is left of marks in a template that cuts texts is dropped and still divides the text.
+
+        Raises:
+            ValueError: the tokenizer makes a control token of plain text.
+        """
+        first, *pieces = self._marked.split(text)
+        ids = self._tokenizer.encode(first, add_special_tokens=False)
+        for i, piece in enumerate(pieces):
+            if not piece:
+                continue
+            plain = i % 2 == 0
+            piece = piece.replace(BEGIN, "").replace(END, "")
+            found = self._encode_piece(piece, plain)
+            if plain and self._tokenizer.token_to_id(piece) in found:
+                raise ValueError(f"control token {piece!r}: cannot be plain text, the tokenizer makes the token of it")
+            ids += found
+        return ids
+
+    def _encode_piece(self, piece: str, plain: bool) -> list[int]:
+        """Return the token ids of a text within another one."""
+
+        def encode(text: str) -> list[int]:
+            if plain:
+                return self._tokenizer.encode_plain(text)
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        # Some tokenizers put a space before a text, but not within one.
+        ids = encode(f"\n{piece}")
+        count = len(self._line)
+        return ids[count:] if ids[:count] == self._line else encode(piece)
+
+
+def _marked(token: str) -> str:
+    return "".join(f"{BEGIN}{character}" for character in token) + END
+
+
+def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
+    """Return the expression of any of some tokens, the longest first; it never matches without any."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

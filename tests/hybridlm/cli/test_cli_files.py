@@ -1,0 +1,148 @@
+"""Commands that answer every row of a file: decide, classify, embed, divergence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from text_checkpoint import SETTINGS
+from typer.testing import CliRunner, Result
+
+import hybridlm
+from hybridlm.checkpoint.classifier import Classifier
+from hybridlm.cli import classify, decide, divergence, embed
+from hybridlm.cli.main import app
+
+TEXTS = ["Ada has the kite.", "Ben", "", "Where is it?"]
+QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
+
+
+@pytest.fixture
+def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    """The model that all commands load, with a head of three classes."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
+    monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad", "ugly")))
+    for command in (classify, decide, divergence, embed):
+        monkeypatch.setattr(command, "load", lambda *args, **settings: text_lm)
+    return text_lm
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_decide(lm: hybridlm.LM, tmp_path: Path) -> None:
+    given = [{"id": i, "state": text, "questions": QUESTIONS} for i, text in enumerate(TEXTS)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    result = run("decide", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert result.exit_code == 0 and result.stdout == "", result.output
+    assert "4 requests of" in result.stderr and "scoring: 100% after" in result.stderr
+    expected = lm.decide_requests(given)
+    found = lines(tmp_path / "out.jsonl")
+    assert [row["answers"]["tone"] for row in found] == [one["tone"].to_dict() for one in expected]
+    given[1]["questions"] = {"x": {"type": "rank"}}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    result = run("decide", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert result.exit_code == 3 and "3 requests of" in result.stderr and "1 rows have an error" in result.stderr
+    assert lines(tmp_path / "out.jsonl")[1]["error"].startswith("line 2: questions['x']: ")
+    result = run("decide", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
+    assert result.exit_code == 1 and "line 2: questions['x']: " in result.stderr
+
+
+def test_embed_lines_of_text(lm: hybridlm.LM, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes("\r\n".join(TEXTS).encode() + b"\n\xff\n\n")
+    arguments = ("embed", "-m", "tiny", "--pooling", "mean", "--as-it-is", tmp_path / "in.txt")
+    result = run(*arguments, tmp_path / "out.parquet")
+    assert result.exit_code == 3 and "3 texts of" in result.stderr, result.output
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    errors = [row["error"] for row in found]
+    assert [one is None for one in errors] == [True, True, False, True, False]
+    assert "line 3: text: is empty" in errors[2] and "line 5: expected UTF-8" in errors[4]
+    vectors = np.array([row["embedding"] for row in found if row["error"] is None], np.float32)
+    expected = lm.embed([text for text in TEXTS if text], pooling="mean", normalised=False)
+    np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-5)
+    assert run(*arguments, "--pooling", "cls", tmp_path / "x.jsonl").exit_code == 1
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_classify(lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
+    good = [text for text in TEXTS if text]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": text, "text": text}) + "\n" for text in good))
+    output = tmp_path / f"out{ending}"
+    result = run("classify", "-m", "tiny", tmp_path / "in.jsonl", output)
+    assert result.exit_code == 0, result.output
+    found = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
+    expected = lm.classify(good)
+    assert [row["id"] for row in found] == good
+    assert [row["label"] for row in found] == [expected.labels[i] for i in expected.logits.argmax(1)]
+    logits = np.array([row["logits"] for row in found], np.float32)
+    assert logits.tobytes() == expected.logits.tobytes()
+    shares = np.array([row["probabilities"] for row in found])
+    np.testing.assert_allclose(shares, expected.probabilities, rtol=1e-6)
+
+
+def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "_classifier", Classifier(np.ones((1, lm.config.hidden_size), np.float32), ("reward",)))
+    (tmp_path / "in.txt").write_text("Ada\n")
+    assert run("classify", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl").exit_code == 0
+    (row,) = lines(tmp_path / "out.jsonl")
+    assert row == {"id": None, "logits": lm.classify(["Ada"]).logits[0].tolist()}
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_divergence(
+    text_lm: hybridlm.LM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: Callable[[], hybridlm.LM],
+    ending: str,
+) -> None:
+    other = changed()
+    monkeypatch.setattr(divergence, "load", lambda name, **settings: {"plain": text_lm, "changed": other}[name])
+    (tmp_path / "in.txt").write_text("\n".join([*TEXTS, "A", "x" * 300]))
+    output = tmp_path / f"out{ending}"
+    arguments = ("divergence", "-m", "plain", "--other", "changed", "--window", "2", tmp_path / "in.txt", output)
+    result = run(*arguments)
+    assert result.exit_code == 3, result.output
+    found = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
+    good = [text for text in [*TEXTS, "A"] if text]
+    expected = text_lm.divergence(other, good)
+    assert [bool(row.get("error")) for row in found] == [False, False, True, False, False, True]
+    kept = [row for row in found if not row.get("error")]
+    for name in ("token_ids", "kl", "reverse_kl", "js", "same_top"):
+        values = np.array([one for row in kept for one in row[name]], np.float64)
+        np.testing.assert_allclose(values, getattr(expected, name), rtol=1e-4, atol=1e-7)
+    assert kept[0]["kl"][0] is None and kept[-1]["mean_kl"] is None, "nothing predicts the first token"
+    report = text_lm.divergence_file(other, tmp_path / "in.txt", output, window=2)
+    assert report.predicted == len(expected.predicted) and (report.texts, report.errors) == (4, 2)
+    for name in ("mean_kl", "mean_reverse_kl", "mean_js", "agreement"):
+        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-4)
+    said = f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, "
+    assert result.stdout.startswith(said) and f"{report.agreement:.2%}" in result.stdout
+
+
+@pytest.fixture
+def changed(text_lm: hybridlm.LM, tmp_path: Path) -> Callable[[], hybridlm.LM]:
+    """Load the same model with another norm."""
+
+    def load() -> hybridlm.LM:
+        import shutil
+
+        from safetensors.numpy import load_file, save_file
+
+        shutil.copytree(text_lm.path, tmp_path / "changed")
+        tensors = load_file(tmp_path / "changed" / "model.safetensors")
+        name = next(name for name in tensors if name.endswith("model.norm.weight"))
+        tensors[name] = tensors[name] + np.float32(0.1)
+        save_file(tensors, tmp_path / "changed" / "model.safetensors")
+        return hybridlm.load(tmp_path / "changed", **SETTINGS)
+
+    return load

@@ -1,0 +1,227 @@
+"""Decisions of a model: those of `forward`, alone as in any batch, a common state read once, in files that continue."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from decision_checkpoint import TOGETHER, write_jev
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.scoring.hidden import Read, read_hidden
+
+QUESTIONS: dict[str, Any] = {
+    "tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": "presses"}},
+    "urgent": {"type": "score", "instructions": "Now?", "criteria": ["later", "week", "today"]},
+    "spam": {"type": "noul", "instructions": "Spam?", "criteria": {"true": "an ad", "false": None}},
+}
+LABELS = {"noul": ["T", "F"]}
+REQUESTS = [{"state": f"message {i}: {'win a phone ' * (i % 4)}", "questions": QUESTIONS} for i in range(7)]
+
+
+def copied(text_lm: hybridlm.LM, directory: Path, **files: Any) -> Path:
+    shutil.copytree(text_lm.path, directory)
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def lm(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    """The small model, with labels that are tokens of it, and temperatures."""
+    settings = {"labels": LABELS, "temperature": {"choice": 0.5}}
+    path = copied(text_lm, tmp_path_factory.mktemp("decide") / "model", decision=settings)
+    found = hybridlm.load(path, **SETTINGS)
+    found.engine.runner.programs = text_lm.engine.programs
+    return found
+
+
+def bits(found: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:
+    return [{name: list(answer.probabilities.items()) for name, answer in one.items()} for one in found]
+
+
+def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
+    (prompts,) = [lm._decider.encode(REQUESTS[2])]
+    found = lm.decide(**REQUESTS[2])
+    assert list(found) == list(QUESTIONS)
+    labels = {"tone": "AB", "urgent": "ABC", "spam": "TF"}
+    for prompt, (name, answer) in zip(prompts, found.items(), strict=True):
+        logits = np.asarray(lm.forward([list(prompt.token_ids)]).logits[0, -1], np.float64)
+        assert lm.tokenizer is not None
+        chosen = logits[[lm.tokenizer.token_to_id(label) for label in labels[name]]]
+        expected = jax.nn.softmax(chosen / (0.5 if name == "tone" else 1.0))
+        np.testing.assert_allclose(list(answer.probabilities.values()), expected, atol=1e-5)
+
+
+def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits in every batch that fills the lanes; the state of several questions is read once."""
+    together = bits(lm.decide_requests(REQUESTS))
+    assert bits([lm.decide(**one) for one in REQUESTS]) == together
+    assert bits(lm.decide_requests(REQUESTS[::-1]))[::-1] == together
+    assert bits(lm.decide_requests([REQUESTS[5], *REQUESTS[3:5]])) == [together[5], *together[3:5]]
+    before = dict(lm.stats)
+    long = {"state": "a long story " * 8, "questions": QUESTIONS}
+    shared = bits(lm.decide_requests([long]))
+    gained = {name: lm.stats[name] - before[name] for name in before}
+    tokens = sum(len(prompt.token_ids) for prompt in lm._decider.encode(long))
+    assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == tokens
+    assert gained["prefix_tokens_saved"] > tokens / 3
+    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    assert bits(lm.decide_requests([long])) == shared
+
+
+def test_what_cannot_be_asked(lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match=r"^requests\[1\]: questions\['x'\]: "):
+        lm.decide_requests([REQUESTS[0], {"state": "", "questions": {"x": {"type": "choice"}}}])
+    with pytest.raises(ValueError, match=r"^requests\[0\]: the prompt of 'spam': has \d+ tokens"):
+        lm.decide("a" * 300, {"spam": QUESTIONS["spam"]})
+    with pytest.raises(TypeError, match="^requests: "):
+        lm.decide_requests(REQUESTS[0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"questions\['spam'\]: .*'Yes', 'No' are not"):
+        text_lm.decide("x", QUESTIONS)
+    assert lm.decide_requests([]) == []
+
+
+def test_labels_are_distinct_single_tokens(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    for name, labels in {"same": ["A", "A"], "none": ["A", "~"], "long": ["A", "BC"]}.items():
+        found = hybridlm.load(copied(text_lm, tmp_path / name, decision={"labels": {"noul": labels}}), **SETTINGS)
+        with pytest.raises(ValueError, match="distinct single tokens"):
+            found.decide("x", {"q": {"type": "noul"}})
+
+
+def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
+    clean = lm.engine.params
+    assert lm.tokenizer is not None
+    token = lm.tokenizer.token_to_id("@")
+    where = list(lm.params).index("embed_tokens")
+    lm.engine.params = tuple(p.at[token].set(np.nan) if i == where else p for i, p in enumerate(clean))
+    requests = [{"id": i, "state": state, "questions": QUESTIONS} for i, state in enumerate(["a", "@", "b"])]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests))
+    try:
+        with pytest.raises(hybridlm.NumericalError, match=r"requests\[1\]: "):
+            lm.decide_requests([{"state": one["state"], "questions": QUESTIONS} for one in requests])
+        assert lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl").errors == 1
+    finally:
+        lm.engine.params = clean
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ["error" in row for row in rows] == [False, True, False] and rows[1]["error"].startswith("line 2: ")
+
+
+def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the input, with errors in the place of what cannot be asked; stopped and continued."""
+    given = [{"id": i, **request} for i, request in enumerate(REQUESTS)]
+    wrong = [{"id": "a", "state": "x"}, {"id": "b", "state": "", "questions": {"q": {"type": "rank"}}}]
+    lines = [json.dumps(one) for one in (*given[:2], *wrong, *given[2:])]
+    (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in [*lines, "no json"]))
+    whole = lm.decide_file(tmp_path / "in.jsonl", tmp_path / "whole.jsonl", window=3)
+    assert (whole.texts, whole.errors, whole.kept) == (7, 3, 0) and whole.prefix_tokens_saved > 0
+    calls: list[int] = []
+
+    def interrupted(*args: Any) -> Read:
+        calls.append(len(args[1]))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return read_hidden(*args)
+
+    monkeypatch.setattr("hybridlm.lm.read_hidden", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
+    monkeypatch.undo()
+    settings = {"labels": LABELS, "temperature": {"choice": 0.6}}
+    other = hybridlm.load(copied(lm, tmp_path / "other", decision=settings), **SETTINGS)
+    with pytest.raises(ValueError, match="decisions"):
+        other.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
+    report = lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
+    assert (report.texts, report.errors, report.kept, report.tokens) == (7, 3, 6, whole.tokens)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, 1, "a", "b", 2, 3, 4, 5, 6, None]
+    errors = {i: row["error"] for i, row in enumerate(rows) if "error" in row}
+    assert list(errors) == [2, 3, 9] and errors[3].startswith("line 4: questions['q']: ")
+    answers = [row["answers"] for row in rows if "answers" in row]
+    expected = lm.decide_requests(REQUESTS)
+    assert answers == [{name: answer.to_dict() for name, answer in one.items()} for one in expected]
+    for input, output in (("in.jsonl", "out.parquet"), ("in.parquet", "out.jsonl"), ("in.txt", "out.jsonl")):
+        with pytest.raises(ValueError, match="jsonl|JSON lines"):
+            lm.decide_file(tmp_path / input, tmp_path / output)
+
+
+def jev(text_lm: hybridlm.LM, directory: Path, **fields: Any) -> Path:
+    copied(text_lm, directory)
+    write_jev(directory, text_lm.config.hidden_size, **fields)
+    return directory
+
+
+@pytest.mark.slow
+def test_a_jev_head_needs_no_vocabulary_head(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Its files alone say how it is read; saved again it is the same, and without its vocabulary head, too."""
+    from safetensors.numpy import load_file, save_file
+
+    lm = hybridlm.load(jev(text_lm, tmp_path / "jev", softcap=3.0), **SETTINGS)
+    found = bits(lm.decide_requests(REQUESTS))
+    lm.save(tmp_path / "saved")
+    assert bits(hybridlm.load(tmp_path / "saved", **SETTINGS).decide_requests(REQUESTS)) == found
+    weights = tmp_path / "jev" / "model.safetensors"
+    tensors = {name: one for name, one in load_file(weights).items() if "lm_head" not in name}
+    assert len(tensors) < len(load_file(weights))
+    save_file(tensors, weights)
+    bare = hybridlm.load(tmp_path / "jev", **SETTINGS)
+    assert bits(bare.decide_requests(REQUESTS)) == found
+    with pytest.raises(ValueError, match="vocabulary head"):
+        bare.generate(["a"])
+
+
+@pytest.mark.slow
+def test_the_adapter_of_a_jev_model(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    path = jev(text_lm, tmp_path / "jev", adapter_subfolder="adapter")
+    with pytest.raises(CheckpointError, match="adapter: expected the LoRA adapter"):
+        hybridlm.load(path, **SETTINGS)
+    without = hybridlm.load(path, adapter=False, **SETTINGS)
+    write_adapter(text_lm, path / "adapter")
+    lm = hybridlm.load(path, **SETTINGS)
+    assert bits(lm.decide_requests(REQUESTS[:1])) != bits(without.decide_requests(REQUESTS[:1]))
+    with pytest.raises(ValueError, match="^adapter: "):
+        hybridlm.load(path, adapter=text_lm.path, **SETTINGS)
+
+
+def write_adapter(text_lm: hybridlm.LM, directory: Path) -> None:
+    """A LoRA of rank 1 on the last MLP."""
+    from safetensors.numpy import load_file, save_file
+
+    directory.mkdir()
+    key = next(key for key in load_file(text_lm.path / "model.safetensors") if "layers.1" in key and "down_proj" in key)
+    shape = load_file(text_lm.path / "model.safetensors")[key].shape
+    module = f"base_model.model.{key.removesuffix('.weight')}"
+    rng = np.random.default_rng(1)
+    factors = {"A": (1, shape[1]), "B": (shape[0], 1)}
+    tensors = {f"{module}.lora_{one}.weight": rng.normal(size=size).astype(np.float32) for one, size in factors.items()}
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
+def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks within common beginnings: the state and the first questions are read once, where each request asks."""
+    path = copied(text_lm, tmp_path / "model", decision={"labels": LABELS})
+    (path / "decision_template.jinja").write_text(TOGETHER)
+    lm = hybridlm.load(path, **SETTINGS)
+    two = {name: QUESTIONS[name] for name in ("spam", "urgent")}
+    requests = [{"state": "a story " * 6, "questions": one} for one in (two, {"spam": two["spam"]}, two)]
+    found = bits(lm.decide_requests(requests))
+    assert found[0] == found[2] and len(found[1]) == 1
+    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    assert bits(lm.decide_requests(requests)) == found
+
+
+def test_a_head_that_is_not_implemented(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    given = {"codes": ["A"], "temperature": 1.0, "attention_mode": "noncausal_full_attention"}
+    lm = hybridlm.load(copied(text_lm, tmp_path / "model", decision_config=given), **SETTINGS)
+    with pytest.raises(CheckpointError, match="attention_mode"):
+        lm.decide("x", QUESTIONS)
+    assert lm.generate(["a"], max_tokens=1)

@@ -1,0 +1,149 @@
+"""Prompts: marks and splits are dropped and found, and nobody but the template writes a control token."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decision_checkpoint import REQUESTS, TOGETHER, UNSAFE, write_tokenizer
+
+from hybridlm.decision_models.prompts import MARK, SPLIT, Prompts
+from hybridlm.decision_models.settings import JEV_TEMPLATE, DecisionSettings
+from hybridlm.text.chat_template import ChatTemplateError
+from hybridlm.text.tokenizer import Tokenizer
+
+NOUL = {"spam": {"type": "noul", "instructions": "Is it spam?"}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
+    found = Tokenizer.from_dir(directory)
+    assert found is not None
+    return found
+
+
+def text_of(prompts: Prompts, request: Any) -> list[str]:
+    return [
+        prompts.given.decode(one.token_ids, skip_special_tokens=False).replace("\n", "|")
+        for one in prompts.read(request)
+    ]
+
+
+def test_the_generic_prompt(tokenizer: Tokenizer) -> None:
+    prompts = Prompts(tokenizer, DecisionSettings())
+    chat = "<|im_start|>user|{}<|im_end|>|<|im_start|>assistant|<think>||</think>||"
+    questions = {
+        "a": {"type": "choice", "instructions": "Which?", "criteria": {"x": "why", "y": None}},
+        "b": {"type": "score", "criteria": ["low", {"k": "ä"}]},
+        "c": {"type": "noul", "instructions": "Is it?", "criteria": {"true": "so", "false": None}},
+    }
+    assert text_of(prompts, {"state": {"s": 1}, "questions": questions}) == [
+        chat.format(
+            '{"s": 1}||Which?|A. x: why|B. y|Answer with the letter of the option that fits best (A to B) only.'
+        ),
+        chat.format('{"s": 1}||A. low|B. {"k": "ä"}|Answer with the letter of the level that fits best (A to B) only.'),
+        chat.format('{"s": 1}||Is it?|Yes: so|Answer Yes or No only.'),
+    ]
+    found = prompts.read({"state": "x", "questions": NOUL})[0]
+    assert found.places == (len(found.token_ids) - 1,)
+    labels = Prompts(tokenizer, DecisionSettings({"noul": ("T", "F"), "choice": ("1", "2")}))
+    given = text_of(labels, {"state": None, "questions": {**NOUL, "a": questions["a"]}})
+    assert "||Is it spam?|T: true|F: false|Answer T or F only." in given[0]
+    assert "|1. x: why|2. y|Answer with the label of the option that fits best (1 to 2) only." in given[1]
+
+
+def test_marks_and_splits(tokenizer: Tokenizer) -> None:
+    """One prompt for all questions: each is read before its mark, and a split keeps texts apart."""
+    prompts = Prompts(tokenizer, DecisionSettings(template=TOGETHER))
+    questions = {**NOUL, "b": {"type": "score", "instructions": "How?", "criteria": ["low", "high"]}}
+    (one,) = prompts.read({"state": "state", "questions": questions})
+    ends = [tokenizer.decode(one.token_ids[: place + 1], skip_special_tokens=False) for place in one.places]
+    assert ends[0].endswith("Is it spam? Yes=true No=false :") and ends[1].endswith("How? A=0 B=1 :")
+    assert "mark" not in ends[1] and "split" not in ends[1]
+    joined = Prompts(tokenizer, DecisionSettings(template="Ye" + SPLIT + "s{{ question.name }}"))
+    (apart,) = joined.read({"state": "", "questions": NOUL})
+    assert tokenizer.decode(apart.token_ids) == "Yesspam" and apart.token_ids[0] != tokenizer.token_to_id("Yes")
+    assert apart.token_ids[0] == tokenizer.token_to_id("Ye")
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{{ question.name }}" + MARK + "x" + MARK, "found it 2 times"),
+        (MARK + "{{ question.name }}", "expected a token before"),
+        ("{{ questions[0].name }}" + MARK, "each of 2 questions"),
+        ("{{ state }}", "question or questions"),
+        ("{{ question.name", "decision_template.jinja: "),
+        ("{{ raise_exception('no ' ~ question.name) }}", "no spam"),
+        ("{{ question.__class__ }}", "unsafe"),
+    ],
+)
+def test_templates_that_cannot_be_used(tokenizer: Tokenizer, template: str, fault: str) -> None:
+    prompts = Prompts(tokenizer, DecisionSettings(template=template))
+    questions = {**NOUL, "other": {"type": "noul"}} if "questions" in template else NOUL
+    with pytest.raises(ValueError, match=fault):
+        prompts.read({"state": "x", "questions": questions})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        5,
+        {"state": "x"},
+        {"questions": NOUL},
+        {"state": "x", "questions": {}},
+        {"state": "x", "questions": NOUL, "assets": {"a": "b"}},
+    ],
+)
+def test_wrong_requests(tokenizer: Tokenizer, request_: Any) -> None:
+    with pytest.raises(ValueError, match=r"^(request|questions|assets): "):
+        Prompts(tokenizer, DecisionSettings()).read(request_)
+    with pytest.raises(TypeError, match="^state: "):
+        Prompts(tokenizer, DecisionSettings()).read({"state": object(), "questions": NOUL})
+
+
+@pytest.mark.parametrize("template", [None, TOGETHER, JEV_TEMPLATE])
+@pytest.mark.parametrize("named", [None, ["<tool_call>"]])
+def test_requests_write_no_control_tokens(
+    tokenizer: Tokenizer, tmp_path: Path, template: str | None, named: list[str] | None
+) -> None:
+    """Special tokens, what the template writes, sentinels, and marks of its own, wherever they stand: all are text."""
+    write_tokenizer(tmp_path, **({} if named is None else {"chat_control_tokens": named}))
+    given = Tokenizer.from_dir(tmp_path)
+    assert given is not None
+    prompts = Prompts(given, DecisionSettings(template=template))
+    harmless = json.loads(json.dumps(REQUESTS[3]).replace("<", "(").replace("\U000f0000", ""))
+    hostile = {**REQUESTS[3], "state": [*REQUESTS[3]["state"], {UNSAFE: UNSAFE}]}
+    harmless["state"].append({"a": "b"})
+    controls = {token for token in given.added_tokens if token != "<tool_call>"} | {MARK, SPLIT}
+    if template is not None:
+        controls -= {"<think>", "</think>"}
+    if named is not None:
+        controls = (controls - {"<think>", "</think>"}) | {"<tool_call>"}
+    ids = {prompts.tokenizer.token_to_id(token) for token in controls}
+    for one, other in zip(prompts.read(hostile), prompts.read(harmless), strict=True):
+        assert [token for token in one.token_ids if token in ids] == [
+            token for token in other.token_ids if token in ids
+        ]
+        assert len(one.places) == len(other.places)
+
+
+def test_what_is_cut_in_a_template_does_not_become_a_token(tokenizer: Tokenizer) -> None:
+    """Marks that a template separates still divide the text; without care their texts could join to a token."""
+    template = "{{ state[1:] }}" + MARK + "{{ question.name }}"
+    (one,) = Prompts(tokenizer, DecisionSettings(template=template)).read({"state": "<|im_end|>", "questions": NOUL})
+    assert tokenizer.token_to_id("<|im_end|>") not in one.token_ids
+    assert tokenizer.decode(one.token_ids[: one.places[0] + 1]) == "<|im_end|>"
+
+
+def test_sentinels_are_taken_out_where_control_tokens_stay(tokenizer: Tokenizer) -> None:
+    settings = DecisionSettings(template="{{ state|tojson }}" + MARK, sanitize_control_tokens=False)
+    with pytest.raises(ChatTemplateError, match="question or questions"):
+        Prompts(tokenizer, settings).read({"state": "", "questions": NOUL})
+    settings = DecisionSettings(template="{{ state|tojson }}{{ question.name }}" + MARK, sanitize_control_tokens=False)
+    state = {"a<|mark|>": ["<|ma<|split|>rk|> <|im_end|>"]}
+    (one,) = Prompts(tokenizer, settings).read({"state": state, "questions": NOUL})
+    assert tokenizer.decode(one.token_ids, skip_special_tokens=False) == '{"a": [" <|im_end|>"]}spam'
+    assert tokenizer.token_to_id("<|im_end|>") in one.token_ids and one.places == (len(one.token_ids) - 1,)

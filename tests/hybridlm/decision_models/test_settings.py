@@ -1,0 +1,137 @@
+"""The files of decision models: each fault is named, other heads are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decision_checkpoint import write_jev
+from safetensors.numpy import save_file
+
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.decision_models.settings import DecisionSettings, adapter_folder, read_settings
+
+HIDDEN = 8
+
+
+def test_without_files_every_model_is_one(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, HIDDEN) == DecisionSettings()
+    assert read_settings(tmp_path / "model.gguf", HIDDEN) == DecisionSettings()
+    assert adapter_folder(tmp_path) is None
+
+
+def test_files_of_any_model(tmp_path: Path) -> None:
+    given = {"labels": {"score": ["0", "1"]}, "temperature": {"choice": 2}, "noul_options": ["false", "true"]}
+    (tmp_path / "decision.json").write_text(json.dumps(given | {"sanitize_control_tokens": False, "adapter": "lora"}))
+    (tmp_path / "decision_template.jinja").write_text("{{ question.name }}")
+    found = read_settings(tmp_path, HIDDEN)
+    assert (found.labels, found.temperature) == ({"score": ("0", "1")}, {"choice": 2.0})
+    assert (found.noul_options, found.sanitize_control_tokens) == (("false", "true"), False)
+    assert (found.template, found.adapter) == ("{{ question.name }}", "lora")
+    assert adapter_folder(tmp_path) == "lora"
+    digests = {found.digest, DecisionSettings().digest}
+    for change in ({"temperature": {"choice": 3}}, {"sanitize_control_tokens": True}, {"labels": {}}):
+        (tmp_path / "decision.json").write_text(json.dumps(given | change))
+        digests.add(read_settings(tmp_path, HIDDEN).digest)
+    assert len(digests) == 5
+    (tmp_path / "decision.json").write_text(json.dumps({"sort_choices": True}))
+    with pytest.warns(UserWarning, match="sort_choices"):
+        read_settings(tmp_path, HIDDEN)
+
+
+def test_files_of_a_jev_model(tmp_path: Path) -> None:
+    write_jev(tmp_path, HIDDEN, softcap=30, adapter_subfolder="adapter")
+    found = read_settings(tmp_path, HIDDEN)
+    assert found.head is not None and found.head.weight.shape == (24, HIDDEN) and found.head.bias.shape == (24,)
+    assert (found.head.softcap, found.head.offsets) == (30.0, {"noul": 0, "score": 2, "choice": 8})
+    assert found.labels["noul"] == ("no", "yes") and len(found.labels["choice"]) == 16
+    assert found.temperature == {"noul": 1.5, "score": 0.75, "choice": 2.0}
+    assert (found.adapter, found.noul_options, adapter_folder(tmp_path)) == ("adapter", ("false", "true"), "adapter")
+    (tmp_path / "decision.json").write_text("{}")
+    with pytest.warns(UserWarning, match=r"decision\.json: not used"):
+        assert read_settings(tmp_path, HIDDEN).digest == found.digest
+    (tmp_path / "decision.json").unlink()
+    other = tmp_path / "other"
+    other.mkdir()
+    write_jev(other, HIDDEN, seed=1, softcap=30, adapter_subfolder="adapter")
+    assert read_settings(other, HIDDEN).digest != found.digest
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "labels: expected": {"labels": ["A"]},
+    "labels\\['rank'\\]": {"labels": {"rank": ["A"]}},
+    "labels\\['noul'\\]": {"labels": {"noul": [1, 2]}},
+    "temperature: ": {"temperature": {"choice": 0}},
+    "noul_options: ": {"noul_options": ["true"]},
+    "sanitize_control_tokens: ": {"sanitize_control_tokens": "no"},
+    "chat_template: ": {"chat_template": 5},
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_settings(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "decision.json").write_text(json.dumps(WRONG[fault]))
+    with pytest.raises(CheckpointError, match=rf"decision\.json: {fault}"):
+        read_settings(tmp_path, HIDDEN)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "", 5])
+def test_adapters_lie_inside(tmp_path: Path, name: Any) -> None:
+    (tmp_path / "decision.json").write_text(json.dumps({"adapter": name}))
+    with pytest.raises(CheckpointError, match="adapter: "):
+        adapter_folder(tmp_path)
+
+
+def slots(**fields: Any) -> dict[str, Any]:
+    ranges = {"noul": [0, 2], "score": [2, 3], "choice": [2, 4]}
+    return {"slots": {"verbalizers": list("abcd"), "ranges": ranges, "num_slots": 4} | fields}
+
+
+JUDGES: dict[str, dict[str, Any]] = {
+    "slots.verbalizers: ": {"slots": 5},
+    "slots.num_slots: ": slots(num_slots=2000),
+    "slots.ranges: expected type -> ": slots(ranges={"noul": [0, 5]}),
+    "slots.ranges: expected types": slots(ranges={"rank": [0, 2]}),
+    "softcap: ": slots() | {"softcap": 0},
+}
+
+
+@pytest.mark.parametrize("fault", JUDGES)
+def test_wrong_judges(tmp_path: Path, fault: str) -> None:
+    write_jev(tmp_path, HIDDEN, **JUDGES[fault])
+    with pytest.raises(CheckpointError, match=fault):
+        read_settings(tmp_path, HIDDEN)
+
+
+def test_wrong_heads(tmp_path: Path) -> None:
+    write_jev(tmp_path, HIDDEN)
+    with pytest.raises(CheckpointError, match=r"head\.safetensors: expected the tensors"):
+        read_settings(tmp_path, HIDDEN + 1)
+    weight = np.full((24, HIDDEN), np.nan, np.float32)
+    save_file({"proj.weight": weight, "proj.bias": np.zeros(24, np.float32)}, tmp_path / "head.safetensors")
+    with pytest.raises(CheckpointError, match="finite"):
+        read_settings(tmp_path, HIDDEN)
+    (tmp_path / "head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"head\.safetensors: expected the head"):
+        read_settings(tmp_path, HIDDEN)
+    write_jev(tmp_path, HIDDEN)
+    (tmp_path / "calibration.json").write_text('{"per_kind": {"noul": -1}}')
+    with pytest.raises(CheckpointError, match=r"calibration\.json: per_kind: "):
+        read_settings(tmp_path, HIDDEN)
+    (tmp_path / "judge_config.json").unlink()
+    with pytest.raises(CheckpointError, match="expected judge_config.json"):
+        read_settings(tmp_path, HIDDEN)
+
+
+@pytest.mark.parametrize("mode", ["noncausal_full_attention", "causal"])
+def test_heads_that_are_not_implemented(tmp_path: Path, mode: str) -> None:
+    given = {"codes": ["A", "B"], "temperature": 1.0, "prompt": "d3", "attention_mode": mode}
+    (tmp_path / "decision_config.json").write_text(json.dumps(given))
+    expected = r"attention_mode: 'noncausal_full_attention'" if mode != "causal" else "'d3'"
+    with pytest.raises(CheckpointError, match=expected):
+        read_settings(tmp_path, HIDDEN)
+    (tmp_path / "decision_config.json").unlink()
+    (tmp_path / "readout.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="readout.safetensors"):
+        read_settings(tmp_path, HIDDEN)

@@ -1,0 +1,61 @@
+"""The commands of docs/scoring.md run as they stand, in their order, with the model that comes with the package."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm.cli.main import app
+
+pytestmark = pytest.mark.slow
+
+
+def write_reward_model(directory: Path) -> Path:
+    """The small model with a head of one label, which the page leaves to the reader."""
+    shutil.copytree(hybridlm.demo.path(), directory)
+    tensors = load_file(directory / "model.safetensors")
+    hidden = json.loads((directory / "config.json").read_text())["hidden_size"]
+    weight = np.random.default_rng(0).normal(size=(1, hidden)).astype(np.float32)
+    save_file(tensors | {"score.weight": weight}, directory / "model.safetensors")
+    return directory
+
+
+def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (root / "docs" / "scoring.md").read_text()
+    part = page.split("## From a file of texts to each of these\n")[1].split("\n## ")[0]
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```$", part, re.MULTILINE | re.DOTALL))
+    names = {"$MODEL": str(hybridlm.demo.path()), "$REWARD_MODEL": str(write_reward_model(tmp_path / "rewards"))}
+    assert blocks.startswith('MODEL=$(python -c "import hybridlm; print(hybridlm.demo.path())")\n')
+    monkeypatch.chdir(tmp_path)
+    done: list[str] = []
+    for name, content, command in re.findall(
+        r"^cat > (\S+) <<'END'\n(.*?)^END$|^(hybridlm [^\n]*)$", blocks, re.M | re.S
+    ):
+        if name:
+            Path(name).write_text(content)
+            continue
+        words = shlex.split(command)
+        arguments = [names.get(word, word) for word in words[1:]]
+        own = [] if "quantise" in words else ["--context", "256", "--chunk", "16", "--lanes", "4", "--dtype", "float32"]
+        found = CliRunner().invoke(app, [*arguments, *own])
+        assert found.exit_code == 0, (command, found.output)
+        done.append(words[1])
+    assert done == ["score", "embed", "quantise", "divergence", "classify", "decide"]
+    rows = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in Path().glob("*.jsonl")}
+    assert [len(rows[name]) for name in ("scores", "divergence", "rewards", "answers")] == [2] * 4
+    assert pq.read_table("vectors.parquet").num_rows == 2
+    assert rows["scores"][0]["perplexity"] < rows["scores"][1]["perplexity"]
+    assert all(0 < row["mean_kl"] < 0.1 and row["agreement"] > 0.9 for row in rows["divergence"])
+    first, second = (row["answers"] for row in rows["answers"])
+    assert list(first["tone"]) == ["type", "choice", "confidence", "probabilities"]
+    assert list(first["tone"]["probabilities"]) == ["calm", "angry"]
+    assert second["urgent"]["legend"] == {"0": "can wait", "1": "this week", "2": "today"}
+    assert 0 < second["urgent"]["score"] < 2

@@ -1,0 +1,27 @@
+"""The residual stream at any places of texts: that of `forward`, and the same bits whatever texts have in common."""
+
+import numpy as np
+import pytest
+from comparison import padded
+
+import hybridlm
+from hybridlm.scoring.hidden import read_hidden
+
+IDS = np.random.default_rng(7).integers(3, 90, 60).tolist()
+
+
+def test_places_are_those_of_forward_with_and_without_common_parts(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [tuple(IDS[:end]) for end in (23, 31, 31, 40, 4)]
+    places = [(3, 9, 22), (9, 30), (3, 9, 30), (0, 1, 2, 39), ()]
+    stream = text_lm.forward(padded([list(text) for text in texts])).hidden_states[-1]
+    expected = np.asarray(text_lm.model.norm(stream))
+    size = text_lm.config.hidden_size
+    found = read_hidden(text_lm.engine, texts, places, size)
+    for i, (vectors, at) in enumerate(zip(found.vectors, places, strict=True)):
+        assert vectors.dtype == np.float32 and vectors.shape == (len(at), size)
+        np.testing.assert_allclose(vectors, expected[i, list(at)], atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    alone = read_hidden(text_lm.engine, texts, places, size)
+    assert [one.tobytes() for one in alone.vectors] == [one.tobytes() for one in found.vectors]

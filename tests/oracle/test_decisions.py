@@ -1,0 +1,88 @@
+"""Decisions against transformers' decision pipeline, which answers one request at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from decision_checkpoint import QUESTIONS, REQUESTS, TOGETHER, UNSAFE, VOCAB_SIZE, write_jev, write_tokenizer
+
+import hybridlm
+
+pytestmark = pytest.mark.oracle
+GOLDEN = Path(__file__).parents[1] / "golden"
+SETTINGS: dict[str, Any] = {"lanes": 3, "context": 1024, "dtype": "float32", "chunk": 32}
+
+
+def write_model(directory: Path, name: str) -> int:
+    """A random model of a golden checkpoint's sizes; returns the width of its residual stream."""
+    fields = {"architectures": None, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 2048}
+    config = transformers.AutoConfig.from_pretrained(GOLDEN / name, **fields)
+    torch.manual_seed(5)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return config.hidden_size
+
+
+def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
+    """The answers to all requests, those of several in one call, beside transformers'."""
+    # By its class: the pipeline's own choice first makes a model of the sizes that config.json leaves open.
+    jev = (directory / "judge_config.json").exists()
+    auto: Any = transformers.JevForDecision if jev else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    pipe: Any = transformers.pipeline("decision", model=model, tokenizer=tokenizer, device="cpu")
+    expected = [pipe(request) for request in requests]
+    lm = hybridlm.load(directory, **SETTINGS)
+    for asked, found, wanted in zip(requests, lm.decide_requests(requests), expected, strict=True):
+        assert found.keys() == wanted.keys() == asked["questions"].keys()
+        for name, answer in found.items():
+            given, said = answer.to_dict(), wanted[name]
+            assert given.keys() == said.keys() and given["type"] == said["type"]
+            assert given.get("legend") == said.get("legend") and given.get("choice") == said.get("choice")
+            for field in {"noul", "score", "confidence", "probabilities"} & given.keys():
+                assert given[field] == pytest.approx(said[field], abs=2e-5), (name, field)
+    return lm
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "name", ["dense_interval", "lfm2_base", "nemotron_latent", pytest.param("falcon_base", marks=LONG)]
+)
+def test_labels_of_a_chat_model(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path, name)
+    (tmp_path / "decision.json").write_text(json.dumps({"temperature": {"choice": 0.5, "noul": 3}}))
+    compare(tmp_path, REQUESTS)
+
+
+def test_a_template_of_all_questions(tmp_path: Path) -> None:
+    write_model(tmp_path, "dense_interval")
+    given = {"labels": {"noul": ["T", "F"], "score": ["0", "1", "2"]}, "noul_options": ["false", "true"]}
+    (tmp_path / "decision.json").write_text(json.dumps(given))
+    (tmp_path / "decision_template.jinja").write_text(TOGETHER)
+    compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
+
+
+def test_control_tokens_are_left_to_the_template(tmp_path: Path) -> None:
+    write_model(tmp_path, "dense_interval")
+    (tmp_path / "decision.json").write_text(json.dumps({"sanitize_control_tokens": False}))
+    (tmp_path / "decision_template.jinja").write_text("{{ state|tojson }} {{ question.instructions }}<|mark|> end")
+    unsafe = {"state": [UNSAFE], "questions": {"level": {"type": "score", "instructions": UNSAFE, "criteria": ["a"]}}}
+    compare(tmp_path, [*REQUESTS[:3], unsafe])
+
+
+@pytest.mark.parametrize("softcap", [pytest.param(None, marks=LONG), 2.0])
+def test_the_jev_head(tmp_path: Path, softcap: float | None) -> None:
+    hidden = write_model(tmp_path, "dense_interval")
+    write_jev(tmp_path, hidden, softcap=softcap)
+    lm = compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
+    assert set(lm.decide("x", QUESTIONS)) == set(QUESTIONS)

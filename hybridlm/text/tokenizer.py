@@ -159,9 +159,7 @@ class Tokenizer:
         backend.encode_special_tokens = self._backend.encode_special_tokens
         new = [token for token in tokens if backend.token_to_id(token) is None]
         backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in new])
-        return Tokenizer(
-            backend, self.special_tokens, self.chat_templates, self._of_tiktoken, self.chat_control_tokens
-        )
+        return Tokenizer(backend, self.special_tokens, self.chat_templates, self._of_tiktoken, self.chat_control_tokens)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the token ids of a text in which no added token is looked for, special or not."""

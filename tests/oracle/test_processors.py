@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_equal_to_the_processors_of_transformers() -> None:
         sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
         logits = rng.normal(0, 3, (1, VOCABULARY)).astype(np.float32)
         operands = logit_changes([sequence], VOCABULARY)
-        got = np.asarray(changed_logits(logits, *operands)) if operands else logits
+        got = np.asarray(changed_logits(jnp.asarray(logits), *operands)) if operands else logits
         config = GenerationConfig(**theirs)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")

@@ -90,8 +90,7 @@ def prove_isolation(
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
-    kernels = opaque_calls.undeclared(program, bound.opaque)
-    flat = flatten(kernels.program)
+    flat = flatten((kernels := opaque_calls.undeclared(program, bound.opaque)).program)
     prover = Prover(bound, unread=kernels.unread)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
@@ -124,8 +123,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         proved.append(Claim.ACCEPTED)
     if violations:
         raise IsolationError(once(violations))
-    prover.notes.update(_dimensions_not_proved(bound))
-    prover.notes.update(opaque_calls.noted(kernels))
+    prover.notes.update([*_dimensions_not_proved(bound), *opaque_calls.noted(kernels)])
     assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
     return Proof(
         bound.lanes,

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sessions", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sessions", [6, pytest.param(60, marks=pytest.mark.long)])
 def test_random_traffic(sessions: int, root: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(sessions), "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

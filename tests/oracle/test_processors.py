@@ -50,9 +50,9 @@ def test_equal_to_the_processors_of_transformers() -> None:
         params = resolve(SamplingParams(**ours), end_token_ids=ENDS, tokenizer=None, vocab_size=VOCABULARY)
         request = Request(0, tuple(history[:size]), params)
         sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
-        logits = rng.normal(0, 3, (1, VOCABULARY)).astype(np.float32)
+        logits = jnp.asarray(rng.normal(0, 3, (1, VOCABULARY)), jnp.float32)
         operands = logit_changes([sequence], VOCABULARY)
-        got = np.asarray(changed_logits(jnp.asarray(logits), *operands)) if operands else logits
+        got = np.asarray(changed_logits(logits, *operands)) if operands else logits
         config = GenerationConfig(**theirs)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")

@@ -199,7 +199,7 @@ def test_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
     assert capsys.readouterr().err == "scoring: 100% after 0 s, 0:00:00 left\n"
-    monkeypatch.setattr(hybridlm.progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("hybridlm.progress.SECONDS_BETWEEN_LINES", 0.0)
     run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["41%", "83%", "100%"]
     run(tmp_path, [{"text": "ab"}] * 12, window=5)

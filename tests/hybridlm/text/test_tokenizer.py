@@ -107,7 +107,7 @@ def test_what_is_put_around_a_text_can_be_left_out(tmp_path: Path) -> None:
     # A text that begins with it has two, as in transformers; a chat whose template writes it has one.
     assert tokenizer.encode(f"{START}a")[:3] == [start, start, *tokenizer.encode("a", add_special_tokens=False)[:1]]
     template = "{{ bos_token }}{{ messages[0].content }}"
-    assert tokenizer.encode_chat(CHAT[:1], chat_template=template).count(start) == 1
+    assert start is not None and tokenizer.encode_chat(CHAT[:1], chat_template=template).count(start) == 1
     assert tokenizer.bos_token_id == start
 
 

@@ -16,7 +16,8 @@ def operands(**changes: jax.Array) -> RecurrenceInputs:
     vectors = jnp.zeros((2, 3, 4, 5), jnp.float32)
     arrays: dict[str, Any] = {"query": vectors, "key": vectors, "value": vectors, "log_decay": heads, "beta": heads}
     arrays |= {"state": jnp.zeros((2, 4, 5, 5), jnp.float32), "valid": jnp.ones((2, 3), bool)}
-    return RecurrenceInputs(**(arrays | {"fresh": jnp.zeros((2,), bool)} | changes))
+    arrays |= {"fresh": jnp.zeros((2,), bool)} | changes
+    return RecurrenceInputs(**arrays)
 
 
 def test_it_is_a_pytree_of_its_arrays() -> None:

@@ -56,7 +56,7 @@ def test_equal_to_the_processors_of_transformers() -> None:
         config = GenerationConfig(**theirs)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")
-        want = processors(torch.tensor([history]), torch.tensor(logits)).numpy()
+        want = processors(torch.tensor([history]), torch.tensor(np.asarray(logits))).numpy()
         np.testing.assert_allclose(got, want, rtol=1e-6)
         changed += bool((got != logits).any())
     assert changed > 200

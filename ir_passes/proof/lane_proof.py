@@ -153,8 +153,6 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
 
 def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
     """Prepare for packed tokens, if the contract has any."""
-    packed = [(one, value) for one, value in zip(prover.bound.inputs, inputs, strict=True)]
-    packed = [(one, value, one.entry) for one, value in packed if isinstance(one.entry, Packed)]
     sides = (*prover.bound.inputs, *prover.bound.outputs)
     entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
     tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
@@ -163,8 +161,8 @@ def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
         return
     prover.refine = packed_tokens.refine
     present = packed_layout.operations(flat)
-    for _, value, entry in packed:
-        if entry.role == "cu_seqlens" and tokens:
+    for one, value in zip(prover.bound.inputs, inputs, strict=True):
+        if isinstance(one.entry, Packed) and one.entry.role == "cu_seqlens" and tokens:
             packed_layout.register(prover, value, prover.bound.lanes, tokens[0], present)
 
 

@@ -117,8 +117,8 @@ class SanitizedStep:
             path = self.bound.inputs[k].path
             what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
             judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
-        first, *others = self.bound.null_maps or [None]
-        for k in others:
+        for k in self.bound.null_maps[1:]:
+            first = self.bound.null_maps[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
             what = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
             judge.record(path, what, (rows == 0) != (jnp.asarray(values[first]) == 0), lanes, kind, rows, found)

@@ -15,7 +15,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Own
 from ir_passes.proof.rules.page_tables import page_fault
 from ir_passes.proof.rules.pool_rows import record
 from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.rules.slot_maps import beside, map_fault
+from ir_passes.proof.rules.slot_maps import map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -176,7 +176,9 @@ class _Declared:
                     if one.role == ("read" if write else "write") or (write and k not in written):
                         continue
                     if isinstance(fact, PageEntry):
-                        fault = page_fault(site, pool, fact, site.shapes[k], drops=one.role == "write", write=write)
+                        split = getattr(self.operands[at].owner, "split", ())
+                        drops = one.role == "write"
+                        fault = page_fault(site, pool, fact, split, site.shapes[k], drops=drops, write=write)
                     else:
                         fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
                     if fault is not None:
@@ -256,10 +258,6 @@ class _Declared:
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.null) != (declared.size, declared.null):
             return f"{declared}, and is {given.path}, {entry}"
-        if declared.role != "write" and any(
-            beside(self.site.prover.bound, value.fact.leaf, name) for name in entry.names
-        ):
-            return f"a slot map that is read by, and of a lane without a row in {given.path} that is the null row"
         return None
 
     def _table_misfit(self, value: Value, declared: PageTable) -> str | None:

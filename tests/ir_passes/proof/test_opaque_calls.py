@@ -14,7 +14,7 @@ from mutants import kernels
 from mutants.kernels import put, take
 from zoo import rows
 
-from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes import IsolationError, Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotMap, ViolationKind
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof.lane_proof import prove_isolation
 
@@ -76,6 +76,22 @@ def test_slot_maps_are_those_declared(declared, given, message) -> None:
 def test_a_map_to_write_by_is_enough_for_a_kernel_that_only_writes(role) -> None:
     con = contract(put_of(role="write"), POOL, slots=SlotMap("a", S, role=role))
     assert prove_isolation(lambda p, s, x: (put(p, s, x),), args(), con)
+
+
+def test_rows_of_a_kernel_by_a_page_table() -> None:
+    """Rows of a flat pool for each lane, as those of a slot mapping."""
+    table = PageTable("a", S, role="write")
+    con = LaneContract((POOL, table, Lane()), (POOL,), opaque={"put_rows": Opaque((POOL, table, Lane()), (POOL,))})
+    assert prove_isolation(lambda p, t, x: (put(p, t, x),), args(), con)
+
+
+def test_a_kernel_does_not_read_the_null_row_by_a_map_of_second_rows() -> None:
+    second = SlotMap("a", S, disjoint=True)
+    con = LaneContract((POOL, SLOTS, second), (Lane(), POOL), opaque={"take_rows": Opaque((POOL, SLOTS), (Lane(),))})
+    given = args()[:2]
+    assert prove_isolation(lambda p, s, t: (take(p, s), p), (*given, given[1] + N), con)
+    found = faults(lambda p, s, t: (take(p, t), p), (*given, given[1] + N), con)
+    assert "a lane that has no row in args[2] reads the null row of args[0]" in found
 
 
 def test_that_idle_lanes_keep_their_rows_is_assumed() -> None:

@@ -28,9 +28,8 @@ def compiled(fn: Callable[..., Any], *shapes: Any, donated: tuple[int, ...] = ()
     args = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), shapes)
     lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
     program = compile_with_assignment(lowered, None, current_versions(), None)
-    memory = program.compiled.memory_analysis()
-    assert memory is not None
-    return memory.temp_size_in_bytes, kernels_in(read(program.compiled, program.dump), {})
+    executable = read(program.compiled, program.dump)
+    return executable.buffers.temp_bytes, kernels_in(executable, {})
 
 
 def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:

@@ -31,7 +31,7 @@ from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
 from hybridlm.decision_models.decide import Decider
-from hybridlm.decision_models.heads import JevHead, LabelHead
+from hybridlm.decision_models.heads import LabelHead, RowsHead
 from hybridlm.decision_models.prompts import FIELDS as REQUEST_FIELDS
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer
@@ -671,7 +671,7 @@ class LM:
             dtype = np.dtype(jnp.dtype(self.engine.kind.dtype))
             head = LabelHead(self._prompts.tokenizer, self._head_rows, dtype)
         else:
-            head = JevHead(settings.head)
+            head = RowsHead(settings.head)
 
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> Read:
             return read_hidden(self.engine, ids, places, self.config.hidden_size)

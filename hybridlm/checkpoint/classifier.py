@@ -13,8 +13,8 @@ from models import DecoderConfig, Family
 
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
-DECISION_HEAD = "judge_config.json"
-"""File of a decision model that describes the head beside its weights, which may have no vocabulary head then."""
+DECISION_HEADS = ("judge_config.json", "decision_config.json")
+"""Files that describe the head of a decision model beside its weights, which may have no vocabulary head then."""
 SCORE_PATTERN = r"score\.weight"
 """Tensors that a family skips in a checkpoint whose head was read here."""
 
@@ -70,7 +70,7 @@ def read_classifier(
 
 
 def _has_decision_head(directory: Checkpoint) -> bool:
-    return (directory.path / DECISION_HEAD).is_file()
+    return any((directory.path / name).is_file() for name in DECISION_HEADS)
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:

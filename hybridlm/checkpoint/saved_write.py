@@ -24,9 +24,10 @@ from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
 # An adapter has been merged into the parameters: with its file it would be merged again.
-SMALL_FILES = (
+SMALL_FILES = (  # heads of decision models among them
     *(name for name in FILES if "safetensors" not in name and name != ADAPTER),
-    "head.safetensors",  # of a decision model
+    "head.safetensors",
+    "readout.safetensors",
 )
 
 

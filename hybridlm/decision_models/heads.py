@@ -69,8 +69,8 @@ class LabelHead:
 
 
 @dataclass(frozen=True)
-class JevHead:
-    """The head of a `jev` model: the rows behind the offset of the question's type, in the order of the options.
+class RowsHead:
+    """A linear head beside the weights: the rows behind the offset of the question's type, in the order of the options.
 
     Attributes:
         slots: its parameters.

@@ -1,8 +1,9 @@
 """The files of a decision model beside its weights: how questions are asked, and the head that reads the answers.
 
-decision.json, decision_template.jinja    labels, temperatures and the prompt; of any model
-judge_config.json, calibration.json       the same of a `jev` model, and the slots of its head
-head.safetensors                          that head
+decision.json, decision_template.jinja     labels, temperatures and the prompt; of any model
+judge_config.json, calibration.json        the same of a `jev` model, and the slots of its head
+head.safetensors                           that head
+decision_config.json, readout.safetensors  the same of a pplx-decider or d3 model with causal attention
 """
 
 import hashlib
@@ -15,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.classifier import DECISION_HEAD
 from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.decision_models.decider_prompt import WORDS, decider_template
 from hybridlm.decision_models.questions import KINDS
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
 
 CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"
-JUDGE, CALIBRATION, HEAD = DECISION_HEAD, "calibration.json", "head.safetensors"
-DECIDER = "decision_config.json"
+JUDGE, CALIBRATION, HEAD = "judge_config.json", "calibration.json", "head.safetensors"
+DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
 """Fields of decision.json."""
 MAX_CONFIG_BYTES = MEGABYTE
@@ -60,7 +61,7 @@ JEV_TEMPLATE = """
 
 @dataclass(frozen=True)
 class SlotHead:
-    """A linear head whose rows are the options of questions: the `jev` head.
+    """A linear head whose rows are the options of questions: the head of `jev`, pplx-decider and d3.
 
     Attributes:
         weight: float32 [rows, hidden].
@@ -108,11 +109,6 @@ class DecisionSettings:
         return found.hexdigest()
 
 
-def has_slot_head(directory: Path) -> bool:
-    """Whether a `jev` head lies beside the weights."""
-    return (directory / JUDGE).is_file()
-
-
 def adapter_folder(directory: Path) -> str | None:
     """Return the folder of the adapter that the files of a decision model name; None for none.
 
@@ -144,33 +140,45 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     """
     if not directory.is_dir():
         return DecisionSettings()  # a GGUF file
-    _refuse_other_heads(directory)
-    if has_slot_head(directory):
-        unused = [name for name in (CONFIG, TEMPLATE) if (directory / name).is_file()]
-        if unused:
-            warnings.warn(f"{directory}: {' and '.join(unused)}: not used, {JUDGE} says it all", stacklevel=3)
-        return _of_judge(directory, hidden_size)
-    if (directory / HEAD).exists():
-        raise CheckpointError(directory, f"expected {JUDGE} and {CALIBRATION} beside {HEAD}, found no {JUDGE}")
+    for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):
+        if (directory / name).is_file():
+            unused = [one for one in (CONFIG, TEMPLATE) if (directory / one).is_file()]
+            if unused:
+                warnings.warn(f"{directory}: {' and '.join(unused)}: not used, {name} says it all", stacklevel=3)
+            return read(directory, hidden_size)
+    for head, beside in ((HEAD, JUDGE), (READOUT, DECIDER)):
+        if (directory / head).exists():
+            raise CheckpointError(directory, f"expected {beside} beside {head}, found none")
     given = read_object(directory / CONFIG, MAX_CONFIG_BYTES) if (directory / CONFIG).is_file() else {}
     template = directory / TEMPLATE
     source = read_text(template, MAX_TEMPLATE_BYTES) if template.is_file() else None
     return _of_config(directory / CONFIG, given, source)
 
 
-def _refuse_other_heads(directory: Path) -> None:
-    if (directory / DECIDER).is_file():
-        given = read_object(directory / DECIDER, MAX_CONFIG_BYTES)
-        mode = given.get("attention_mode")
-        if mode not in (None, "causal"):
-            raise CheckpointError(directory / DECIDER, f"attention_mode: {mode!r} is not implemented, only causal is")
-        raise CheckpointError(
-            directory / DECIDER,
-            f"the head of decision models of the prompt {given.get('prompt', 'pplx')!r} (d3, pplx-decider) is not "
-            "implemented, only that of jev and the labels of a vocabulary head are",
-        )
-    if (directory / "readout.safetensors").exists():
-        raise CheckpointError(directory, f"readout.safetensors: expected {DECIDER} beside it, found none")
+def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
+    """Return the settings of a pplx-decider or d3 checkpoint, with its head."""
+    path = directory / DECIDER
+    given = read_object(path, MAX_CONFIG_BYTES)
+    codes: Any = given.get("codes")
+    temperature: Any = given.get("temperature")
+    prompt, mode = given.get("prompt", "pplx"), given.get("attention_mode")
+    faults: list[str] = []
+    if mode not in (None, "causal"):
+        faults.append(f"attention_mode: {mode!r} is not implemented, only causal is")
+    labels = _labels(dict.fromkeys(KINDS, codes), faults) if codes else {}
+    if not labels:
+        faults.append(f"codes: expected a list of labels, found {codes!r}"[:200])
+    if not _positive(temperature):
+        faults.append(f"temperature: expected a number greater than 0, found {temperature!r}")
+    if prompt not in WORDS:
+        faults.append(f"prompt: expected one of {', '.join(WORDS)}, found {prompt!r}")
+    if faults:
+        raise CheckpointError(path, faults)
+    (weight,) = _read_tensors(directory / READOUT, {"weight": (len(codes), hidden_size)})
+    head = SlotHead(weight, np.zeros(len(codes), np.float32), None, dict.fromkeys(KINDS, 0))
+    template = decider_template(WORDS[prompt])
+    temperatures = dict.fromkeys(map(str, KINDS), float(temperature))
+    return DecisionSettings(labels, temperatures, template, ("false", "true"), True, None, head)
 
 
 def _of_config(path: Path, given: Mapping[str, Any], template: str | None) -> DecisionSettings:
@@ -227,26 +235,25 @@ def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
         raise CheckpointError(directory / CALIBRATION, faults)
     labels = {kind: tuple(names[first:end]) for kind, (first, end) in ranges.items()}
     offsets = {kind: first for kind, (first, _) in ranges.items()}
-    weight, bias = _read_head(directory / HEAD, count, hidden_size)
+    weight, bias = _read_tensors(directory / HEAD, {"proj.weight": (count, hidden_size), "proj.bias": (count,)})
     head = SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
     return DecisionSettings(
         labels, temperature, JEV_TEMPLATE, ("false", "true"), True, given.get("adapter_subfolder", "adapter"), head
     )
 
 
-def _read_head(path: Path, rows: int, hidden_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return weight and bias of a head, in float32."""
+def _read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
+    """Return the tensors of a head's file, in float32; there are no others in it."""
     if not path.is_file():
-        raise CheckpointError(path, "expected the head of a jev model, found no file")
+        raise CheckpointError(path, "expected the head of the decision model, found no file")
     file = SafetensorsFile(path)
-    expected = {"proj.weight": (rows, hidden_size), "proj.bias": (rows,)}
     found = {name: info.shape for name, info in file.tensors.items()}
     if found != expected:
         raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
-    weight, bias = (np.asarray(file.read(name)).astype(np.float32) for name in expected)
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+    arrays = [np.asarray(file.read(name)).astype(np.float32) for name in expected]
+    if not all(np.isfinite(one).all() for one in arrays):
         raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
-    return weight, bias
+    return arrays
 
 
 def _is_range(value: Any, labels: int, rows: int) -> bool:

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decision_checkpoint import QUESTIONS, REQUESTS, TOGETHER, UNSAFE, VOCAB_SIZE, write_jev, write_tokenizer
+from decision_checkpoint import (
+    QUESTIONS,
+    REQUESTS,
+    TOGETHER,
+    UNSAFE,
+    VOCAB_SIZE,
+    write_decider,
+    write_jev,
+    write_tokenizer,
+)
 
 import hybridlm
 
@@ -34,7 +43,7 @@ def write_model(directory: Path, name: str) -> int:
 def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
     """The answers to all requests, those of several in one call, beside transformers'."""
     # By its class: the pipeline's own choice first makes a model of the sizes that config.json leaves open.
-    jev = (directory / "judge_config.json").exists()
+    jev = any((directory / name).exists() for name in ("judge_config.json", "decision_config.json"))
     auto: Any = transformers.JevForDecision if jev else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -86,3 +95,12 @@ def test_the_jev_head(tmp_path: Path, softcap: float | None) -> None:
     write_jev(tmp_path, hidden, softcap=softcap)
     lm = compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
     assert set(lm.decide("x", QUESTIONS)) == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("prompt", ["d3", pytest.param("pplx", marks=LONG)])
+def test_the_heads_of_deciders(tmp_path: Path, prompt: str) -> None:
+    hidden = write_model(tmp_path, "dense_interval")
+    write_decider(tmp_path, hidden, prompt=prompt, attention_mode="causal")
+    parts = [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]
+    states = [parts, "", [], {"a": None}, ["x", {"type": "text"}]]
+    compare(tmp_path, [*REQUESTS, *({"state": one, "questions": {"q": {"type": "noul"}}} for one in states)])

@@ -83,3 +83,11 @@ def write_jev(directory: pathlib.Path, hidden: int, seed: int = 0, **fields: Any
     (directory / "judge_config.json").write_text(json.dumps({"slots": slots, "adapter_subfolder": None} | fields))
     temperature = {"noul": 1.5, "score": 0.75, "choice": 2.0}
     (directory / "calibration.json").write_text(json.dumps({"per_kind": temperature}))
+
+
+def write_decider(directory: pathlib.Path, hidden: int, **fields: Any) -> None:
+    """The files of a pplx-decider or d3 head; `fields` are those of decision_config.json."""
+    weight = np.random.default_rng(2).normal(size=(26, hidden)).astype(np.float32)
+    save_file({"weight": weight}, directory / "readout.safetensors")
+    given = {"codes": [chr(ord("A") + i) for i in range(26)], "temperature": 0.7, "prompt": "pplx"}
+    (directory / "decision_config.json").write_text(json.dumps(given | fields))

@@ -54,7 +54,7 @@ def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
     for prompt, (name, answer) in zip(prompts, found.items(), strict=True):
         logits = np.asarray(lm.forward([list(prompt.token_ids)]).logits[0, -1], np.float64)
         assert lm.tokenizer is not None
-        chosen = logits[[lm.tokenizer.token_to_id(label) for label in labels[name]]]
+        chosen = logits[[lm.tokenizer.token_to_id(label) or 0 for label in labels[name]]]
         expected = jax.nn.softmax(chosen / (0.5 if name == "tone" else 1.0))
         np.testing.assert_allclose(list(answer.probabilities.values()), expected, atol=1e-5)
 
@@ -220,7 +220,7 @@ def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monk
 
 
 def test_a_head_that_is_not_implemented(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    given = {"codes": ["A"], "temperature": 1.0, "attention_mode": "noncausal_full_attention"}
+    given = {"codes": ["A"], "temperature": 1.0, "prompt": "d3", "attention_mode": "noncausal_full_attention"}
     lm = hybridlm.load(copied(text_lm, tmp_path / "model", decision_config=given), **SETTINGS)
     with pytest.raises(CheckpointError, match="attention_mode"):
         lm.decide("x", QUESTIONS)

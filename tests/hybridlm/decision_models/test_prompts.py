@@ -61,9 +61,10 @@ def test_marks_and_splits(tokenizer: Tokenizer) -> None:
     (one,) = prompts.read({"state": "state", "questions": questions})
     ends = [tokenizer.decode(one.token_ids[: place + 1], skip_special_tokens=False) for place in one.places]
     assert ends[0].endswith("Is it spam? Yes=true No=false :") and ends[1].endswith("How? A=0 B=1 :")
-    assert "mark" not in ends[1] and "split" not in ends[1]
+    assert not {*one.token_ids} & {*prompts.sentinels}
     joined = Prompts(tokenizer, DecisionSettings(template="Ye" + SPLIT + "s{{ question.name }}"))
     (apart,) = joined.read({"state": "", "questions": NOUL})
+    assert not {*apart.token_ids} & {*joined.sentinels}
     assert tokenizer.decode(apart.token_ids) == "Yesspam" and apart.token_ids[0] != tokenizer.token_to_id("Yes")
     assert apart.token_ids[0] == tokenizer.token_to_id("Ye")
 
@@ -128,6 +129,13 @@ def test_requests_write_no_control_tokens(
             token for token in other.token_ids if token in ids
         ]
         assert len(one.places) == len(other.places)
+
+
+def test_marks_of_a_request_are_left_out(tokenizer: Tokenizer) -> None:
+    """The text is that without them, not one that they divide: "Yes" stays one token."""
+    prompts = Prompts(tokenizer, DecisionSettings())
+    marked, plain = (prompts.read({"state": text, "questions": NOUL})[0] for text in ("Y\U000f0000es\U000f0001", "Yes"))
+    assert marked.token_ids == plain.token_ids
 
 
 def test_what_is_cut_in_a_template_does_not_become_a_token(tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decision_checkpoint import write_jev
+from decision_checkpoint import write_decider, write_jev
 from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointError
@@ -124,14 +124,28 @@ def test_wrong_heads(tmp_path: Path) -> None:
         read_settings(tmp_path, HIDDEN)
 
 
-@pytest.mark.parametrize("mode", ["noncausal_full_attention", "causal"])
-def test_heads_that_are_not_implemented(tmp_path: Path, mode: str) -> None:
-    given = {"codes": ["A", "B"], "temperature": 1.0, "prompt": "d3", "attention_mode": mode}
-    (tmp_path / "decision_config.json").write_text(json.dumps(given))
-    expected = r"attention_mode: 'noncausal_full_attention'" if mode != "causal" else "'d3'"
-    with pytest.raises(CheckpointError, match=expected):
+@pytest.mark.parametrize(
+    ("fault", "fields"),
+    [
+        ("attention_mode: 'noncausal_full_attention'", {"attention_mode": "noncausal_full_attention"}),
+        ("codes: ", {"codes": []}),
+        ("codes: ", {"codes": [5]}),
+        ("temperature: ", {"temperature": None}),
+        ("prompt: ", {"prompt": "d4"}),
+    ],
+)
+def test_wrong_deciders(tmp_path: Path, fault: str, fields: dict[str, Any]) -> None:
+    write_decider(tmp_path, HIDDEN, **fields)
+    with pytest.raises(CheckpointError, match=fault):
         read_settings(tmp_path, HIDDEN)
+
+
+def test_files_of_a_decider(tmp_path: Path) -> None:
+    write_decider(tmp_path, HIDDEN, prompt="d3", attention_mode="causal")
+    found = read_settings(tmp_path, HIDDEN)
+    assert found.head is not None and found.head.weight.shape == (26, HIDDEN) and not found.head.bias.any()
+    assert found.head.offsets == {"noul": 0, "score": 0, "choice": 0} and found.labels["noul"][:2] == ("A", "B")
+    assert found.temperature == {"noul": 0.7, "score": 0.7, "choice": 0.7} and found.adapter is None
     (tmp_path / "decision_config.json").unlink()
-    (tmp_path / "readout.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="readout.safetensors"):
+    with pytest.raises(CheckpointError, match="expected decision_config.json beside readout.safetensors"):
         read_settings(tmp_path, HIDDEN)

@@ -194,11 +194,6 @@ def score_progress(show: FileProgress) -> Iterator[RowProgress]:
     Args:
         show: a bar, lines, or nothing.
     """
-    if show == "lines":
-        if not sys.stderr.isatty():
-            yield RowProgress(None, lines=True)
-            return
-        show = True
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -83,7 +83,6 @@ def score(
             window=window,
             shard=shard,
             restart=restart,
-            progress="lines",
             token_ids=_ids(token_ids),
             top=top,
             start=start,

@@ -23,6 +23,8 @@ try:
     from hybridlm.lm import LM
     from hybridlm.loading import load
     from hybridlm.programs.loaded_code import note_code
+    from hybridlm.requests.captured import Captured
+    from hybridlm.requests.interventions import Intervention
     from hybridlm.requests.results import Completion, Score
     from hybridlm.requests.sampling_params import SamplingParams
     from hybridlm.requests.token_logprobs import TokenLogprobs
@@ -47,6 +49,7 @@ __all__ = [
     "LM",
     "Answer",
     "CheckpointError",
+    "Captured",
     "Choice",
     "Classification",
     "Completion",
@@ -55,6 +58,7 @@ __all__ = [
     "Event",
     "ForwardOutput",
     "InsufficientMemory",
+    "Intervention",
     "MissingExtra",
     "NumericalError",
     "Prefix",

@@ -18,6 +18,7 @@ from hybridlm.rows.arrays import zeros
 from hybridlm.steps.structure import Structure
 from models import kv_blocks
 from models.sharding.varying import varying_like
+from models.state.shapes import Hooks
 
 
 class SequenceState(NamedTuple):
@@ -106,6 +107,21 @@ def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any)
     return ForwardSharding(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
 
 
+class HiddenStates(Hooks):
+    """Collects the residual stream after the embedding and after each layer.
+
+    Attributes:
+        found: those of the layers that have been traced, in order.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Array] = []
+
+    def residual(self, x: Array, index: int) -> Array:
+        self.found.append(x)
+        return x
+
+
 @partial(jax.jit, static_argnums=(0, 5, 6))
 def run(
     structure: Structure,
@@ -133,11 +149,11 @@ def run(
         # Parameters are replicated over devices whose lanes differ.
         model = structure.rebuild(varying_like(params, tokens))
         lanes, count = tokens.shape
-        hidden_states: list[Array] = []
+        hooks = HiddenStates()
         lengths = jnp.full((lanes,), count, jnp.int32)
         positions = jnp.broadcast_to(position, (lanes,))
-        hidden, layers = model(tokens, lengths, positions, layers, blocks, tap=hidden_states.append)
-        return model.logits(hidden), tuple(hidden_states), layers
+        hidden, layers = model(tokens, lengths, positions, layers, blocks, hooks=hooks)
+        return model.logits(hidden), tuple(hooks.found), layers
 
     if split is not None:
         given = (split.params, split.lanes, split.layers, PartitionSpec())

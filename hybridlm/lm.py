@@ -6,6 +6,7 @@ More than 300 lines: the public methods of one class, and most lines are their d
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,7 @@ from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.probe_settings import ProbedText, ProbeSettings
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import NumericalError
@@ -68,6 +70,7 @@ from hybridlm.scoring.hidden import Read, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
+from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.steps.structure import Structure
@@ -149,6 +152,11 @@ class LM:
         progress: bool | None = None,
         prefix: Prefix | None = None,
         speculate: Speculate | AsLoaded = "as loaded",
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: str = "last",
+        capture_to: str | os.PathLike[str] | None = None,
+        interventions: Any = None,
         **settings: Unpack[Settings],
     ) -> list[Completion]:
         """Generate completions for any number of prompts, with continuous batching over the lanes.
@@ -165,6 +173,12 @@ class LM:
             prefix: state of a common beginning that every prompt continues; a prompt may then be empty (see `prefix`).
             speculate: drafter for speculative decoding, as for `load`; "as loaded" keeps the one given there. It
                 changes the speed, and the sampled tokens only where float32 rounds to a tie.
+            hidden_states, states, capture_to: what is read inside the model (`Completion.captured`), as for `score`;
+                nothing is drafted with one of them, nor with interventions.
+            positions: "all" reads it where each token of the completion is sampled, at the position of the token
+                before it; "last" where the last one is.
+            interventions: changes inside the model: a list of `Intervention` for all prompts, or one for each; their
+                positions count from the first token of the prompt into the completion.
             **settings: fields of `SamplingParams`; they override those of `sampling_params`.
 
         Returns:
@@ -175,9 +189,18 @@ class LM:
             NumericalError: a step computed logits that are not numbers.
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
+        inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
+        inside.check()
+        if inside.given:
+            if speculate not in (None, "as loaded"):
+                raise ValueError("speculate: expected None with hidden_states, states or interventions")
+            requests, probing = inside.of_requests(self.engine, requests, n)
+            session = Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, None, probing)
+        else:
+            session = self.session(logits_processor=logits_processor, speculate=speculate)
         finished: dict[int, Completion] = {}
         with request_progress(progress, len(requests), self.engine.lanes) as completed:
-            for event in self._run(requests, self.session(logits_processor=logits_processor, speculate=speculate)):
+            for event in self._run(requests, session):
                 if event.completion is not None:
                     finished[event.index] = event.completion
                     completed(len(finished))
@@ -297,11 +320,17 @@ class LM:
         start: int | Sequence[int] | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: Any = "last",
+        capture_to: str | os.PathLike[str] | None = None,
+        interventions: Any = None,
     ) -> list[Score]:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score. With one
-        of the last five arguments, scores also have ranks, and arrays of what was asked about the distributions.
+        of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks, and arrays of what was asked about
+        the distributions. With one of the last five arguments every text is prefilled by itself (docs/research.md).
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
@@ -318,6 +347,14 @@ class LM:
             start: first token of a text, or of a completion, to report on; one number, or one for each score.
             temperature: divides the logits; all log-probabilities, ranks and entropies are those of the result.
             entropy: report the entropy of the distribution at each position (`Score.entropy`).
+            hidden_states: indices of hidden states to return (`Score.captured`), as in `forward`: 0 after the
+                embedding, i after layer i - 1.
+            states: return recurrent states and the inputs of convolutions, as they are after a token.
+            positions: tokens at which they are read, counted among all that the model reads: "last", "all", a list of
+                indices or a bool mask, or one of these for each score.
+            capture_to: folder to create for a safetensors file of each score, to which arrays are written while they
+                are computed; None keeps them in memory.
+            interventions: changes inside the model: a list of `Intervention` for all texts, or one for each score.
 
         Returns:
             One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
@@ -334,10 +371,13 @@ class LM:
         ask.check(self.config.vocab_size)
         if ask.given and top_logprobs:
             raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
+        inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
+        inside.check()
 
         def found_of(given: Sequence[ScoredIds]) -> list[Score]:
             question = ask.question(given, self.config.vocab_size) if ask.given else None
-            return self._scores([one.token_ids for one in given], top_logprobs, prefix, question)
+            probing = self._probing(inside, given, prefix) if inside.given else None
+            return self._scores([one.token_ids for one in given], top_logprobs, prefix, question, probing)
 
         if prefix is None:
             found = score_items(self._items, found_of, to_items(texts, "texts"), "texts")
@@ -1044,12 +1084,19 @@ class LM:
         top: int = 0,
         prefix: Prefix | None = None,
         question: Question | None = None,
+        probing: TextProbing | None = None,
     ) -> list[Score]:
         began = time.perf_counter()
-        found = scores(self.engine, ids, top, prefix, question)
+        with nullcontext() if probing is None else closing(probing.probing):
+            found = scores(self.engine, ids, top, prefix, question, probing)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)
         return found
+
+    def _probing(self, inside: ProbeSettings, given: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
+        texts = [ProbedText(len(one.token_ids), one.prompt) for one in given]
+        probing, probes = inside.of_texts(self.engine, texts, prefix)
+        return TextProbing(probing, probes, [one.length for one in texts], self.engine.chunk)
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""

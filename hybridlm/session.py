@@ -16,6 +16,7 @@ import numpy as np
 from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import NumericalError
@@ -66,6 +67,7 @@ class Session:
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
+        probing: what requests read and change inside the model; None for nothing.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Session:
         to_request: ToRequest,
         processor: LogitsProcessor | None,
         speculation: Speculation | None = None,
+        probing: RequestProbing | None = None,
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
-        self._scheduler = Scheduler(engine, processor, speculation)
+        self._scheduler, self._probing = Scheduler(engine, processor, speculation, probing), probing
         self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
         self._budgets: dict[int, ThinkingBudget] = {}
@@ -145,6 +148,8 @@ class Session:
                 self._budgets[request.index] = budget
             self._submitted = request.index + 1
             sequence = self._alive[request.index] = ActiveSequence(request)
+            if self._probing is not None:
+                sequence.writer = self._probing.of_request(request, self._engine.context)
             if tokenizer is not None:
                 self._texts[request.index] = GrowingText(
                     tokenizer,
@@ -217,6 +222,8 @@ class Session:
                 self._closed = True
                 self._alive.clear()
                 self._in_flight.clear()
+                if self._probing is not None:
+                    self._probing.close()
                 self._scheduler.close()
 
     def _require_open(self) -> None:
@@ -254,6 +261,9 @@ class Session:
                         self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                     else:
+                        if self._probing is not None:
+                            hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
+                            self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
                         append_token(sequence, sampled, place)
                         self._grow(sequence)
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
@@ -342,6 +352,7 @@ class Session:
             tokenizer=self._tokenizer,
             reasoning=reasoning,
             answer=answer,
+            captured=None if sequence.writer is None else sequence.writer.finish(),
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 

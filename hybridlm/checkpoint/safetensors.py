@@ -269,6 +269,16 @@ class TensorEntry(NamedTuple):
     dtype: str
 
 
+def safetensors_header(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes in front of the arrays; arguments as for `write_safetensors`."""
+    end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
+    for entry in entries:
+        begin, end = end, end + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
+        header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    return (len(text) + -len(text) % 8).to_bytes(8, "little") + text + b" " * (-len(text) % 8)
+
+
 def write_safetensors(
     file: BinaryIO, entries: Iterable[TensorEntry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
 ) -> None:
@@ -283,14 +293,7 @@ def write_safetensors(
     Raises:
         ValueError: an array differs from its entry.
     """
-    entries, end = list(entries), 0
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    for entry in entries:
-        begin, end = end, end + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    file.write(safetensors_header(entries := list(entries), metadata))
     for entry, array in zip(entries, arrays, strict=True):
         if (array.shape, array.dtype.name) != (entry.shape, entry.dtype):
             raise ValueError(f"{entry}: got {array.dtype.name}{list(array.shape)}")

@@ -17,7 +17,7 @@ from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.loading import load
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from ir_passes import AuditError, IsolationError
 
 DEFAULT_LANES = 8
@@ -178,6 +178,8 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
         return f"copy from {shape.source}", str(shape.target), ""
     if isinstance(shape, Shape):
         return shape.step, str(shape.lanes), str(shape.tokens)
+    if isinstance(shape, EditShape):
+        return "edit states", str(shape.rows), ""
     return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
 
 

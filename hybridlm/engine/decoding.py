@@ -4,6 +4,8 @@ Steps that sample one token are dispatched before the previous step's tokens hav
 last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.probing import ReadPositions, RequestProbing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.logit_changes import changes_per_lane, logit_changes
@@ -30,12 +33,14 @@ class DispatchedStep(NamedTuple):
         sequences: the sequences that sample a token in it, with their lanes.
         accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
         timing: measures it; None if it is not measured.
+        reads: lane -> what is read inside the model.
     """
 
     sampled: SampledTokens
     sequences: list[tuple[ActiveSequence, int]]
     accepted: jax.Array | None = None
     timing: StepTiming | None = None
+    reads: Mapping[int, ReadPositions | None] = MappingProxyType({})
 
 
 class Decoding:
@@ -45,10 +50,18 @@ class Decoding:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: decides what is drafted; None never drafts.
+        probing: what requests read and change inside the model; None for nothing.
     """
 
-    def __init__(self, engine: Engine, processor: LogitsProcessor | None, speculation: Speculation | None):
-        self._engine, self._processor, self._speculation = engine, processor, speculation
+    def __init__(
+        self,
+        engine: Engine,
+        processor: LogitsProcessor | None,
+        speculation: Speculation | None,
+        probing: RequestProbing | None = None,
+    ):
+        assert probing is None or speculation is None, "nothing is drafted where probes may be"
+        self._engine, self._processor, self._speculation, self._probing = engine, processor, speculation, probing
         self._drafted: list[int] = []
         self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
@@ -68,7 +81,11 @@ class Decoding:
         """
         engine = self._engine
         # With drafts the next step is known once there are tokens.
-        if self._speculation is None and any(sequence.remaining(engine.context) > 1 for sequence in sequences):
+        if (
+            self._probing is None
+            and self._speculation is None
+            and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
+        ):
             lanes = engine.bucket(len(sequences), engine.lanes)
             engine.prepare((CopyShape(prefill_lanes, lanes), Shape("generate", lanes, 1, top, self._processor)))
 
@@ -121,22 +138,29 @@ class Decoding:
         engine = self._engine
         changes = logit_changes(lanes, engine.vocab_size)
         shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, changes_per_lane(changes))
+        if self._probing is not None:
+            shape = self._probing.shape(shape, lanes)
         if self._steady is None or self._steady[:2] != (lanes, shape):
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes)))
+            probes = () if self._probing is None else self._probing.operands(shape, lanes)
+            placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes), *probes))
             self._steady = lanes, shape, active, placed
-        counts, (tokens, active, *sampling) = self._steady[2:]
+        counts, (tokens, active, *operands) = self._steady[2:]
+        # Probes are behind the changes of logits, which may be none.
+        at = len(operands) - (shape.probes is not None)
+        operands[at:at] = changes or ((None,) if shape.probes is not None else ())
         positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
         batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
         timing = self._time(shape)
-        sampled = engine.run(shape, pool, batch, *sampling, *changes, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
         sequences = _active_lanes(lanes)
         for sequence, _ in sequences:
             sequence.consumed += 1
-        return DispatchedStep(sampled, sequences, timing=timing)
+        reads = {} if self._probing is None else self._probing.after_step(pool, sequences)
+        return DispatchedStep(sampled, sequences, timing=timing, reads=reads)
 
     def _verify(
         self,

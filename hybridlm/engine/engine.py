@@ -32,7 +32,7 @@ from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import OneProcess, Runner
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_bucket
+from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -76,6 +76,7 @@ class Engine:
 
     Attributes:
         dtype: of the matrices.
+        hidden_size: width of the residual stream.
         params: parameters as every step takes them: those of the model, or with tuned variants.
         tuned: the choices of `tune`; None without.
         prefill_rows: rows of the prefill pool.
@@ -118,6 +119,7 @@ class Engine:
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
+        self.hidden_size = model.config.hidden_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
@@ -294,6 +296,10 @@ class Engine:
         shape = CopyShape(source.size, target.size)
         self.runner.move(shape, self.example_arguments, target, source, (read, write))
 
+    def edit(self, shape: EditShape, pool: RowPool, operand: Any) -> None:
+        """Dispatch a step that changes states of the rows of a pool; see `hybridlm.steps.edit`."""
+        self.runner.edit(shape, self.example_arguments, pool, operand)
+
     def prepare(self, shapes: Sequence[AnyShape]) -> None:
         """Load or compile programs in threads that are needed soon; see `Programs.prepare`."""
         if self.runner.certified and not self.placement.several_processes:
@@ -323,4 +329,4 @@ class Engine:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        return example_arguments(shape, self.params, self._abstract, self.placement)
+        return example_arguments(shape, self.params, self._abstract, self.placement, self.hidden_size)

@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import step_operands
@@ -35,6 +36,7 @@ class Scheduler:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
         speculation: decides what is drafted; None never drafts.
+        probing: what requests read and change inside the model; None for nothing.
 
     Attributes:
         waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
@@ -42,14 +44,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, processor: LogitsProcessor | None = None, speculation: Speculation | None = None
+        self,
+        engine: Engine,
+        processor: LogitsProcessor | None = None,
+        speculation: Speculation | None = None,
+        probing: RequestProbing | None = None,
     ):
-        self._engine, self._processor = engine, processor
-        self._decoding = Decoding(engine, processor, speculation)
+        self._engine, self._processor, self._probing = engine, processor, probing
+        self._decoding = Decoding(engine, processor, speculation, probing)
         self.waiting: list[tuple[int, int, ActiveSequence]] = []
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
-        self._arrived = 0
+        self._arrived, self._probed_turn = 0, False
         self._prefill_pool: RowPool | None = None
         self._decode_pool: RowPool | None = None
 
@@ -172,7 +178,7 @@ class Scheduler:
         for _ in range(min(most, free)):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
-            if cache is None:
+            if cache is None or not entry[2].shares_states:
                 joining.append(entry[2])
             elif cache.should_wait(request.prompt, self.prefilling + joining):
                 held.append(entry)
@@ -188,6 +194,7 @@ class Scheduler:
         engine, cache = self._engine, self._engine.prefix_cache
         prompt, start = sequence.request.prompt, sequence.request.start
         assert sequence.slot is not None
+        cache = cache if sequence.shares_states else None
         with nullcontext(start) if cache is None else cache.pinned(prompt, start) as start:
             if start is not None:
                 sequence.consumed = engine.moves.restore(start, prefill_pool, sequence.slot, prompt, owner=sequence)
@@ -196,31 +203,50 @@ class Scheduler:
         """Dispatch the next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
         engine, pool = self._engine, self._prefill_pool
         assert pool is not None
-        lanes = self._by_lane(pool, self.prefilling)
+        sequences = self._one_kind(self.prefilling)
+        lanes = self._by_lane(pool, sequences)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         operands, changes = step_operands(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, 0, changes)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(sequences), self._processor, 0, changes)
+        if self._probing is not None:
+            shape = self._probing.shape(shape, lanes)
+            if shape.probes is not None:
+                operands += (() if changes else (None,)) + self._probing.operands(shape, lanes)
         if self._decode_pool is None:
             self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
         batch = Batch.of(feeds, engine.chunk)
         sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
+        own: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
+                own.append((sequence, lane))
                 if sequence.consumed in sequence.stops:
                     self._cache_state(sequence, pool)
                 if not sequence.prefilling:
                     sampling.append((sequence, lane))
+        reads = {} if self._probing is None else self._probing.after_step(pool, own)
         for sequence, _ in sampling:
             self._start_decoding(sequence, pool)
-        return DispatchedStep(sampled, sampling)
+        return DispatchedStep(sampled, sampling, reads=reads)
+
+    def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
+        """Return those of some sequences that step next: with probes, or without, in turn where there are both.
+
+        So that what asks for nothing has the bits of the plain step; lanes whose turn it is not are idle.
+        """
+        probed = [one for one in sequences if one.request.probe is not None]
+        if not probed or len(probed) == len(sequences):
+            return sequences
+        self._probed_turn = not self._probed_turn
+        return probed if self._probed_turn else [one for one in sequences if one.request.probe is None]
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
-        if cache is None or sequence.slot is None or not pool.settled:
+        if cache is None or sequence.slot is None or not pool.settled or not sequence.shares_states:
             return
         # A state beyond the known tokens contains drafts that were accepted after the end.
         if sequence.consumed <= len(tokens):
@@ -241,9 +267,9 @@ class Scheduler:
 
     def _decode_step(self) -> DispatchedStep:
         """Dispatch a step that samples one token per decoding sequence, or verifies drafts."""
-        pool = self._decode_pool
+        pool, sequences = self._decode_pool, self._one_kind(self.decoding)
         assert pool is not None
-        dispatched = self._decoding.step(pool, self._by_lane(pool, self.decoding), self._top(self.decoding))
+        dispatched = self._decoding.step(pool, self._by_lane(pool, sequences), self._top(sequences))
         if dispatched.accepted is None:
             self._release_finished(dispatched)
         return dispatched

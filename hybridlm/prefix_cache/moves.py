@@ -113,6 +113,20 @@ class RowMoves:
         self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
+    @property
+    def state_places(self) -> list[int]:
+        """Indices of the arrays of fixed size among all arrays of a row."""
+        return self._part_indices["state"]
+
+    def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
+        """Copy the arrays of fixed size of a row, as the dispatched steps leave them, in the order of `state_places`.
+
+        Args:
+            pool, slot: the row.
+            owner: owner of the row.
+        """
+        return self._keep("state", pool, slot, (), pool.consumed(slot), self._runner.mark(owner))
+
     def require(self, snapshot: Snapshot) -> None:
         """Check that a snapshot can be continued here; raises SnapshotError."""
         snapshot.require(self.kind)

@@ -6,16 +6,22 @@ from typing import Any
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import CopyShape, EditShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
+from hybridlm.requests.probes import probe_operands
 from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Rows
 
 
 def example_arguments(
-    shape: Shape | CopyShape, params: tuple[Any, ...], rows: Callable[[int], Rows], placement: Placement
+    shape: Shape | CopyShape | EditShape,
+    params: tuple[Any, ...],
+    rows: Callable[[int], Rows],
+    placement: Placement,
+    hidden: int,
 ) -> tuple[Any, ...]:
     """Return example arguments of one shape.
 
@@ -24,7 +30,11 @@ def example_arguments(
         params: parameters of the model, which may be abstract.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
+        hidden: width of the residual stream.
     """
+    if isinstance(shape, EditShape):
+        abstract = rows(shape.rows)
+        return (abstract, *placement.examples([no_edits(shape.rows, types_in(abstract))]))
     if isinstance(shape, CopyShape):
         maps = placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
         return (rows(shape.target), rows(shape.source), *maps)
@@ -35,8 +45,18 @@ def example_arguments(
             chosen: Any = np.zeros((shape.lanes, shape.tokens, shape.chosen), np.int32)
             temperature: Any = np.ones(shape.lanes, np.float32)
             operands.append(Chosen(chosen, temperature))
+        elif shape.probes is not None:
+            operands.append(None)
     elif shape.step != "hidden":
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
-        operands += [empty_changes(shape.lanes, shape.changes)] if shape.changes else []
+        if shape.changes or shape.probes is not None:
+            operands.append(empty_changes(shape.lanes, shape.changes) if shape.changes else None)
+    if shape.probes is not None:
+        places = (
+            np.zeros((shape.lanes, shape.probes.places), np.int32)
+            if shape.step == "score" and shape.probes.places
+            else None
+        )
+        operands.append(probe_operands([None] * shape.lanes, shape.probes, hidden, places))
     return (params, rows(shape.lanes), *placement.examples(operands))

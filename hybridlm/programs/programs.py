@@ -21,16 +21,22 @@ from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import NOWHERE, use_cache
 from hybridlm.programs.origin import Origin
-from hybridlm.programs.shapes import AnyShape, CopyShape, S, Shape
+from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.dim_names import name_pool_dims
-from hybridlm.steps.generate import CHANGED_GENERATE_CONTRACT, GENERATE_CONTRACT, generate_step
+from hybridlm.steps.edit import EDIT_CONTRACT, edit_step
+from hybridlm.steps.generate import (
+    CHANGED_GENERATE_CONTRACT,
+    GENERATE_CONTRACT,
+    PROBED_GENERATE_CONTRACT,
+    generate_step,
+)
 from hybridlm.steps.hidden import HIDDEN_CONTRACT, hidden_step
-from hybridlm.steps.score import CHOSEN_CONTRACT, SCORE_CONTRACT, score_step
+from hybridlm.steps.score import CHOSEN_CONTRACT, PROBED_SCORE_CONTRACT, SCORE_CONTRACT, score_step
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
@@ -72,6 +78,7 @@ class Programs:
         model: name of the model in listings of the store.
 
     Attributes:
+        structure: structure of the model.
         int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
             the parameters; applies to programs compiled from then on.
         origins: origin of each program.
@@ -91,7 +98,7 @@ class Programs:
         executables: ExecutableStore | None = None,
         model: str = "",
     ):
-        self._structure, self._placement = structure, placement
+        self.structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.int8_head_lanes: frozenset[int] = frozenset()
@@ -127,34 +134,41 @@ class Programs:
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
         """Return the step of a shape as each device runs it, not compiled, and the contract of the whole step."""
-        arrays = self._structure.arrays
+        arrays = self.structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
             return step, name_pool_dims(contract, shape.of(arrays), shape.positions_first)
         step, contract = self._whole_rows_step(shape)
         return step, name_pool_dims(contract, arrays)
 
-    def _whole_rows_step(self, shape: Shape | CopyShape) -> tuple[Callable[..., Any], LaneContract]:
+    def _whole_rows_step(self, shape: Shape | CopyShape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
+        if isinstance(shape, EditShape):
+            return edit_step(self.structure), EDIT_CONTRACT
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
             plain = shape.top is None and shape.processor is None and not shape.changes
             with_int8_head = plain and shape.lanes in self.int8_head_lanes
-            step = generate_step(self._structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head)
+            hidden = shape.probes.hidden_states if shape.probes is not None else ()
+            step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head, hidden)
+            if shape.probes is not None:
+                return step, PROBED_GENERATE_CONTRACT
             return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
         if shape.step == "verify":
-            step = verify_step(self._structure, shape.top, shape.processor, shape.mtp_drafts)
+            step = verify_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
             return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
         if shape.step == "hidden":
-            return hidden_step(self._structure), HIDDEN_CONTRACT
-        step = score_step(self._structure, shape.top or 0)
+            return hidden_step(self.structure), HIDDEN_CONTRACT
+        if shape.probes is not None:
+            return score_step(self.structure, shape.top or 0, shape.probes.hidden_states), PROBED_SCORE_CONTRACT
+        step = score_step(self.structure, shape.top or 0)
         return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
         """Return the key of a step for a store, of its example arguments; None if it has none."""
         _, args, _ = self._whole_step(shape, given)
         screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
-        return step_key(shape, args, structure_name(self._structure), self.certify, self._placement, screened)
+        return step_key(shape, args, structure_name(self.structure), self.certify, self._placement, screened)
 
     def compiled(
         self, shape: S, arguments: Callable[[S], tuple[Any, ...]], all_have: Callable[[bool], bool] = bool

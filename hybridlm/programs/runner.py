@@ -14,7 +14,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.in_flight import InFlight
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import PoolPart, RowPool
@@ -90,6 +90,14 @@ class Runner(ABC):
             mark: label under which a cached state is continued, where that is not its own.
         """
 
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        """Dispatch a step that changes the rows of a pool, given its operand.
+
+        Raises:
+            NotImplementedError: this runner changes no states of rows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs no {shape}")
+
     def read(self, outputs: Any) -> Any:
         """Wait for outputs of steps and return them on the host."""
         return jax.device_get(outputs)
@@ -151,6 +159,11 @@ class OneProcess(Runner):
         given = self.placement.put_whole(tuple(maps))
         program = self.compiled(shape, examples)
         target.put(*self._call(program, target.take(), source.look(), *given))
+
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        (given,) = self.placement.put((operand,))
+        program = self.compiled(shape, examples)
+        pool.put(*self._call(program, pool.take(), given))
 
     def _call(self, program: Any, *args: Any) -> Any:
         results = program(*args)

@@ -5,6 +5,7 @@ from typing import Literal, TypeVar
 
 from hybridlm.rows.parts import PartShape
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.steps.hooks import ProbeShape
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Shape:
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: tokens per lane whose logits change (penalties, biases, bans); 0 for a step without.
         chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
+        probes: of a scoring or generating step, what it reads and changes inside the model; None for nothing.
     """
 
     step: Literal["generate", "verify", "score", "hidden"]
@@ -29,6 +31,7 @@ class Shape:
     mtp_drafts: int = 0
     changes: int = 0
     chosen: int | None = None
+    probes: ProbeShape | None = None
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"
@@ -37,7 +40,18 @@ class Shape:
         mtp_drafts += f" changes={self.changes}" if self.changes else ""
         name = f" processor={name}" if self.processor else ""
         chosen = "" if self.chosen is None else f" chosen={self.chosen}"
+        chosen += "" if self.probes is None else f" {self.probes}"
         return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{chosen}{name}"
+
+
+@dataclass(frozen=True)
+class EditShape:
+    """Compilation key of the step that changes states of rows, in a pool of `rows` rows."""
+
+    rows: int
+
+    def __str__(self) -> str:
+        return f"edit states of {self.rows}"
 
 
 @dataclass(frozen=True)
@@ -51,8 +65,8 @@ class CopyShape:
         return f"copy {self.source} to {self.target}"
 
 
-AnyShape = Shape | CopyShape | PartShape
-S = TypeVar("S", Shape, CopyShape, PartShape, AnyShape)
+AnyShape = Shape | CopyShape | PartShape | EditShape
+S = TypeVar("S", Shape, CopyShape, PartShape, EditShape, AnyShape)
 """Any one kind of shape, or all."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridlm.requests.captured import Captured
 from hybridlm.requests.result_html import preformatted, strip, table
 from hybridlm.requests.sequence import FinishReason
 from hybridlm.requests.token_logprobs import TokenLogprobs
@@ -46,6 +47,7 @@ class Completion:
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
         reasoning: the thoughts, if the model thought before its answer; None otherwise.
         answer: the text without the thoughts and their markers; None if the model has no tokenizer.
+        captured: hidden states and states, if they were asked for; not compared.
     """
 
     text: str | None
@@ -57,6 +59,7 @@ class Completion:
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     reasoning: str | None = None
     answer: str | None = None
+    captured: Captured | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)
@@ -85,6 +88,7 @@ class Score:
             `start`. None unless something was asked about the distributions, as all below.
         entropy: float32 [T], entropy of the distribution in each token's place, in nats; nan where `ranks` is 0.
         top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
+        captured: hidden states and states, if they were asked for; not compared.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
     """
 
@@ -97,6 +101,7 @@ class Score:
     entropy: np.ndarray | None = None
     top: TokenLogprobs | None = None
     chosen: TokenLogprobs | None = None
+    captured: Captured | None = field(default=None, compare=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from hybridlm.requests.captured import CaptureWriter
+from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
 
@@ -56,6 +58,7 @@ class Request:
         priority: of waiting requests the highest goes first.
         sampling_index: part of the key of its random numbers; None for the index.
         start: the state after the first tokens of the prompt, if it is known.
+        probe: what is read and changed inside the model; None for nothing.
         completed: number of tokens at the end of the prompt that belong to the completion already: those before the
             end of the thoughts was set.
     """
@@ -67,6 +70,7 @@ class Request:
     sampling_index: int | None = None
     start: Snapshot | None = None
     completed: int = 0
+    probe: Probe | None = None
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -95,6 +99,7 @@ class ActiveSequence:
         finish_reason: why it ended; None while it is active.
         drafting: its drafts; None without speculative decoding.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
+        writer: of what is read inside the model; None for nothing.
     """
 
     request: Request
@@ -106,6 +111,12 @@ class ActiveSequence:
     finish_reason: FinishReason | None = None
     drafting: "Drafting | None" = None
     stops: tuple[int, ...] = ()
+    writer: CaptureWriter | None = None
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether its states are those of its tokens, which others may continue, and it those of others."""
+        return self.request.probe is None or not self.request.probe.intervenes
 
     @property
     def output(self) -> list[int]:
@@ -115,6 +126,8 @@ class ActiveSequence:
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
         """Return the prompt tokens of the next step: a chunk, or what is left before the next stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
+        if self.request.probe is not None:
+            end = self.request.probe.stop(self.consumed, end)
         return self.request.prompt[self.consumed : end]
 
     @property

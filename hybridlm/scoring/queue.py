@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.prefix_cache.radix_tree import RadixTree
+from hybridlm.requests.probes import Probe
 from hybridlm.scoring.text import QueuedText, ScoredText
 
 T = TypeVar("T", bound=QueuedText)
@@ -47,6 +48,7 @@ class ScoringQueue(Generic[T]):
         most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
         question: what is asked about the texts, by their numbers; None for nothing.
         make: class of the texts.
+        probes: what is read and changed in the texts, by their numbers; None for nothing.
 
     Attributes:
         shares: whether any texts have a prefix in common.
@@ -60,6 +62,7 @@ class ScoringQueue(Generic[T]):
         most: int,
         question: Asked | None = None,
         make: Callable[..., T] = ScoredText,
+        probes: Sequence[Probe | None] | None = None,
     ):
         self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
@@ -80,7 +83,8 @@ class ScoringQueue(Generic[T]):
             number = prefix_of[i]
             parent = None if number is None else shared[number]
             about = None if question is None else question.texts[i]
-            waiting.append(make(i, texts[i], prefix, parent, question=question, asked=about))
+            probe = None if probes is None else probes[i]
+            waiting.append(make(i, texts[i], prefix, parent, question=question, asked=about, probe=probe))
         self._prefixes: deque[T] = deque()
         self._texts: deque[T] = deque()
         for one in waiting:

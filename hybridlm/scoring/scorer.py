@@ -9,12 +9,14 @@ import numpy as np
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probing import ReadPositions
 from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.found import Found
+from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.operands import Batch, Feed
@@ -27,14 +29,18 @@ def scores(
     top: int = 0,
     prefix: Prefix | None = None,
     question: Question | None = None,
+    probing: TextProbing | None = None,
 ) -> list[Score]:
     """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
     found: dict[int, Score] = {}
     with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
-        for one in score(engine, texts, top, prefix, question):
+        for one in score(engine, texts, top, prefix, question, probing):
             assert one.index is not None
             tops = one.top_logprobs if top else None
-            scored = Score(list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before)
+            captured = None if one.writer is None else one.writer.finish()
+            scored = Score(
+                list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before, captured=captured
+            )
             found[one.index] = scored if one.found is None else _with_distributions(scored, one.found, one.before)
     return [found[index] for index in range(len(texts))]
 
@@ -64,6 +70,7 @@ def score(
     top: int = 0,
     prefix: Prefix | None = None,
     question: Question | None = None,
+    probing: TextProbing | None = None,
 ) -> Generator[ScoredText, None, None]:
     """Score every token of every text, longest first; yield each text when it is done.
 
@@ -76,14 +83,21 @@ def score(
         top: number of most likely tokens to report for each position.
         prefix: common beginning of all texts.
         question: what is asked about the distributions of the texts; None for nothing. `top` is 0 with it.
+        probing: what is read and changed inside the model; None for nothing. Texts share nothing with it.
     """
-    predicted = [i for i, text in enumerate(texts) if len(text) > 1]
+
+    def has_steps(i: int) -> bool:
+        probe = None if probing is None else probing.probes[i]
+        return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
+
+    predicted = [i for i in range(len(texts)) if has_steps(i)]
     for i in set(range(len(texts))).difference(predicted):
         # Nothing predicts a single token.
         yield ScoredText(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
     if not predicted:
         return
-    shape = Shape("score", 0, engine.chunk, top)
+    one_by_one = probing is not None and probing.one_by_one
+    shape = Shape("score", 0, 1 if one_by_one else engine.chunk, top)
     if question is not None:
         shape = replace(shape, top=question.top, chosen=question.width)
 
@@ -91,7 +105,7 @@ def score(
         return _operands(shape, lanes, feeds, question)
 
     step = TextStep(shape, operands)
-    yield from prefilled(engine, {i: texts[i] for i in predicted}, step, ScoredText, prefix, question)
+    yield from prefilled(engine, {i: texts[i] for i in predicted}, step, ScoredText, prefix, question, probing)
 
 
 class TextStep(NamedTuple, Generic[T]):
@@ -113,6 +127,7 @@ def prefilled(
     make: Callable[..., T],
     prefix: Prefix | None = None,
     question: Asked | None = None,
+    probing: TextProbing | None = None,
 ) -> Generator[T, None, None]:
     """Prefill all tokens but the last one of every text, longest first; yield each text when it is done.
 
@@ -125,14 +140,16 @@ def prefilled(
         make: class of the texts.
         prefix: common beginning of all texts.
         question: what is asked about the texts.
+        probing: what is read and changed inside the model; None for nothing.
     """
     size = engine.bucket(len(texts), engine.prefill_rows)
-    waiting = ScoringQueue(texts, prefix, engine.chunk, _max_held(engine, size), question, make)
+    most, probes = (_max_held(engine, size), None) if probing is None else (0, probing.probes)
+    waiting = ScoringQueue(texts, prefix, engine.chunk, most, question, make, probes)
     if waiting.shares:
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
     try:
-        yield from _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)))
+        yield from _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing)
     finally:
         engine.give_back("prefill", pool)
 
@@ -147,23 +164,49 @@ def _max_held(engine: Engine, lanes: int) -> int:
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-def _prefill(engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T]) -> Iterator[T]:
+class TextPart(NamedTuple, Generic[T]):
+    """Part of a text that one step prefills.
+
+    Attributes:
+        lane, text: where, and which.
+        first, count: tokens that are predicted; the first is the one behind the first that is prefilled.
+        read: what is read; None for nothing.
+        last: whether the text ends with it.
+    """
+
+    lane: int
+    text: T
+    first: int
+    count: int
+    read: ReadPositions | None
+    last: bool
+
+
+def _prefill(
+    engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None
+) -> Iterator[T]:
     lanes: list[T | None] = [None] * pool.size
-    flights: deque[tuple[Any, list[tuple[int, T, int, int]]]] = deque()
+    flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         while pool.owner.free and (text := waiting.take()) is not None:
+            if probing is not None:
+                probing.begin(text)
             _join(engine, pool, lanes, text)
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
-            flights.append(_dispatch(engine, pool, step, lanes, waiting))
-        if len(flights) > 1 or not any(lanes):
+            # Texts that ask for nothing have the bits of the plain step: the others have steps of their own.
+            for probed in sorted({text.probe is not None for text in lanes if text is not None}):
+                flights.append(_dispatch(engine, pool, step, lanes, waiting, probing if probed else None))
+        while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
             found = engine.runner.read(outputs)
-            for lane, text, first, count in parts:
+            for lane, text, first, count, read, last in parts:
                 text.take(found, lane, first, count)
+                if probing is not None:
+                    probing.take(text, read, found.hidden_states, lane)
                 engine.stats["scored_tokens"] += count
-                if first + count == len(text.tokens):
+                if last:
                     text.finish()
                     if text.index is not None:
                         yield text
@@ -178,23 +221,35 @@ def _join(engine: Engine, pool: RowPool, lanes: list[T | None], text: T) -> None
 
 
 def _dispatch(
-    engine: Engine, pool: RowPool, step: TextStep[T], lanes: list[T | None], waiting: ScoringQueue[T]
-) -> tuple[Any, list[tuple[int, T, int, int]]]:
-    """Dispatch one step; return its outputs, and for each text in it (lane, text, first token, number of tokens).
-
-    The first token is the one behind the first that is prefilled: that one predicts it.
-    """
-    feeds = [None if text is None else text.feed(step.shape.tokens) for text in lanes]
-    parts = [
-        (lane, text, feed.position + 1, len(feed.tokens))
-        for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True))
-        if text is not None and feed is not None
-    ]
+    engine: Engine,
+    pool: RowPool,
+    step: TextStep[T],
+    lanes: list[T | None],
+    waiting: ScoringQueue[T],
+    probing: TextProbing | None,
+) -> tuple[Any, list[TextPart[T]]]:
+    """Dispatch one step of the texts with probes, or of those without; return its outputs, and the part of each."""
+    # Lanes whose turn it is not are idle.
+    active = [None if text is None or (text.probe is None) == (probing is not None) else text for text in lanes]
+    feeds = [None if text is None else text.feed(step.shape.tokens) for text in active]
     batch = Batch.of(feeds, step.shape.tokens)
-    operands = step.operands(lanes, feeds)
-    outputs = engine.run(step.shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
-    for lane, text, _, count in parts:
-        text.consumed += count
+    shape, operands = step.shape, step.operands(active, feeds)
+    if probing is not None:
+        shape, operands = probing.operands(shape, active, feeds, operands)
+    outputs = engine.run(shape, pool, batch, *operands, owners=active, counts=np.asarray(batch.lengths))
+    own = [(lane, *both) for lane, both in enumerate(zip(active, feeds, strict=True))]
+    for _, text, feed in own:
+        if text is not None and feed is not None:
+            text.consumed += len(feed.tokens)
+    if probing is not None:
+        probing.edit(pool, active)
+    parts: list[TextPart[T]] = []
+    for lane, text, feed in own:
+        if text is None or feed is None:
+            continue
+        read = None if probing is None else probing.read(pool, text, feed)
+        count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
+        parts.append(TextPart(lane, text, feed.position + 1, count, read, text.done))
         if text.done and text.slot is not None:
             lanes[lane] = None
             if text.index is None:
@@ -217,7 +272,8 @@ def _operands(
     chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
-            count = len(feed.tokens)
+            # The last token of a text predicts nothing.
+            count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
             targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
             if text.asked is not None:
                 text.asked.fill(chosen[lane, :count], feed.position + 1)

@@ -6,6 +6,8 @@ from typing import Any, Self
 import numpy as np
 
 from hybridlm.engine.prefix import Prefix
+from hybridlm.requests.captured import CaptureWriter
+from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.scoring.found import Found
@@ -27,6 +29,8 @@ class QueuedText:
         slot: its row, if it has one.
         snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
+        probe: what is read and changed inside the model; None for nothing.
+        writer: of what is read; None for nothing.
     """
 
     index: int | None
@@ -37,6 +41,8 @@ class QueuedText:
     slot: Slot | None = None
     snapshot: Snapshot | None = None
     children: list[Self] = field(default_factory=list)
+    probe: Probe | None = None
+    writer: CaptureWriter | None = None
 
     @property
     def before(self) -> int:
@@ -44,9 +50,15 @@ class QueuedText:
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
+    def end(self) -> int:
+        """Number of tokens that are prefilled: all but the last one, which counts only where it is read."""
+        last = len(self.tokens) - 1
+        return last + 1 if self.probe is not None and self.probe.reads(last) else last
+
+    @property
     def done(self) -> bool:
-        """Whether every token but the last one has been prefilled."""
-        return self.consumed >= len(self.tokens) - 1
+        """Whether every token that is prefilled has been."""
+        return self.consumed >= self.end
 
     @property
     def start(self) -> Snapshot | None:
@@ -56,8 +68,11 @@ class QueuedText:
         return None if self.prefix is None else self.prefix.snapshot
 
     def feed(self, limit: int) -> Feed:
-        """Return the next tokens to prefill; the last token of a text is left out."""
-        return Feed(self.tokens[:-1][self.consumed : self.consumed + limit], self.consumed)
+        """Return the next tokens to prefill, at most `limit`."""
+        end = min(self.end, self.consumed + limit)
+        if self.probe is not None:
+            end = self.probe.stop(self.consumed, end)
+        return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, of the `count` tokens that precede token `first` and those behind."""

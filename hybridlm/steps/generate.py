@@ -16,6 +16,7 @@ from hybridlm.sampling.int8_head import sample_with_int8_head
 from hybridlm.sampling.logit_changes import LogitChanges, changed_logits
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
+from hybridlm.steps.hooks import ProbeHooks, Probes
 from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
@@ -45,6 +46,7 @@ class SampledTokens(NamedTuple):
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
+        hidden_states: those of the lane's last token in some layers; None unless requested.
     """
 
     token: Int32[Array, "*lane"]
@@ -52,6 +54,7 @@ class SampledTokens(NamedTuple):
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
     mtp_drafts: Int32[Array, "lane propose_mtp_drafts"] | None = None
+    hidden_states: Float32[Array, "lane layer hidden"] | None = None
 
 
 GENERATE_CONTRACT = LaneContract(
@@ -60,6 +63,8 @@ GENERATE_CONTRACT = LaneContract(
 )
 CHANGED_GENERATE_CONTRACT = LaneContract(inputs=(*GENERATE_CONTRACT.inputs, Lane()), outputs=GENERATE_CONTRACT.outputs)
 """That of a step that changes logits."""
+PROBED_GENERATE_CONTRACT = LaneContract((*CHANGED_GENERATE_CONTRACT.inputs, Lane()), GENERATE_CONTRACT.outputs)
+"""That of a step with `Probes`; its `LogitChanges` may be None."""
 
 
 def generate_step(
@@ -68,11 +73,12 @@ def generate_step(
     processor: LogitsProcessor | None,
     mtp_drafts: int = 0,
     with_int8_head: bool = False,
+    hidden_states: tuple[int, ...] = (),
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
     `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step. A step may have one operand
-    more, `LogitChanges`.
+    more, `LogitChanges`, or two, the second of them `Probes`.
 
     Args:
         structure: structure of the model.
@@ -82,6 +88,7 @@ def generate_step(
             many more positions.
         with_int8_head: tokens alone, without a processor; the most likely ones are found with the int8 head, which is
             the last of `params`.
+        hidden_states: indices of the hidden states that are returned, for a step with `Probes`.
     """
     assert not with_int8_head or (top is None and processor is None), "the int8 head finds tokens, no log-probabilities"
 
@@ -95,11 +102,13 @@ def generate_step(
         sampling: Sampling,
         sampling_mode: Int32[Array, ""],
         changes: LogitChanges | None = None,
+        probes: Probes | None = None,
     ) -> tuple[SampledTokens, Rows]:
         int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
@@ -118,6 +127,8 @@ def generate_step(
                     hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token
                 )
             sampled = SampledTokens(token, None, None, None)
+        if hooks is not None and hidden_states:
+            sampled = sampled._replace(hidden_states=hooks.hidden_states(last)[:, 0])
         lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
         return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 

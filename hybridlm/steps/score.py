@@ -9,6 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 from hybridlm.sampling.vocab_parallel import Vocabulary
+from hybridlm.steps.hooks import ProbeHooks, Probes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
@@ -29,6 +30,7 @@ class Scored(NamedTuple):
         rank: place of the target among all tokens, the most likely one is 1; None unless requested, as those below.
         entropy: of the distribution, in nats.
         chosen_logprobs, chosen_ranks: of the chosen ids.
+        hidden_states: of some tokens and layers; None unless requested.
     """
 
     logprob: Float32[Array, "lane token"]
@@ -39,6 +41,7 @@ class Scored(NamedTuple):
     entropy: Float32[Array, "lane token"] | None = None
     chosen_logprobs: Float32[Array, "lane token chosen"] | None = None
     chosen_ranks: Int32[Array, "lane token chosen"] | None = None
+    hidden_states: Float32[Array, "lane place layer hidden"] | None = None
 
 
 class Chosen(NamedTuple):
@@ -59,10 +62,12 @@ SCORE_CONTRACT = LaneContract(
 )
 CHOSEN_CONTRACT = LaneContract((*SCORE_CONTRACT.inputs, Lane()), SCORE_CONTRACT.outputs)
 """Contract of a scoring step with `Chosen`."""
+PROBED_SCORE_CONTRACT = LaneContract((*CHOSEN_CONTRACT.inputs, Lane()), SCORE_CONTRACT.outputs)
+"""Contract of a scoring step with `Probes`; `Chosen` may be None."""
 
 
-def score_step(structure: Structure, top: int) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets[, chosen]) -> (Scored, rows)`.
+def score_step(structure: Structure, top: int, hidden_states: tuple[int, ...] = ()) -> Step:
+    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets[, chosen[, probes]]) -> (Scored, rows)`.
 
     `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning. With `chosen`,
     ranks, entropy and the chosen ids are reported too, and all log-probabilities are those at its temperature.
@@ -70,6 +75,7 @@ def score_step(structure: Structure, top: int) -> Step:
     Args:
         structure: structure of the model.
         top: number of most likely tokens to report at each position.
+        hidden_states: indices of the hidden states that are returned, for a step with `Probes`.
     """
 
     def step(
@@ -81,10 +87,15 @@ def score_step(structure: Structure, top: int) -> Step:
         kv_blocks: Int32[Array, ""],
         targets: Int32[Array, "lane token"],
         chosen: Chosen | None = None,
+        probes: Probes | None = None,
     ) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks)
-        return score_tokens(model, hidden, targets, top, chosen), Rows(layers, rows.token)
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
+        scored = score_tokens(model, hidden, targets, top, chosen)
+        if hooks is not None and probes is not None and probes.places is not None:
+            scored = scored._replace(hidden_states=hooks.hidden_states(jnp.asarray(probes.places)))
+        return scored, Rows(layers, rows.token)
 
     return step
 

@@ -1,6 +1,5 @@
 """Decoder: embedding, residual layers, final norm and vocabulary head."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +19,7 @@ from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
-from models.state.shapes import Activations, LaneInfo, Lengths, Positions, TokenMask, Tokens
+from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
 
@@ -207,6 +206,11 @@ class Decoder(Stateful):
         """Return every layer that has state or describes that it has none."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
+    def sites(self) -> tuple[dict[str, int], ...]:
+        """Return for each layer the number of heads of each kind of mixer, and of routed experts."""
+        each = ([branch.inner.sites() for branch in layer.branches] for layer in self.layers)
+        return tuple({kind: count for found in branches for kind, count in found.items()} for branches in each)
+
     def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
         """Look up the embeddings of the tokens in the mask `seen`; the others are zero and their ids are not read."""
         axes = self.config.devices.several((MODEL,))
@@ -224,7 +228,7 @@ class Decoder(Stateful):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
-        tap: Callable[[Array], None] | None = None,
+        hooks: Hooks | None = None,
         verifying: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill of a chunk of each prompt, a decode step, or verification of
@@ -236,24 +240,25 @@ class Decoder(Stateful):
             positions: position of each lane's first token; 0 starts from zero state.
             state: state before the step.
             kv_blocks: blocks of the KV cache that hold every lane's positions up to the end of this step.
-            tap: called with the residual stream after the embedding and after each layer.
+            hooks: called at the sites of the layers (`Hooks`); None for none.
             verifying: the tokens end with drafts, and how many are accepted follows from the output; see `commit`.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token. The state of a
             lane of length 0 is unchanged, bit for bit. Where `verifying`, the operand `kept` of `commit` instead.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying)
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying)._replace(hooks=hooks)
         x = self.embed(tokens, info.valid)
         new_state = []
-        if tap is not None:
-            tap(x)
-        for layer, layer_state in zip(self.layers, state, strict=True):
-            # Functions that are differentiated have a tap; they stay one program without calls.
-            x, kept = layer(x, info, layer_state, inline=tap is not None)
+        if hooks is not None:
+            x = hooks.residual(x, 0)
+        for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
+            # With hooks layers differ; and functions that are differentiated have hooks: they stay one without calls.
+            own = info if hooks is None else info._replace(layer=number)
+            x, kept = layer(x, own, layer_state, inline=hooks is not None)
             new_state.append(kept)
-            if tap is not None:
-                tap(x)
+            if hooks is not None:
+                x = hooks.residual(x, number + 1)
         return self.norm(x), tuple(new_state)
 
     def commit(

@@ -5,7 +5,6 @@ pair's; with its own hidden states in the pairs it predicts further, one token a
 Qwen3-Next).
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
-from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, Tokens
 from models.state.state import Stateful, name_dims, state_array
 
 
@@ -94,12 +93,12 @@ class MtpDecoder(Decoder):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
-        tap: Callable[[Array], None] | None = None,
+        hooks: Hooks | None = None,
         verifying: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run decoder and head; then the head's rows hold a pair for every token but the first of a sequence."""
         *layers, head = state
-        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, tap, verifying)
+        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, hooks, verifying)
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
         # The kept hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).

@@ -43,6 +43,9 @@ class Parallel(Stateful):
     def state_arrays(self) -> tuple:
         return tuple(layer.state_arrays() for layer in self.layers)
 
+    def sites(self) -> dict[str, int]:
+        return {kind: count for layer in self.layers for kind, count in layer.sites().items()}
+
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
         outputs, kept = zip(*(layer(x, info, own) for layer, own in zip(self.layers, state, strict=True)), strict=True)
         total = scaled(outputs[0], self.multipliers[0])

@@ -86,10 +86,17 @@ class Moe(Stateless):
         self.shared_expert = None if shared is None else shared.build(hidden, rngs)
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
+    def sites(self) -> dict[str, int]:
+        return {"expert": self.config.router.experts}
+
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
         c = self.config
         rows = x.reshape((-1, x.shape[-1]))
         weight, expert = self.router(rows)
+        if info.hooks is not None:
+            chosen = (*x.shape[:2], c.router.per_token)
+            hooked = info.hooks.experts(weight.reshape(chosen), expert.reshape(chosen), info.layer)
+            weight = hooked.reshape(weight.shape)
         expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:

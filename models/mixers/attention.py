@@ -233,6 +233,9 @@ class Attention(Stateful):
         key = state_array(kv_head=heads, context=None, key=size)
         return KVCache(key, state_array(kv_head=heads, context=None, value=size))
 
+    def sites(self) -> dict[str, int]:
+        return {"attention": self.config.heads}
+
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         """Append the keys and values of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config
@@ -253,4 +256,5 @@ class Attention(Stateful):
         out = attend(q * scale, state, at, info.valid, info.kv_blocks, platform=c.devices.platform)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
+        out = info.hooked_heads(out, "attention")
         return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state

@@ -96,6 +96,9 @@ class GatedDeltaNet(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
+    def sites(self) -> dict[str, int]:
+        return {"recurrent": self.config.value_heads}
+
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
             linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
@@ -130,8 +133,11 @@ class GatedDeltaNet(Recurrent):
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(
-        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
+        self,
+        mixed: Float32[Array, "lane token value_head value"],
+        gate: Float32[Array, "lane token inner"],
+        info: LaneInfo,
     ) -> Activations:
         c = self.config
         gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
-        return linear(merge_heads(gated), self.out_proj[...])
+        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...])

@@ -113,6 +113,9 @@ class KimiDeltaAttention(Recurrent):
         rate = jnp.exp(self.A_log[...])[None, None, :, None]
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
+    def sites(self) -> dict[str, int]:
+        return {"recurrent": self.config.heads}
+
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
         return DeltaTokens(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
@@ -141,7 +144,10 @@ class KimiDeltaAttention(Recurrent):
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(
-        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
+        self,
+        mixed: Float32[Array, "lane token value_head value"],
+        gate: Float32[Array, "lane token inner"],
+        info: LaneInfo,
     ) -> Activations:
         gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
-        return linear(merge_heads(gated), self.out_proj[...])
+        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...])

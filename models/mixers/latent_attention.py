@@ -106,6 +106,9 @@ class LatentAttention(Stateful):
     def state_arrays(self) -> KVCache:
         return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)
 
+    def sites(self) -> dict[str, int]:
+        return {"attention": self.config.heads}
+
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         """Append the rows of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config
@@ -125,4 +128,5 @@ class LatentAttention(Stateful):
         out = head_dot(seen, self.value_up[...])
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...]))[..., None]
+        out = info.hooked_heads(out, "attention")
         return linear(out.reshape((lanes, tokens, c.heads * c.value_size)), self.o_proj[...]), state

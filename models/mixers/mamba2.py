@@ -118,6 +118,9 @@ class Mamba2(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
+    def sites(self) -> dict[str, int]:
+        return {"recurrent": self.config.heads}
+
     def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
         c = self.config
         projected = linear(x, self.in_proj[...])
@@ -161,9 +164,15 @@ class Mamba2(Recurrent):
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
 
     def project_out(
-        self, mixed: Float32[Array, "lane token value_head value"], gate: Float32[Array, "lane token inner"]
+        self,
+        mixed: Float32[Array, "lane token value_head value"],
+        gate: Float32[Array, "lane token inner"],
+        info: LaneInfo,
     ) -> Activations:
-        return linear(self._gate(mixed.reshape(gate.shape), gate), self.out_proj[...])
+        y = self._gate(mixed.reshape(gate.shape), gate)
+        if info.hooks is not None:
+            y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
+        return linear(y, self.out_proj[...])
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]

@@ -26,7 +26,7 @@ class Recurrent(Stateful):
         """
         raise NotImplementedError
 
-    def project_out(self, mixed: Any, gate: Any) -> Activations:
+    def project_out(self, mixed: Any, gate: Any, info: LaneInfo) -> Activations:
         """Return the layer's output from that of the recurrence and the gate."""
         raise NotImplementedError
 
@@ -39,7 +39,7 @@ class Recurrent(Stateful):
         """
         tokens, gate = self.project_in(x)
         mixed, state = self.recur(tokens, info, state)
-        return self.project_out(mixed, gate), tokens if info.verifying else state
+        return self.project_out(mixed, gate, info), tokens if info.verifying else state
 
     def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
         return self.recur(kept, info, state)[1]

@@ -18,7 +18,7 @@ A dimension is written by its name in every annotation:
 Activations are float32. Recurrent state is float32 always; convolution inputs and the KV cache have the cache dtype.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int32
@@ -35,6 +35,33 @@ KeyCache = Float[Array, "lane kv_head context key"]
 ValueCache = Float[Array, "lane kv_head context value"]
 
 
+HeadKind = Literal["attention", "recurrent"]
+"""Kind of the mixer that a head belongs to; a layer may have one of each."""
+
+
+class Hooks:
+    """Functions that a forward pass calls at named sites; each returns what the pass goes on with.
+
+    The methods of this class change nothing; a subclass overrides those of the sites that it reads or changes.
+    """
+
+    def residual(self, x: Activations, index: int) -> Activations:
+        """Return the residual stream after the embedding (index 0), or after layer `index - 1`."""
+        return x
+
+    def heads(
+        self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
+    ) -> Float32[Array, "lane token head size"]:
+        """Return the outputs of a mixer's heads, just before its output projection."""
+        return x
+
+    def experts(
+        self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
+    ) -> Float32[Array, "lane token choice"]:
+        """Return the weights of the experts that each token is routed to."""
+        return weight
+
+
 class LaneInfo(NamedTuple):
     """Lanes of a step, as every layer sees them.
 
@@ -47,6 +74,8 @@ class LaneInfo(NamedTuple):
             compiled step, a Python int where the loop must be differentiable.
         verifying: the step verifies drafts, and it is not known yet how many are accepted. A layer with a recurrence
             returns the token inputs of the recurrence instead of a new state, and `commit` makes the state from them.
+        hooks: called at the sites of the layers; None for none.
+        layer: number of the layer, for the hooks.
     """
 
     lengths: Lengths
@@ -55,6 +84,14 @@ class LaneInfo(NamedTuple):
     fresh: LaneMask
     kv_blocks: Int32[Array, ""] | int
     verifying: bool = False
+    hooks: Hooks | None = None
+    layer: int = 0
+
+    def hooked_heads(
+        self, x: Float32[Array, "lane token head size"], kind: HeadKind
+    ) -> Float32[Array, "lane token head size"]:
+        """Return the outputs of a mixer's heads, as the hooks leave them."""
+        return x if self.hooks is None else self.hooks.heads(x, self.layer, kind)
 
 
 def over_last(vector: Array, like: Array) -> Array:

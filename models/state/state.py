@@ -148,6 +148,10 @@ class Stateful(nnx.Module):
 
     summed_over: tuple[str, ...] = (MODEL,)
 
+    def sites(self) -> dict[str, int]:
+        """Return the number of heads by kind of mixer ("attention", "recurrent"), and of routed experts ("expert")."""
+        return {}
+
     def state_arrays(self) -> Any:
         """Return the layer's state with a `StateArray` in place of each array; None for a layer without state."""
         raise NotImplementedError

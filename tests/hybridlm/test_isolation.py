@@ -17,6 +17,7 @@ from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
+from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,6 +50,13 @@ SHAPES = (
 EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
 
 
+# with vectors that are NaN, and ablated heads, of one lane at a time
+PROBED = (
+    Shape("score", LANES, CHUNK, 2, probes=ProbeShape((0, 2), 3, 2, 1)),
+    pytest.param(Shape("generate", LANES, 1, 2, probes=ProbeShape((0, 2), 1, 2, 1)), marks=pytest.mark.long),
+)
+
+
 # with the drafts of the MTP head after each lane's token
 GUESSING = (Shape("generate", LANES, 1, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, 2, mtp_drafts=2))
 
@@ -74,6 +82,15 @@ def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     check_no_lane_reaches_another(lm, shape)
+
+
+@pytest.mark.parametrize("shape", PROBED, ids=lambda shape: f"{shape.step}-{shape.tokens}")
+def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
+    found = measure(lm, shape)
+    assert found.leaks == []
+    seen = [source for source in ("args[8].additions.vector", "args[8].ablations.unit") if shape.step == "generate"]
+    seen = seen or ["args[8].additions.vector", "args[8].ablations.unit", "args[8].places"]
+    assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
 
 
 @pytest.mark.long

@@ -69,6 +69,7 @@ SHORT_RUN = {
     "test_ragged_batch_generates": EVERY_STATE | QWEN - {name for name, _ in SHORT_RUN_CHUNKS},
     "test_each_prompt_alone": {"dense_multimodal"},
     "test_head_logits_behind_every_token": {"dense_multimodal"},
+    "test_interventions_are_forward_hooks": EVERY_STATE | {"dense_base"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
 family beside the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""

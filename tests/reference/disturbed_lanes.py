@@ -16,6 +16,7 @@ from perturbation import Influence, influence
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.hooks import Ablations, Additions, Probes, site_of
 from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
@@ -58,10 +59,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     common = (lm.engine.params, pools, ids, lengths, repeated(POSITIONS, np.int32), blocks)
     if shape.step == "hidden":
         return common
+    probes = () if shape.probes is None else (None, _probes(lm, shape, repeated))
     if shape.step == "score":
         targets = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
         if shape.chosen is None:
-            return (*common, targets)
+            return (*common, targets, *probes)
         ids = rng.integers(1, vocab, (lanes, tokens, shape.chosen)).astype(np.int32)
         return (*common, targets, Chosen(ids, repeated([1.0, 0.7, 2.0, 1.0], np.float32)))  # type: ignore[arg-type]
     sampling = Sampling(
@@ -74,13 +76,34 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     )
     if shape.step == "verify":
         return (*common, repeated((0, 2, tokens - 2, 0), np.int32), sampling, np.int32(FILTERED))
-    return (*common, sampling, np.int32(FILTERED))
+    return (*common, sampling, np.int32(FILTERED), *probes)
+
+
+def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> Probes:
+    """Vectors at every second lane, ablations at the others, everywhere in the text or from its third token on."""
+    assert shape.probes is not None
+    _, wanted, additions, ablations = shape.probes
+
+    def slots(values: Any, count: int) -> np.ndarray:
+        return np.tile(repeated(values, np.int32)[:, None], (1, count))
+
+    def span(count: int) -> tuple[np.ndarray, np.ndarray]:
+        return slots([0, 2, 0, 0], count), slots([999, 4, 999, 999], count)
+
+    layer = next(i for i, sites in enumerate(lm.model.sites()) if "recurrent" in sites)
+    vector = np.random.default_rng(1).normal(size=(shape.lanes, additions, lm.config.hidden_size)).astype(np.float32)
+    places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
+    added = Additions(slots([1, -1, 0, 1], additions), *span(additions), vector)
+    site = slots([-1, site_of(layer, "recurrent"), -1, -1], ablations)
+    return Probes(places, added, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
     """Another valid value of a lane's row; NaN and infinity in its state."""
     if path.startswith("args[1].layers"):
         return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
+    if path.endswith(".vector"):
+        return np.full_like(row, np.nan)
     if path == "args[3]":
         return np.where(row == 0, 1, 0).astype(row.dtype)
     if path == "args[4]":

@@ -32,7 +32,7 @@ def key(lm: hybridlm.LM, **other: Any) -> str | None:
     parts: dict[str, Any] = {
         "shape": shape,
         "args": lm.engine.example_arguments(shape),
-        "structure": structure_name(lm.engine.programs._structure),
+        "structure": structure_name(lm.engine.programs.structure),
         "certify": "error",
         "placement": ONE_DEVICE,
         "screened": False,
@@ -60,7 +60,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1)
-args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs._structure)
+args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
 print(step_key(shape, args, name, "error", ONE_DEVICE, False))
 """
 
@@ -151,7 +151,7 @@ def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm
 def test_functions_and_layers_from_elsewhere_have_no_key(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = Shape("generate", 3, 1, processor=lambda logits, token, position: logits)
     assert key(text_lm, shape=processor) is None
-    structure = text_lm.engine.programs._structure
+    structure = text_lm.engine.programs.structure
 
     class Mine(nnx.Module):
         """A layer of the user's."""

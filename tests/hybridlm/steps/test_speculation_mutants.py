@@ -98,7 +98,7 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
     drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
     batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
     operands = (scene.rows, *batch, drafts, *sampling_arrays([lane.owner for lane in scene.lanes]))
-    wrong = mutated(steps.lm.engine.programs._structure, [STEPS[id] if id else RIGHT])
+    wrong = mutated(steps.lm.engine.programs.structure, [STEPS[id] if id else RIGHT])
     found = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, *operands),

@@ -177,7 +177,7 @@ class Faulty:
 
     def __init__(self, steps: Steps, mutants: Sequence[StepMutant], scenes: Sequence[Scene]):
         self._ids = ["", *(one.id for one in mutants)]
-        structure = steps.lm.engine.programs._structure
+        structure = steps.lm.engine.programs.structure
         self._program = jax.jit(mutated(structure, [RIGHT, *mutants]))
         self._steps = Steps(steps.lm)
         self._wanted = [Wanted(scene, *steps.one_by_one(scene)) for scene in scenes]
@@ -208,7 +208,7 @@ class Faulty:
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
     shape = Shape("verify", steps.lanes, steps.tokens)
-    step = mutated(steps.lm.engine.programs._structure, [mutant])
+    step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
         prove_isolation(lambda *operands: step(jnp.int32(0), *operands), args, verify.VERIFY_CONTRACT)

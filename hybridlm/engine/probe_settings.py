@@ -1,0 +1,130 @@
+"""Arguments of `score` and `generate` about the inside of the model, checked against a model and its sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probing import Probing, RequestProbing, StateArrays
+from hybridlm.files.atomic import new_path
+from hybridlm.requests.interventions import Run
+from hybridlm.requests.probes import CaptureSettings, Probe, check_capture, interventions_of, probe, runs_of
+from hybridlm.requests.sequence import Request
+
+
+class ProbedText(NamedTuple):
+    """A text that is scored: number of its tokens, and of those at its beginning that are only read."""
+
+    length: int
+    prompt: int
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """Arguments as the user gave them.
+
+    Attributes:
+        hidden_states, positions, states, capture_to, interventions: as for `LM.score` and `LM.generate`.
+    """
+
+    hidden_states: Any = ()
+    positions: Any = "last"
+    states: Any = False
+    capture_to: Any = None
+    interventions: Any = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is asked."""
+        return self.reads or self.interventions is not None
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read."""
+        nothing = isinstance(self.hidden_states, list | tuple | np.ndarray) and not len(self.hidden_states)
+        return not nothing or self.states is not False
+
+    def check(self) -> None:
+        """Check what depends on nothing else; raises ValueError."""
+        if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
+            raise ValueError("positions, capture_to: expected hidden_states or states with them")
+
+    def of_texts(
+        self, engine: Engine, texts: Sequence[ProbedText], prefix: Prefix | None
+    ) -> tuple[Probing, list[Probe | None]]:
+        """Return what is read and changed in texts.
+
+        Args:
+            engine: of the model.
+            texts: "all" positions are those behind the prompt of each.
+            prefix: that all texts continue.
+
+        Raises:
+            TypeError, ValueError: a setting does not fit the model or a text; the message names it.
+            FileExistsError, OSError: the folder exists, or cannot be made.
+        """
+        arrays, capture = self._of_model(engine, "score")
+        changes = interventions_of(self.interventions, len(texts), "scores")
+        if prefix is not None and any(changes):
+            raise ValueError("interventions: expected no prefix with them, whose state is made; give whole texts")
+        each = self.positions
+        nested = isinstance(each, list | tuple) and any(
+            isinstance(one, list | tuple | str | np.ndarray) for one in each
+        )
+        if nested and len(each) != len(texts):
+            raise ValueError(f"positions: expected one list for each of {len(texts)} scores, got {len(each)}")
+        probes, lowest = list[Probe | None](), 0 if prefix is None else len(prefix)
+        for i, (length, prompt) in enumerate(texts):
+            given, where = (each[i], f"positions[{i}]") if nested else (each, f"positions, score {i}")
+            runs = runs_of(given, prompt, lowest, length, where)
+            probes.append(probe(arrays.places, capture, runs, changes[i], length, f"score {i}: interventions"))
+        return Probing(arrays, self._folder()), probes
+
+    def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], RequestProbing]:
+        """Return requests with what is read and changed in each.
+
+        Args:
+            engine: of the model.
+            requests: of a call, `n` for each prompt.
+            n: completions of a prompt.
+
+        Raises:
+            TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
+        """
+        arrays, capture = self._of_model(engine, "generate")
+        if self.positions not in ("last", "all"):
+            raise ValueError(f"positions: expected last or all, got {self.positions!r}")
+        changes = interventions_of(self.interventions, len(requests) // n, "prompts")
+        found = []
+        for request in requests:
+            number, first = request.index // n, len(request.prompt) - 1
+            own, end = changes[number], min(engine.context, first + 1 + request.params.max_tokens)
+            if own and request.start is not None:
+                raise ValueError("interventions: expected no prefix with them, whose state is made; give whole prompts")
+            if capture.given and request.params.thinking_budget is not None:
+                raise ValueError("thinking_budget: expected none with hidden_states or states")
+            last, where = self.positions == "last", f"prompts[{number}]: interventions"
+            made = probe(arrays.places, capture, (Run(first, engine.context),), own, end, where, last)
+            found.append(replace(request, probe=made))
+        return found, RequestProbing(arrays, self._folder())
+
+    def _of_model(self, engine: Engine, method: str) -> tuple[StateArrays, CaptureSettings]:
+        if engine.placement.mesh is not None or not engine.runner.certified:
+            raise ValueError(
+                f"{method}: hidden_states, states and interventions expect a model on one device and without sanitize; "
+                "load it so"
+            )
+        arrays = StateArrays(engine)
+        return arrays, check_capture(self.hidden_states, self.states, arrays.places)
+
+    def _folder(self) -> Path | None:
+        """Make the folder for what is read; None for none."""
+        if self.capture_to is None:
+            return None
+        folder = new_path(Path(self.capture_to))
+        folder.mkdir()
+        return folder

@@ -1,0 +1,200 @@
+"""Hidden states and recurrent states that a run has read, in memory or in a safetensors file."""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
+from hybridlm.files.atomic import replacing
+
+HIDDEN = "hidden_states[{}]"
+"""Name of the hidden states of one index in a file."""
+POSITIONS = "positions"
+_PATH = re.compile(r"layers\[(\d+)\][^.]*\.(\w+)")
+
+
+def parse_path(name: str) -> tuple[int, str] | None:
+    """Return the layer and the array of a state's name, such as "layers[3][0].recurrent"; None for another name."""
+    match = _PATH.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """Hidden states and states of one sequence at some of its positions.
+
+    Attributes:
+        positions: int32 [P], of the tokens, counted among all that the model reads.
+        hidden_states: index -> float32 [P, hidden], as in `LM.forward`: 0 after the embedding, i after layer i - 1.
+        states: name -> [P, ..], the state after each of these tokens, under the names that contracts give: matrices
+            "layers[3][0].recurrent", float32 [P, value_head, value, key], and the last inputs of convolutions
+            "layers[3][0].conv", [P, tap, channel].
+        dims: names of the dimensions of each of `states`.
+        path: the safetensors file that holds the arrays, which are read from it when they are used; None in memory.
+    """
+
+    positions: np.ndarray
+    hidden_states: dict[int, np.ndarray]
+    states: dict[str, np.ndarray]
+    dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        count, where = len(self.positions), "" if self.path is None else f", {self.path.name}"
+        return f"Captured({count} positions, {len(self.hidden_states)} hidden states, {len(self.states)} states{where})"
+
+    def row(self, position: int) -> int:
+        """Return the index of a position; raises ValueError if it was not captured."""
+        found = np.flatnonzero(self.positions == position)
+        if not found.size:
+            raise ValueError(f"position: {position} was not captured; captured are {self.positions.tolist()[:20]}")
+        return int(found[0])
+
+    def state(self, layer: int, array: str = "recurrent") -> np.ndarray:
+        """Return the states of one layer, [P, ..].
+
+        Raises:
+            ValueError: none was captured.
+        """
+        for name, states in self.states.items():
+            if parse_path(name) == (layer, array):
+                return states
+        raise ValueError(f"layer {layer} has no {array} state that was captured; captured are {list(self.states)}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the arrays to a safetensors file: positions, "hidden_states[i]" and the names of the states."""
+        arrays = self._arrays()
+        with replacing(Path(path)) as file:
+            write_safetensors(file.buffer, _entries(arrays), arrays.values(), {})
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        hidden = {HIDDEN.format(i): array for i, array in self.hidden_states.items()}
+        return {POSITIONS: self.positions.astype(np.int32), **hidden, **self.states}
+
+
+def _entries(arrays: Mapping[str, np.ndarray]) -> list[TensorEntry]:
+    return [TensorEntry(name, array.shape, array.dtype.name) for name, array in arrays.items()]
+
+
+class StateEntry(NamedTuple):
+    """An array of a state that is read: its name in contracts, dimensions, shape and dtype of one sequence."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class CaptureWriter:
+    """Arrays of one sequence that are filled while it runs.
+
+    Args:
+        capacity: maximum number of positions.
+        hidden_states: their indices.
+        hidden: width of the residual stream.
+        states: arrays of the state.
+        path: the file to write; None for memory.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        hidden_states: Sequence[int],
+        hidden: int,
+        states: Sequence[StateEntry],
+        path: Path | None,
+    ):
+        self._hidden, self._states, self._path = tuple(hidden_states), tuple(states), path
+        self._dims = {one.name: ("position", *one.dims) for one in states}
+        entries = [TensorEntry(POSITIONS, (capacity,), "int32")]
+        entries += [TensorEntry(HIDDEN.format(i), (capacity, hidden), "float32") for i in self._hidden]
+        entries += [TensorEntry(one.name, (capacity, *one.shape), one.dtype.name) for one in self._states]
+        self._count, self._partial = 0, None
+        dtypes = {one.name: one.dtype for one in self._states}
+        if path is None:
+            self._arrays = {one.name: np.zeros(one.shape, dtypes.get(one.name, np.dtype(one.dtype))) for one in entries}
+            return
+        descriptor, name = self._open(path)
+        self._partial = Path(name)
+        header = safetensors_header(entries, {})
+        with open(descriptor, "wb") as file:
+            file.write(header)
+        self._arrays, begin = dict[str, np.ndarray](), len(header)
+        for one in entries:
+            dtype = dtypes.get(one.name, np.dtype(one.dtype))
+            size = dtype.itemsize * int(np.prod(one.shape))
+            with open(self._partial, "r+b") as file:
+                file.truncate(begin + size)
+            if size:
+                self._arrays[one.name] = np.memmap(self._partial, dtype, "r+", begin, one.shape)
+            else:
+                self._arrays[one.name] = np.zeros(one.shape, dtype)
+            begin += size
+
+    @staticmethod
+    def _open(path: Path) -> tuple[int, str]:
+        """Return the descriptor and the name of a file that gets this path once it is whole."""
+        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+
+    def put(
+        self,
+        position: int,
+        hidden_states: np.ndarray | None,
+        states: Mapping[str, np.ndarray] | None,
+        last: bool = False,
+    ) -> None:
+        """Store what was read at a position.
+
+        Args:
+            position: of the token, behind those before.
+            hidden_states: float32 [layer, hidden], in the order of the indices; None for none.
+            states: arrays by name; None for none.
+            last: keep this position alone.
+        """
+        row = 0 if last else self._count
+        self._arrays[POSITIONS][row] = position
+        for i, values in zip(
+            self._hidden, () if hidden_states is None else hidden_states, strict=hidden_states is not None
+        ):
+            self._arrays[HIDDEN.format(i)][row] = values
+        for name, values in (states or {}).items():
+            self._arrays[name][row] = values
+        self._count = row + 1
+
+    def finish(self) -> Captured:
+        """Return what was captured; a file gets its name."""
+        arrays = {name: array[: self._count] for name, array in self._arrays.items()}
+        if self._path is not None and self._partial is not None:
+            if self._count < len(self._arrays[POSITIONS]):
+                descriptor, name = self._open(self._path)
+                with open(descriptor, "wb") as file:
+                    write_safetensors(file, _entries(arrays), map(np.asarray, arrays.values()), {})
+                self.close()
+                self._partial = Path(name)
+            for array in self._arrays.values():
+                if isinstance(array, np.memmap):
+                    array.flush()
+            os.replace(self._partial, self._path)
+            self._partial = None
+            stored = SafetensorsFile(self._path)
+            arrays = {name: stored.read_stored(name) for name in arrays}
+        self._arrays = {}
+        return Captured(
+            np.array(arrays[POSITIONS]),
+            {i: arrays[HIDDEN.format(i)] for i in self._hidden},
+            {one.name: arrays[one.name] for one in self._states},
+            self._dims,
+            self._path,
+        )
+
+    def close(self) -> None:
+        """Delete a file that was not finished."""
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
+            self._partial = None

@@ -1,0 +1,197 @@
+"""Interventions: changes inside the model while a sequence is scored or generated, as the user asks for them."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from hybridlm.requests.captured import Captured, parse_path
+from hybridlm.steps.edit import EDITED
+from models.state.shapes import HeadKind
+
+Kind = Literal["add", "ablate_head", "ablate_expert", "scale_state", "replace_state"]
+Positions = int | range | Sequence[int] | None
+
+
+class Run(NamedTuple):
+    """Consecutive positions, from `first` on and before `end`."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Intervention:
+    """A change inside the model in one sequence; the methods make one.
+
+    Positions count all tokens that the model reads, from 0: a number, a range, a list of numbers, or None for all.
+    Layers count from 0. What the model lacks (a head, an expert, a recurrent state) is refused by name when the
+    intervention is used.
+
+    Attributes:
+        kind: name of the method that made it.
+        layer: number of the layer, or index of the hidden states that a vector is added to.
+        runs: positions, in order; None for all.
+        unit: number of the head or expert; None for all heads of a state.
+        mixer: kind of mixer whose head is ablated; None for the only one of the layer.
+        array: array of the state that is changed.
+        factor: on the state.
+        value: vector, or state, as it was given.
+    """
+
+    kind: Kind
+    layer: int
+    runs: tuple[Run, ...] | None
+    unit: int | None = None
+    mixer: HeadKind | None = None
+    array: str = "recurrent"
+    factor: float = 1.0
+    value: np.ndarray | None = None
+
+    @classmethod
+    def add(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
+        """Add a vector to the residual stream.
+
+        Args:
+            vector: float [hidden], used as float32.
+            hidden_state: index of the hidden states of `LM.forward` that it is added to: 0 after the embedding, i
+                after layer i - 1.
+            positions: tokens at which it is added.
+        """
+        index = _whole(hidden_state, "hidden_state")
+        return cls("add", index, _runs(positions), value=_numbers(vector, "vector"))
+
+    @classmethod
+    def ablate_head(cls, layer: int, head: int, *, mixer: HeadKind | None = None, positions: Positions = None) -> Self:
+        """Replace the output of a head by zero, just before the output projection of its mixer.
+
+        Args:
+            layer, head: numbers of the layer and of the head: a query head of attention, a value head of a recurrence.
+            mixer: "attention" or "recurrent", needed in layers that have both.
+            positions: tokens at which it is ablated.
+        """
+        if mixer not in (None, "attention", "recurrent"):
+            raise ValueError(f"mixer: expected attention or recurrent, got {mixer!r}")
+        return cls("ablate_head", _whole(layer, "layer"), _runs(positions), _whole(head, "head"), mixer)
+
+    @classmethod
+    def ablate_expert(cls, layer: int, expert: int, *, positions: Positions = None) -> Self:
+        """Replace the output of a routed expert by zero, for tokens that are routed to it; no other takes its place.
+
+        Args:
+            layer, expert: numbers of the layer and of the expert.
+            positions: tokens at which it is ablated.
+        """
+        return cls("ablate_expert", _whole(layer, "layer"), _runs(positions), _whole(expert, "expert"))
+
+    @classmethod
+    def scale_state(
+        cls,
+        layer: int,
+        factor: float,
+        *,
+        head: int | None = None,
+        array: str = "recurrent",
+        positions: Positions = None,
+    ) -> Self:
+        """Multiply the state after a token by a factor; 0 makes it zero.
+
+        Args:
+            layer: number of the layer.
+            factor: the factor.
+            head: value head whose matrix is changed; None for all.
+            array: "recurrent", or "conv" for the last inputs of the layer's convolution.
+            positions: tokens after which it is scaled: the next token is the first to read it.
+        """
+        number = _numbers(factor, "factor")
+        if number.shape != ():
+            raise TypeError(f"factor: expected a number, got {factor!r}")
+        return cls("scale_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), float(number))
+
+    @classmethod
+    def replace_state(
+        cls, layer: int, value: Any, *, head: int | None = None, array: str = "recurrent", positions: Positions = None
+    ) -> Self:
+        """Replace the state after a token, by one that another run had, for instance.
+
+        Args:
+            layer: number of the layer.
+            value: float, of the shape that `Captured.states` has behind the position: [value_head, value, key] or
+                with `head` [value, key]; of "conv" [tap, channel].
+            head, array, positions: as for `scale_state`.
+        """
+        given = _numbers(value, "value")
+        return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=given)
+
+    @staticmethod
+    def patch(
+        captured: Captured, position: int, *, at: int | None = None, layers: Sequence[int] | None = None
+    ) -> "list[Intervention]":
+        """Return the replacements of whole states, recurrences and convolutions, by those of another run.
+
+        Args:
+            captured: result of a run with `states=True`.
+            position: one of its positions.
+            at: position after which the state is replaced; None for the same.
+            layers: numbers of the layers; None for all that have a state.
+
+        Raises:
+            ValueError: no state was captured at this position, or in one of these layers.
+        """
+        row = captured.row(position)
+        named = {name: parse_path(name) for name in captured.states}
+        found = [(name, *parsed) for name, parsed in named.items() if parsed is not None and parsed[1] in EDITED]
+        wanted = {layer for _, layer, _ in found} if layers is None else set(layers)
+        if missing := sorted(wanted - {layer for _, layer, _ in found}) or ([] if found else ["any"]):
+            raise ValueError(f"layers: no state was captured of layer {', '.join(map(str, missing))}")
+        where = position if at is None else at
+        return [
+            Intervention.replace_state(layer, captured.states[name][row], array=array, positions=where)
+            for name, layer, array in found
+            if layer in wanted
+        ]
+
+
+def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
+    """Return the fields `unit`, `mixer` and `array` of a change of a state."""
+    if array not in EDITED:
+        raise ValueError(f"array: expected one of {', '.join(EDITED)}, got {array!r}")
+    if head is not None and array != "recurrent":
+        raise ValueError(f"head: expected None for {array}, whose channels are not those of heads, got {head!r}")
+    return None if head is None else _whole(head, "head"), None, array
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{what}: expected a whole number of at least 0, got {value!r}")
+    return number
+
+
+def _numbers(value: Any, what: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiuV":
+        raise TypeError(f"{what}: expected numbers, got {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _runs(positions: Any) -> tuple[Run, ...] | None:
+    """Return runs of consecutive positions, in order; None for all."""
+    if positions is None:
+        return None
+    try:
+        numbers = sorted({_whole(one, "positions") for one in ([positions] if np.ndim(positions) == 0 else positions)})
+    except TypeError as error:
+        raise TypeError(
+            f"positions: expected a number, a range, a list of numbers or None, got {positions!r}"
+        ) from error
+    if not numbers:
+        raise ValueError("positions: is empty; expected at least one, or None for all")
+    breaks = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
+    bounds = zip([0, *breaks], [*breaks, len(numbers)], strict=True)
+    return tuple(Run(numbers[first], numbers[end - 1] + 1) for first, end in bounds)

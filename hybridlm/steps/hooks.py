@@ -1,0 +1,156 @@
+"""Hooks of a step that reads or changes something inside the model: hidden states, vectors added, heads and experts.
+
+Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float32, Int32
+
+from models.state.shapes import Activations, HeadKind, Hooks
+
+SITE_KINDS = ("attention", "recurrent", "expert")
+"""Kinds of what can be ablated in a layer; an ablation's `site` is `layer * len(SITE_KINDS)` plus the index of one."""
+EMPTY_SLOT = -1
+"""Index or site of a slot that does nothing."""
+
+
+def site_of(layer: int, kind: str) -> int:
+    """Return the number of a kind of heads, or of the experts, of a layer."""
+    return layer * len(SITE_KINDS) + SITE_KINDS.index(kind)
+
+
+class ProbeShape(NamedTuple):
+    """Part of the compilation key of a step with `Probes`.
+
+    Attributes:
+        hidden_states: indices of those that are returned, as in `LM.forward`: 0 after the embedding.
+        places: number of tokens of a lane whose hidden states are returned; of a generating step 1, the last.
+        additions, ablations: slots of each lane.
+    """
+
+    hidden_states: tuple[int, ...] = ()
+    places: int = 0
+    additions: int = 0
+    ablations: int = 0
+
+    def __str__(self) -> str:
+        hidden = f"hidden_states={','.join(map(str, self.hidden_states))}@{self.places}" if self.places else ""
+        slots = [f"{name}={count}" for name, count in zip(self._fields[2:], self[2:], strict=True) if count]
+        return " ".join([hidden, *slots] if hidden else slots)
+
+
+class Additions(NamedTuple):
+    """Vectors that are added to the residual stream, in the order of the slots.
+
+    Attributes:
+        index: index of the hidden states that a vector is added to: 0 after the embedding, i after layer i - 1.
+        first, end: positions from `first` on and before `end`.
+        vector: the vectors.
+    """
+
+    index: Int32[Array | np.ndarray, "lane slot"]
+    first: Int32[Array | np.ndarray, "lane slot"]
+    end: Int32[Array | np.ndarray, "lane slot"]
+    vector: Float32[Array | np.ndarray, "lane slot hidden"]
+
+
+class Ablations(NamedTuple):
+    """Heads and experts whose outputs are replaced by zero.
+
+    Attributes:
+        site: layer and kind, by `site_of`.
+        unit: number of the head or the expert.
+        first, end: positions from `first` on and before `end`.
+    """
+
+    site: Int32[Array | np.ndarray, "lane slot"]
+    unit: Int32[Array | np.ndarray, "lane slot"]
+    first: Int32[Array | np.ndarray, "lane slot"]
+    end: Int32[Array | np.ndarray, "lane slot"]
+
+
+class Probes(NamedTuple):
+    """Operands of a step that reads or changes something inside the model; None for what it does not.
+
+    Attributes:
+        places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
+            those of the last token are.
+        additions, ablations: what is changed.
+    """
+
+    places: Int32[Array | np.ndarray, "lane place"] | None
+    additions: Additions | None
+    ablations: Ablations | None
+
+
+class ProbeHooks(Hooks):
+    """Hooks of one step.
+
+    Args:
+        probes: operands.
+        positions: position of each lane's first token.
+        tokens: T.
+        wanted: indices of the hidden states that are returned.
+    """
+
+    def __init__(self, probes: Probes, positions: Int32[Array, "lane"], tokens: int, wanted: Sequence[int]):
+        self._probes, self._wanted = probes, wanted
+        self._at = positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        self._found: dict[int, Array] = {}
+
+    def residual(self, x: Activations, index: int) -> Activations:
+        added = self._probes.additions
+        if added is not None:
+            hit = self._hit(added.index, index, added.first, added.end)
+            for slot in range(hit.shape[2]):
+                # A sum with zero would turn -0.0 into 0.0.
+                vector = jnp.asarray(added.vector)[:, slot][:, None]
+                x = jnp.where(hit[:, :, slot, None], x + vector, x)
+        if index in self._wanted:
+            self._found[index] = x
+        return x
+
+    def heads(
+        self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
+    ) -> Float32[Array, "lane token head size"]:
+        ablated = self._ablated(layer, kind, jnp.arange(x.shape[2], dtype=jnp.int32)[None, None])
+        return x if ablated is None else jnp.where(ablated[..., None], 0.0, x)
+
+    def experts(
+        self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
+    ) -> Float32[Array, "lane token choice"]:
+        ablated = self._ablated(layer, "expert", expert)
+        return weight if ablated is None else jnp.where(ablated, 0.0, weight)
+
+    def hidden_states(self, places: Int32[Array, "lane place"]) -> Float32[Array, "lane place layer hidden"]:
+        """Return the hidden states of these tokens of each lane, in the order of `wanted`; zeros for a place T."""
+        index = places[:, :, None]
+        rows = [jnp.take_along_axis(self._found[i], index, axis=1, mode="fill", fill_value=0) for i in self._wanted]
+        return jnp.stack(rows, axis=2)
+
+    def _hit(self, given: Array | np.ndarray, wanted: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
+        """Return whether a slot is meant at each token, bool [lane, token, slot]."""
+        at = self._at[:, :, None]
+        own = (jnp.asarray(given) == wanted)[:, None]
+        return own & (at >= jnp.asarray(first)[:, None]) & (at < jnp.asarray(end)[:, None])
+
+    def _ablated(
+        self, layer: int, kind: str, unit: Int32[Array, "lanes tokens units"]
+    ) -> Bool[Array, "lane token unit"] | None:
+        ablations = self._probes.ablations
+        if ablations is None:
+            return None
+        hit = self._hit(ablations.site, site_of(layer, kind), ablations.first, ablations.end)
+        own = [
+            hit[:, :, slot, None] & (unit == jnp.asarray(ablations.unit)[:, slot][:, None, None])
+            for slot in range(hit.shape[2])
+        ]
+        found = own[0]
+        for one in own[1:]:
+            found = found | one
+        return found

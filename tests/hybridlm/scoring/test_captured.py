@@ -1,0 +1,196 @@
+"""Hidden states and states that scoring reads: against `forward`, in files, with the bits of the scores unchanged."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_variants import OTHER_GOLDENS
+
+import hybridlm
+from hybridlm.requests.captured import parse_path
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+RNG = np.random.default_rng(7)
+TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (13, 1, 6, 11)]
+MODELS = ["dense", *(pytest.param(name, marks=pytest.mark.long) for name in ("next_old_fields", *OTHER_GOLDENS))]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def lm(request: pytest.FixtureRequest, text_lm: hybridlm.LM) -> hybridlm.LM:
+    """Families of every kind of state; the last three of the long run have no cache dtype of their own."""
+    if request.param == "dense":
+        return text_lm
+    return hybridlm.load(GOLDEN / request.param, lanes=3, context=140, dtype="float32", chunk=5)
+
+
+def states_after(lm: hybridlm.LM, tokens: list[int]) -> dict[tuple[int, str], np.ndarray]:
+    """The states that `forward` leaves, by layer and array."""
+    final = lm.forward(tokens, return_states=True).states
+    assert final is not None
+    leaves = jax.tree_util.tree_leaves_with_path(final.layers)
+    named = {parse_path(f"layers{jax.tree_util.keystr(path)}"): np.asarray(leaf)[0] for path, leaf in leaves}
+    return {name: array for name, array in named.items() if name is not None and name[1] in ("recurrent", "conv")}
+
+
+def test_it_reads_what_forward_computes(lm: hybridlm.LM) -> None:
+    layers = list(range(lm.config.num_layers + 1))
+    found = lm.score(TEXTS, hidden_states=layers, states=True, positions=[[3, 12], [0], [5], [0, 4, 5]])
+    for text, one, positions in zip(TEXTS, found, ([3, 12], [0], [5], [0, 4, 5]), strict=True):
+        captured = one.captured
+        assert captured is not None and captured.positions.tolist() == positions
+        stream = lm.forward(text).hidden_states
+        for i in layers:
+            expected = np.asarray(stream[i])[positions]
+            np.testing.assert_allclose(captured.hidden_states[i], expected, atol=2e-4, rtol=2e-4)
+        for row, position in enumerate(positions[-1:], len(positions) - 1):
+            expected = states_after(lm, text[: position + 1])
+            assert set(map(parse_path, captured.states)) == set(expected) and expected
+            for (layer, array), values in expected.items():
+                kept = captured.state(layer, array)[row]
+                assert kept.dtype == values.dtype and kept.shape == values.shape
+                np.testing.assert_allclose(kept.astype(np.float32), values.astype(np.float32), atol=2e-4, rtol=2e-3)
+        assert captured.dims and all(dims[0] == "position" for dims in captured.dims.values())
+
+
+def test_what_is_read_depends_on_no_other_text(text_lm: hybridlm.LM) -> None:
+    plain = text_lm.score(TEXTS)
+    read = text_lm.score(TEXTS, hidden_states=[1, 2], positions="all")
+    for one, other in zip(plain, read, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+        assert other.captured is not None and other.captured.positions.tolist() == list(range(len(one.token_ids)))
+    others = text_lm.score([[5] * 9, TEXTS[2], [6], [7] * 20], hidden_states=[1, 2], positions="all")[1].captured
+    beside = read[2].captured
+    assert others is not None and beside is not None
+    assert all(others.hidden_states[i].tobytes() == beside.hidden_states[i].tobytes() for i in (1, 2))
+
+
+def test_each_state_is_that_of_its_position_among_others(text_lm: hybridlm.LM) -> None:
+    every = text_lm.score([TEXTS[0], TEXTS[2], TEXTS[1]], states=True, positions="all")
+    for text, one in zip((TEXTS[0], TEXTS[2]), every[:2], strict=True):
+        assert one.captured is not None and not one.captured.hidden_states
+        for position in {0, 5, len(text) - 1}:  # lengths of the texts, whose programs there are
+            expected = states_after(text_lm, text[: position + 1])[0, "recurrent"]
+            np.testing.assert_allclose(one.captured.state(0)[position], expected, atol=1e-5)
+
+
+def test_positions_are_operands(text_lm: hybridlm.LM) -> None:
+    def compiled() -> int:
+        return len(text_lm.engine.programs.shapes)
+
+    first = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[[4], [0], [3]])
+    count = compiled()
+    mask = np.arange(13) == 9
+    again = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[mask, "last", [1]])
+    assert compiled() == count
+    assert [one.captured and one.captured.positions.tolist() for one in again] == [[9], [0], [1]]
+    assert first[0].captured is not None and first[0].captured.hidden_states[2].shape == (1, text_lm.config.hidden_size)
+
+
+@pytest.mark.long
+def test_behind_a_prefix_and_a_prompt(text_lm: hybridlm.LM) -> None:
+    whole = text_lm.score([TEXTS[0]], hidden_states=[2], states=True)[0].captured
+    prefix = text_lm.prefix(TEXTS[0][:6])
+    rest = text_lm.score([TEXTS[0][6:]], prefix=prefix, hidden_states=[2], states=True)[0].captured
+    item = {"prompt": TEXTS[0][:6], "completion": TEXTS[0][6:]}
+    answer = text_lm.score([item], hidden_states=[2], positions="all")[0].captured
+    assert whole is not None and rest is not None and answer is not None
+    assert whole.positions.tolist() == rest.positions.tolist() == [12]
+    np.testing.assert_allclose(rest.hidden_states[2], whole.hidden_states[2], atol=1e-4)
+    np.testing.assert_allclose(rest.state(0), whole.state(0), atol=1e-5)
+    assert answer.positions.tolist() == list(range(6, 13))
+    with pytest.raises(ValueError, match="6..12"):
+        text_lm.score([TEXTS[0][6:]], prefix=prefix, states=True, positions=[5])
+
+
+def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"hidden_states": [0, 2], "states": True, "positions": [[1, 5], [], [5], "last"]}
+    kept = text_lm.score(TEXTS, **settings)
+    written = text_lm.score(TEXTS, **settings, capture_to=tmp_path / "texts")
+    assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == [f"{i:06}.safetensors" for i in (0, 2, 3)]
+    assert kept[1].captured is None and written[1].captured is None
+    for memory, file in ((kept[i].captured, written[i].captured) for i in (0, 2, 3)):
+        assert memory is not None and file is not None and file.path is not None
+        arrays = load_file(file.path)
+        assert arrays["positions"].tolist() == memory.positions.tolist()
+        for i in (0, 2):
+            assert arrays[f"hidden_states[{i}]"].tobytes() == memory.hidden_states[i].tobytes()
+            assert file.hidden_states[i].tobytes() == memory.hidden_states[i].tobytes()
+        assert set(arrays) == {"positions", "hidden_states[0]", "hidden_states[2]", *memory.states}
+        for name, values in memory.states.items():
+            assert arrays[name].tobytes() == file.states[name].tobytes() == values.tobytes()
+        memory.save(tmp_path / "saved.safetensors")
+        assert {name: array.tobytes() for name, array in load_file(tmp_path / "saved.safetensors").items()} == {
+            name: array.tobytes() for name, array in arrays.items()
+        }
+
+
+def test_nothing_is_left_of_a_run_that_fails(
+    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = text_lm.engine.runner.read
+    calls = iter(range(3))
+
+    def fails(outputs: Any) -> Any:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return read(outputs)
+
+    monkeypatch.setattr(text_lm.engine.runner, "read", fails)
+    with pytest.raises(KeyboardInterrupt):
+        text_lm.score([TEXTS[0], TEXTS[3]], states=True, positions="all", capture_to=tmp_path / "texts")
+    assert list((tmp_path / "texts").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hidden_states": [3]}, "hidden_states.*0..2.*3"),
+        ({"hidden_states": [-1]}, "hidden_states.*0..2"),
+        ({"hidden_states": [1.0]}, "hidden_states"),
+        ({"hidden_states": [1], "positions": "first"}, "positions.*first"),
+        ({"hidden_states": [1], "positions": [13]}, "positions, score 0.*0..12.*13"),
+        ({"hidden_states": [1], "positions": [[1]]}, "positions.*each of 2.*1"),
+        ({"hidden_states": [1], "positions": [[1], [True]]}, r"positions\[1\].*mask of 6.*1"),
+        ({"positions": [1]}, "positions.*hidden_states or states"),
+        ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
+    ],
+)
+def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, settings: Any, words: str) -> None:
+    steps = text_lm.engine.stats["steps"]
+    with pytest.raises(ValueError, match=words):
+        text_lm.score([TEXTS[0], TEXTS[2]], **settings)
+    for wrong in ({"states": "all"}, {"hidden_states": 3}, {"hidden_states": "all"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            text_lm.score([TEXTS[0]], **wrong)  # type: ignore[arg-type]
+    assert text_lm.engine.stats["steps"] == steps
+
+
+def test_a_folder_is_not_written_twice(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        text_lm.score([TEXTS[0]], states=True, capture_to=tmp_path)
+
+
+def test_it_is_refused_with_a_sanitizer_and_over_a_mesh(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match="sanitize"):
+        sanitized_lm.score([TEXTS[0]], states=True)
+    mesh = hybridlm.mesh(data=2)
+    lm = hybridlm.load(text_lm.path, lanes=2, context=128, dtype="float32", mesh=mesh)
+    with pytest.raises(ValueError, match="one device"):
+        lm.score([TEXTS[0]], hidden_states=[1])
+
+
+def test_names_are_those_of_contracts(text_lm: hybridlm.LM) -> None:
+    captured = text_lm.score([TEXTS[0]], states=True)[0].captured
+    assert captured is not None and "1 positions, 0 hidden states, 2 states" in repr(captured)
+    stated = {
+        name for one in text_lm.certificates.values() for name in re.findall(r"layers\[\d+\][\w.\[\]]+", str(one))
+    }
+    assert set(captured.states) <= stated
+    with pytest.raises(ValueError, match="layer 1"):
+        captured.state(1)
+    with pytest.raises(ValueError, match="5"):
+        captured.row(5)

@@ -1,0 +1,335 @@
+"""Interventions while scoring: against changed weights, changed states and layers run one by one; other lanes' bits."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_variants import OTHER_GOLDENS
+
+import hybridlm
+from hybridlm import Intervention, SequenceState
+from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm.programs.shapes import EditShape, Shape
+from hybridlm.requests.captured import parse_path
+from hybridlm.scoring.scorer import scores
+from hybridlm.steps.edit import no_edits, types_in
+from hybridlm.steps.hooks import ProbeHooks, ProbeShape
+from ir_passes import IsolationError
+from models import kv_blocks
+from models.decoder.decoder import lane_info
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+RNG = np.random.default_rng(11)
+TEXTS = [[int(i) for i in RNG.integers(3, 90, 12)] for _ in range(8)]
+MODELS = ["dense", *(pytest.param(name, marks=pytest.mark.long) for name in ("next_old_fields", *OTHER_GOLDENS))]
+CLOSE: Any = {"atol": 3e-4, "rtol": 3e-4}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def lm(request: pytest.FixtureRequest, text_lm: hybridlm.LM) -> hybridlm.LM:
+    if request.param == "dense":
+        return text_lm
+    return hybridlm.load(GOLDEN / request.param, lanes=3, context=140, dtype="float32", chunk=5)
+
+
+def chosen(logits: Any, text: list[int]) -> np.ndarray:
+    """Log-probabilities of a text's tokens but the first."""
+    return np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.array(text)[1:, None], 1)[:, 0]
+
+
+def with_added(lm: hybridlm.LM) -> Callable[[list[int], np.ndarray], np.ndarray]:
+    """Log-probabilities with vectors [index, token, hidden] added, by layers that are called one by one."""
+    model, rows = lm.model, lm.engine.new_rows(1).layers
+
+    @jax.jit
+    def run(tokens: jax.Array, added: jax.Array) -> jax.Array:
+        lengths, positions = jnp.full(1, tokens.shape[1], jnp.int32), jnp.zeros(1, jnp.int32)
+        info = lane_info(tokens, lengths, positions, kv_blocks(tokens.shape[1]))
+        x = model.embed(tokens, info.valid) + added[0]
+        for i, layer in enumerate(model.layers):
+            x = layer(x, info, rows[i])[0] + added[i + 1]
+        return model.logits(model.norm(x))[0]
+
+    return lambda text, added: chosen(run(jnp.array([text[:-1]], jnp.int32), jnp.asarray(added)[:, None]), text)
+
+
+def with_params(lm: hybridlm.LM, text: list[int], changed: Mapping[str, Any]) -> np.ndarray:
+    return chosen(lm.forward(text[:-1], params=lm.params | dict(changed)).logits, text)
+
+
+def without_head(lm: hybridlm.LM, layer: int, head: int, kind: str) -> dict[str, Any]:
+    """The output projection of a mixer without the columns of one head."""
+    count = lm.model.sites()[layer][kind]
+    ends = ("o_proj",) if kind == "attention" else ("out_proj",)
+    (name,) = [n for n in lm.params if n.startswith(f"layers.{layer}.") and n.endswith(ends)]
+    weight = np.array(lm.params[name])
+    size = weight.shape[1] // count
+    weight[:, head * size : (head + 1) * size] = 0
+    return {name: jnp.asarray(weight)}
+
+
+def without_expert(lm: hybridlm.LM, layer: int, expert: int) -> dict[str, Any]:
+    (name,) = [
+        n for n in lm.params if n.startswith(f"layers.{layer}.") and n.endswith("down_proj") and lm.params[n].ndim == 3
+    ]
+    return {name: lm.params[name].at[expert].set(0.0)}
+
+
+def changed_state(
+    lm: hybridlm.LM, text: list[int], at: int, change: Callable[[int, str, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Log-probabilities where the state after token `at` is changed, by `forward` in two parts."""
+    first = lm.forward(text[: at + 1], return_states=True)
+    assert first.states is not None
+    leaves, tree = jax.tree_util.tree_flatten_with_path(first.states.layers)
+    found = []
+    for path, leaf in leaves:
+        parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
+        found.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
+    state = SequenceState(first.states.position, jax.tree.unflatten(tree, found))
+    rest = lm.forward(text[at + 1 : -1], state=state)
+    return chosen(jnp.concatenate([first.logits, rest.logits]), text)
+
+
+def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
+    layers, sites = lm.config.num_layers, lm.model.sites()
+    added = np.zeros((3, layers + 1, 11, lm.config.hidden_size), np.float32)
+    vectors = RNG.normal(size=(3, lm.config.hidden_size)).astype(np.float32)
+    added[0, 0], added[1, layers, 3] = vectors[0], vectors[1]
+    added[2, 1, [2, 3, 4, 8]], added[2, layers - 1, 6:] = vectors[2], vectors[1]
+    if layers == 2:  # the same index twice
+        added[2, 1, 6:] = vectors[1] + np.array([0, 0, 1, 0, 0], np.float32)[:, None] * vectors[2]
+    asked: list[Any] = [
+        [Intervention.add(vectors[0], hidden_state=0)],
+        Intervention.add(vectors[1].tolist(), hidden_state=layers, positions=3),
+        [
+            Intervention.add(vectors[2], hidden_state=1, positions=[8, 2, 3, 4]),
+            Intervention.add(vectors[1], hidden_state=layers - 1, positions=range(6, 12)),
+        ],
+    ]
+    run = with_added(lm)
+    expected = [run(TEXTS[i], added[i]) for i in range(3)]
+    for kind in ("recurrent", "attention", "expert"):
+        own = [i for i, each in enumerate(sites) if kind in each]
+        if own and len(asked) < 7:
+            layer, unit, text = own[-1], sites[own[-1]][kind] - 1, TEXTS[len(asked)]
+            mixer: Any = None if kind == "expert" else kind
+            asked.append(
+                [
+                    Intervention.ablate_expert(layer, unit)
+                    if kind == "expert"
+                    else Intervention.ablate_head(layer, unit, mixer=mixer)
+                ]
+            )
+            params = without_expert(lm, layer, unit) if kind == "expert" else without_head(lm, layer, unit, kind)
+            expected.append(with_params(lm, text, params))
+    asked.append(None)
+    texts = TEXTS[: len(asked)]
+    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
+    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-3, "the change is seen"
+    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+
+
+def test_states(lm: hybridlm.LM) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(lm.engine.new_rows(1).layers)
+    named = {parse_path(f"layers{jax.tree_util.keystr(path)}"): leaf.shape[1:] for path, leaf in leaves}
+    places = {name: shape for name, shape in named.items() if name is not None and name[1] in ("recurrent", "conv")}
+    donor = lm.score([TEXTS[7]], states=True, positions=[2])[0].captured
+    assert donor is not None
+    layer, array = sorted(places, key=lambda name: name[1] != "recurrent")[0]
+    value = RNG.normal(size=places[layer, array]).astype(np.float32)
+    head = None if array == "conv" else places[layer, array][0] - 1
+
+    def scaled(i: int, name: str, state: np.ndarray) -> np.ndarray:
+        if (i, name) == (layer, array):
+            state[slice(None) if head is None else head] *= np.float32(0.25)
+        return state
+
+    def replaced(i: int, name: str, state: np.ndarray) -> np.ndarray:
+        return value if (i, name) == (layer, array) else state
+
+    def patched(i: int, name: str, state: np.ndarray) -> np.ndarray:
+        return donor.state(i, name)[0] if (i, name) in places else state
+
+    asked = [
+        [Intervention.scale_state(layer, 0.25, head=head, array=array, positions=4)],
+        [Intervention.replace_state(layer, value, array=array, positions=[6])],
+        Intervention.patch(donor, 2, at=3),
+        [],
+    ]
+    texts = TEXTS[:4]
+    expected = [
+        changed_state(lm, text, at, change)
+        for text, at, change in zip(texts, (4, 6, 3), (scaled, replaced, patched), strict=False)
+    ]
+    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
+    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-4, "the change is seen"
+    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+
+
+def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
+    """A head without memory: its state is zero before each token, NaN in it would not stay."""
+    found = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
+    assert found.captured is not None
+    state = found.captured.state(0)[0]
+    assert not state[2].any() and state[1].any()
+    one = TEXTS[0][:1]
+    shorter = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=range(5))], states=True)
+    rest, fresh = shorter[0].captured, text_lm.score([one], states=True)[0].captured
+    assert rest is not None and fresh is not None
+    with pytest.raises(ValueError, match="below 12"):
+        text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=12)])
+
+
+def test_a_disturbed_lane_changes_no_bit_of_another(text_lm: hybridlm.LM) -> None:
+    nan = np.full(text_lm.config.hidden_size, np.nan)
+    state = np.full(text_lm.engine.new_rows(1).layers[0][0].recurrent.shape[1:], np.nan, np.float32)
+    other = [Intervention.ablate_head(0, 1), Intervention.add(np.ones(len(nan)), hidden_state=2, positions=5)]
+
+    def run(first: list[Intervention]) -> list[np.ndarray]:
+        settings = ProbeSettings(interventions=[first, other, [], first])
+        texts = [(*text,) for text in TEXTS[:4]]
+        probing = text_lm._probing(settings, [hybridlm.scoring.items.ScoredIds(text) for text in texts], None)  # type: ignore[attr-defined]
+        return [one.logprobs for one in scores(text_lm.engine, texts, probing=probing)]
+
+    mild = run(
+        [
+            Intervention.add(np.zeros(len(nan)), hidden_state=1, positions=2),
+            Intervention.scale_state(0, 1.0, positions=4),
+        ]
+    )
+    bad = run([Intervention.add(nan, hidden_state=1, positions=2), Intervention.replace_state(0, state, positions=4)])
+    assert mild[1].tobytes() == bad[1].tobytes() and mild[2].tobytes() == bad[2].tobytes()
+    for lane in (0, 3):
+        assert np.isnan(bad[lane][3:]).all()
+    with pytest.raises(hybridlm.NumericalError):
+        text_lm.score(TEXTS[:1], interventions=[Intervention.add(nan, hidden_state=1)])
+
+
+def test_rows_that_are_not_edited_keep_their_bits(text_lm: hybridlm.LM) -> None:
+    rows = text_lm.engine.new_rows(3)
+    rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
+    before = jax.tree.map(np.asarray, rows)
+    edits: Any = no_edits(3, types_in(rows))
+    edits["recurrent"].layer[1], edits["recurrent"].unit[1, 3], edits["recurrent"].replaced[1] = 0, True, True
+    edits["recurrent"].value[1] = np.nan
+    edits["conv"].value[2] = np.nan
+    (after,) = text_lm.engine.program(EditShape(3))(rows, edits)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
+        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
+        if jax.tree_util.keystr(path).endswith("recurrent"):
+            expected[1, 3] = np.nan
+        assert leaf.tobytes() == expected.tobytes()
+    certificate = text_lm.certificates["edit states of 3"]
+    assert any(line.startswith("args[1]: Lane(") for line in certificate.contract)
+
+
+def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
+    programs = text_lm.engine.programs
+    ones = np.ones(text_lm.config.hidden_size)
+    text_lm.score(TEXTS[:3], interventions=[[], None, []])
+    text_lm.score(
+        TEXTS[:3], interventions=[[Intervention.add(ones, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
+    )
+    shape = Shape("score", 3, 5, 0, probes=ProbeShape((), 0, 4, 0))
+    assert shape in programs.shapes
+    count = len(programs.shapes)
+    many = [Intervention.add(-ones, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
+    text_lm.score(TEXTS[:3], interventions=[many, many[:2], []])
+    assert len(programs.shapes) == count
+    certificate = text_lm.certificates[str(shape)]
+    assert any(line.startswith("args[8]: Lane(") for line in certificate.contract)
+    every = [Intervention.ablate_head(0, 0, positions=2 * i) for i in range(6)] * 11
+    with pytest.raises(ValueError, match="at most 64 ablations.*66"):
+        text_lm.score(TEXTS[:1], interventions=every)
+
+
+def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ProbeHooks.residual
+
+    def wrong(self: ProbeHooks, x: jax.Array, index: int) -> jax.Array:
+        vector = jnp.roll(jnp.asarray(self._probes.additions.vector), 1, axis=0)  # type: ignore[union-attr]
+        self._probes = self._probes._replace(additions=self._probes.additions._replace(vector=vector))  # type: ignore[union-attr]
+        return right(self, x, index)
+
+    monkeypatch.setattr(ProbeHooks, "residual", wrong)
+    with pytest.raises(IsolationError):
+        text_lm.score(TEXTS[:2], interventions=[Intervention.add(np.ones(text_lm.config.hidden_size), hidden_state=1)])
+
+
+def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
+    run, seen = text_lm.engine.run, []
+
+    def look(shape: Shape, pool: Any, batch: Any, *operands: Any, **more: Any) -> Any:
+        seen.append((shape.probes is not None, np.flatnonzero(np.asarray(batch.lengths)).tolist()))
+        return run(shape, pool, batch, *operands, **more)
+
+    monkeypatch.setattr(text_lm.engine, "run", look)
+    head = [Intervention.ablate_head(1, 0)]
+    text_lm.score(TEXTS[:3], interventions=[head, [], head])
+    assert {(probed, *lanes) for probed, lanes in seen} == {(True, 0, 2), (False, 1)}
+    seen.clear()
+    text_lm.generate(TEXTS[:3], max_tokens=4, min_tokens=4, interventions=[[], head, []])
+    assert {(probed, len(lanes)) for probed, lanes in seen} == {(True, 1), (False, 2)}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Intervention.add(np.ones(3), hidden_state=1), r"vector: expected \[32\], got \[3\]"),
+        (lambda: Intervention.add(np.ones(32), hidden_state=3), "hidden_state: expected 0..2"),
+        (lambda: Intervention.ablate_head(2, 0), "layer: expected 0..1"),
+        (lambda: Intervention.ablate_head(0, 8), "head: expected 0..7, got 8"),
+        (
+            lambda: Intervention.ablate_head(0, 0, mixer="attention"),
+            "no heads of attention mixers; layers with heads: 0, 1",
+        ),
+        (lambda: Intervention.ablate_expert(0, 0), "layer 0 of qwen3_5 has no experts; layers with experts: none"),
+        (lambda: Intervention.scale_state(1, 0.5), "layer 1 of qwen3_5 has no recurrent state; layers with one: 0"),
+        (lambda: Intervention.scale_state(0, 0.5, head=8), "head: expected 0..7, got 8"),
+        (lambda: Intervention.replace_state(0, np.ones((8, 16))), r"value: expected \[8, 8, 16\], got \[8, 16\]"),
+        (lambda: Intervention.replace_state(0, np.ones((2, 8, 16)), head=1), r"value: expected \[8, 16\]"),
+        (lambda: Intervention.scale_state(0, 0.5, head=1, array="conv"), "head"),
+        (lambda: Intervention.scale_state(0, 0.5, array="key"), "array: expected one of recurrent, conv"),
+        (lambda: Intervention.ablate_head(-1, 0), "layer: expected a whole number"),
+        (lambda: Intervention.ablate_head(0, 0, positions=[]), "positions: is empty"),
+        (lambda: Intervention.ablate_head(0, 0, positions=[3, -1]), "positions: expected a whole number"),
+        (lambda: Intervention.ablate_head(0, 0, mixer="conv"), "mixer"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_model_lacks_is_refused_by_name(
+    text_lm: hybridlm.LM, make: Callable[[], Intervention], words: str
+) -> None:
+    steps = text_lm.engine.stats["steps"]
+    with pytest.raises(ValueError, match=words):
+        text_lm.score(TEXTS[:1], interventions=[make()])
+    assert text_lm.engine.stats["steps"] == steps
+
+
+def test_wrong_arguments(text_lm: hybridlm.LM) -> None:
+    head = Intervention.ablate_head(0, 0)
+    prefix = text_lm.prefix([5, 6])
+    for error, words, texts, settings in (
+        (TypeError, "interventions", TEXTS[:1], {"interventions": "none"}),
+        (TypeError, r"interventions\[0\].*Intervention", TEXTS[:1], {"interventions": [3]}),
+        (ValueError, "each of 2 scores", TEXTS[:2], {"interventions": [[head]]}),
+        (ValueError, "prefix", TEXTS[:1], {"interventions": [head], "prefix": prefix}),
+    ):
+        with pytest.raises(error, match=words):
+            text_lm.score(texts, **settings)  # type: ignore[arg-type]
+    for make in (
+        lambda: Intervention.add("abc", hidden_state=0),
+        lambda: Intervention.scale_state(0, [1.0, 2.0]),  # type: ignore[arg-type]
+        lambda: Intervention.ablate_head(0, 0, positions=object()),  # type: ignore[arg-type]
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            make()

@@ -121,7 +121,7 @@ LAYERS = {
         bench demo evals ray
         loading target_report
         lm
-        forward openai_batch tables worker
+        forward openai_batch tables update worker
         decision_models score_files scoring session
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows

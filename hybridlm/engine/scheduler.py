@@ -52,6 +52,7 @@ class Scheduler:
         self._arrived = 0
         self._prefill_pool: RowPool | None = None
         self._decode_pool: RowPool | None = None
+        engine.queues.add(self)
 
     @property
     def joined(self) -> list[ActiveSequence]:

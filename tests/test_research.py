@@ -1,0 +1,38 @@
+"""The recipes of docs/research.md, each run as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "docs" / "research.md").read_text()
+RECIPES = dict(re.findall(r"^##+ ([^\n]+)\n(?:(?!^##).)*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+AS_FOR_USERS = {"The equality gate"}
+"""Recipes that need the programs that XLA makes for users; those of the other tests compile in less time."""
+
+
+def test_every_recipe_has_a_title() -> None:
+    assert TEXT.count("```python") == len(RECIPES) >= 3 and AS_FOR_USERS <= RECIPES.keys()
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_checks_itself(title: str) -> None:
+    assert len([line for line in RECIPES[title].splitlines() if line.strip()]) <= 25
+    assert "assert " in RECIPES[title]
+
+
+@pytest.mark.parametrize("title", sorted(RECIPES.keys() - AS_FOR_USERS))
+def test_a_recipe_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(RECIPES[title], f"docs/research.md, {title}", "exec"), {"__name__": "recipe"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", sorted(AS_FOR_USERS))
+def test_a_recipe_runs_as_for_users(title: str, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", RECIPES[title]], cwd=tmp_path, env=environment, check=True)

@@ -9,13 +9,13 @@ More than 300 lines: the pass, its plan and the checks of what it is given.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm.devices.mesh import MODEL
@@ -42,6 +42,21 @@ class SequenceState:
     position: int
     layers: Any
 
+    def __repr__(self) -> str:
+        return f"SequenceState(position={self.position}\n{_listed(self.layers)})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+def _listed(tree: Any) -> str:
+    """Return the dtype and the shape of each array of a pytree, a line for each."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    width = max(map(len, names), default=0)
+    types = [f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for _, leaf in leaves]
+    return "\n".join(f"  {name:{width}} {kind}" for name, kind in zip(names, types, strict=True))
+
 
 class ForwardOutput(NamedTuple):
     """Results of `LM.forward`; arrays have a leading lane axis if the tokens had one.
@@ -59,6 +74,12 @@ class ForwardOutput(NamedTuple):
     states: SequenceState | None
     logprobs: Any
 
+    def __repr__(self) -> str:
+        return f"ForwardOutput(\n{_listed(self._asdict())})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
 
 def check_tokens(tokens: Any, vocab_size: int) -> Any:
     """Check tokens of `LM.forward`, as far as they are known, and return them as int32 [N, T].
@@ -66,8 +87,11 @@ def check_tokens(tokens: Any, vocab_size: int) -> Any:
     Raises:
         TypeError, ValueError: they are not ids of the vocabulary.
     """
-    traced = isinstance(tokens, Tracer)
-    tokens = tokens if traced else np.asarray(tokens)
+    traced = False
+    try:
+        tokens = np.asarray(tokens)
+    except jax.errors.TracerArrayConversionError:
+        traced = True
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
     if traced:
@@ -216,6 +240,8 @@ def run(
         logits = s.logits if plan.keep_logits else None
         results = (s.lanes, logits, s.lanes, s.layers if plan.keep_states else None)
         step = jax.shard_map(step, mesh=s.mesh, in_specs=given, out_specs=results, check_vma=True)
+    # A gradient runs the pass itself first, which is why its value has the same bits, and then once more for itself.
+    step = jax.checkpoint(step)
     logprobs, logits, hidden, after = step(params, inputs, start, lengths, position + jnp.asarray(steps))
     cut = partial(jax.tree.map, lambda x: x[:lanes, :count])
     return cut(logprobs), cut(logits), cut(hidden), jax.tree.map(lambda x: x[:lanes], after)
@@ -322,11 +348,8 @@ def forward(
     )  # fmt: skip
     layers = None if state is None else state.layers
     operands = (structure, params, tokens, embeddings, layers, np.int32(start), plan)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(operands[1:5])):
+    with use_cache(engine.programs.cache):
         logprobs, logits, hidden_states, layers = run(*operands)
-    else:
-        with use_cache(engine.programs.cache):
-            logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None
     logprobs = logprobs[:, :-1] if has_tokens else None
     if not single:

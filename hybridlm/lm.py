@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -53,6 +54,7 @@ from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
+from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
@@ -140,6 +142,13 @@ class LM:
         return (
             f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
             f"lanes={self.engine.lanes}, context={self.context})"
+        )
+
+    def _repr_html_(self) -> str:
+        """List every parameter with its dtype and shape, below the line of `repr`."""
+        rows = [(name, f"{stored_form(one)} {list(one.shape)}") for name, one in self.params.items()]
+        return (
+            f"<pre>{escape(repr(self))}</pre><details><summary>{len(rows)} parameters</summary>{table(rows)}</details>"
         )
 
     @takes_settings

@@ -118,7 +118,7 @@ LAYERS = {
     "hybridlm": """
         __main__
         cli
-        bench demo evals ray
+        bench demo evals pictures ray
         loading target_report
         lm
         forward openai_batch tables update worker

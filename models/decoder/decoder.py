@@ -176,11 +176,7 @@ def lane_info(
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-    """Run a layer of which a gradient keeps the inputs only.
-
-    Its output is materialized: with or without a gradient, and whether or not it is a result of the program, nothing of
-    the next layer is computed together with it, and the bits are the same.
-    """
+    """Run a layer of which a gradient keeps the inputs only; its bits do not depend on what the program returns."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
 

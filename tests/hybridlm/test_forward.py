@@ -106,8 +106,11 @@ def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) ->
     rng = np.random.default_rng(0)
     moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), given)
     gradient = jax.grad(loss, argnums=(0, 1, 2))(*given)
-    assert all(np.abs(leaf).max() > 0 for leaf in flat(gradient))
+    table = gradient[0].pop("embed_tokens")  # nothing is looked up in it
+    assert not np.asarray(table).any() and all(np.abs(leaf).max() > 0 for leaf in flat(gradient))
+    moves[0].pop("embed_tokens")
     slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
+    moves[0]["embed_tokens"] = jnp.zeros_like(table)
     assert float(jax.jvp(loss, given, moves)[1]) == pytest.approx(slope, rel=1e-3)
     value, linear = jax.linearize(loss, *given)
     assert float(linear(*moves)) == pytest.approx(slope, rel=1e-3) and float(value) == float(loss(*given))
@@ -125,7 +128,8 @@ def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
         return [float(value), *flat(by_params)]
 
     lanes = jax.P("data")
-    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=auto, devices=jax.devices()[:2])
     sharded = jax.shard_map(logprobs, mesh=mesh, in_specs=(jax.P(), lanes), out_specs=lanes)
     expected, over = (gradient(fn) for fn in (logprobs, jax.jit(sharded)))
     mapped = jax.vmap(logprobs, in_axes=(None, 0))(text_lm.params, tokens)
@@ -151,3 +155,15 @@ def test_bad_embeddings(text_lm: hybridlm.LM) -> None:
         text_lm.forward()
     with pytest.raises(ValueError, match="chunk: expected"):
         text_lm.forward(TOKENS, chunk=0)
+
+
+def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) -> None:
+    """Names, dtypes and shapes, and no numbers."""
+    out = text_lm.forward(TOKENS, return_states=True)
+    assert repr(out.states).startswith("SequenceState(position=8\n  [0][0].conv")
+    assert "[0][0].recurrent float32[1, 8, 8, 16]" in " ".join(repr(out.states).split())
+    assert "['logits'] float32[8, 97]" in " ".join(repr(out).split()) and len(repr(out)) < 2000
+    for shown in (out.states, out, text_lm):
+        html = shown._repr_html_()  # type: ignore[union-attr]
+        assert "<pre>" in html and len(html) < 20_000
+    assert "layers.0.branches.1.inner.down_proj" in text_lm._repr_html_()

@@ -4,6 +4,7 @@ Functions that compute return arrays; functions that draw (extra `pictures`) tak
 and write it where a path is given, as its ending says: `.png`, `.svg` or `.pdf`.
 """
 
+import io
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -229,7 +230,15 @@ def _figure(what: str, width: float, height: float, rows: int = 1, columns: int 
     require_extra(f"hybridlm.pictures.{what}", "matplotlib", "pictures")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    class Picture(Figure):
+        """A figure that notebooks show, whichever backend there is."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Picture(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -72,6 +72,6 @@ def test_pictures_are_files(text_lm: hybridlm.LM, history: StateHistory, tmp_pat
     cases: list[tuple[Any, Any]] = [(draw_states, history), (draw_held, history), (draw_lens, lens)]
     for draw, given in cases:
         path = tmp_path / f"{draw.__name__}.{ending}"
-        draw(given, path)
+        assert draw(given, path)._repr_png_().startswith(b"\x89PNG")
         begins = path.read_bytes()[:200]
         assert begins.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in begins

@@ -2,6 +2,8 @@
 
 Functions that compute return arrays; functions that draw (extra `pictures`) take them and return a matplotlib figure,
 and write it where a path is given, as its ending says: `.png`, `.svg` or `.pdf`.
+
+More than 300 lines: each picture stands beside the arrays that it shows.
 """
 
 import io

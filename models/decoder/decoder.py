@@ -1,4 +1,7 @@
-"""Decoder: embedding, residual layers, final norm and vocabulary head."""
+"""Decoder: embedding, residual layers, final norm and vocabulary head.
+
+More than 300 lines: a decoder, its layers and their branches with their configs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

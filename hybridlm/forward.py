@@ -1,71 +1,131 @@
-"""Research access: logits, hidden states and recurrent states of whole sequences, differentiable."""
+"""Research access: logits, hidden states and recurrent states of whole sequences, differentiable.
+
+The tokens run in chunks, in the lanes and the order of a scoring step, so that `LM.score` and `LM.forward` compute the
+same bits; a gradient keeps the state between chunks and computes what is inside them anew.
+
+More than 300 lines: the pass, its plan and the checks of what it is given.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax import Array, lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.compilation_cache import use_cache
-from hybridlm.rows.arrays import zeros
+from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
-from models import kv_blocks
+from models import KV_BLOCK, kv_blocks
 from models.sharding.varying import varying_like
 from models.state.shapes import Hooks
+from models.state.state import StateArray
 
 
-class SequenceState(NamedTuple):
-    """State of sequences after some tokens: a pytree that can be kept, changed and passed back.
+@partial(jax.tree_util.register_dataclass, data_fields=["layers"], meta_fields=["position"])
+@dataclass(frozen=True)
+class SequenceState:
+    """State of sequences after some tokens: a pytree of arrays that can be kept, changed and passed back.
 
     Attributes:
-        position: tokens consumed so far.
+        position: tokens consumed so far; static, no leaf of the pytree.
         layers: state per layer and branch, with a leading lane axis; None for branches without state.
     """
 
     position: int
-    layers: tuple
+    layers: Any
+
+    def __repr__(self) -> str:
+        return f"SequenceState(position={self.position}\n{_listed(self.layers)})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+def _listed(tree: Any) -> str:
+    """Return the dtype and the shape of each array of a pytree, a line for each."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    width = max(map(len, names), default=0)
+    types = [f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for _, leaf in leaves]
+    return "\n".join(f"  {name:{width}} {kind}" for name, kind in zip(names, types, strict=True))
 
 
 class ForwardOutput(NamedTuple):
     """Results of `LM.forward`; arrays have a leading lane axis if the tokens had one.
 
     Attributes:
-        logits: float32 [.., T, vocab].
+        logits: float32 [.., T, vocab]; None with `logits=False`.
         hidden_states: float32 [.., T, hidden]: after the embedding and after each layer, before the final norm.
         states: the state after the last token; None unless requested.
+        logprobs: float32 [.., T-1], log-probability of each token but the first, the bits of `LM.score`; None without
+            tokens.
     """
 
-    logits: Array
+    logits: Any
     hidden_states: tuple[Array, ...]
     states: SequenceState | None
+    logprobs: Any
+
+    def __repr__(self) -> str:
+        return f"ForwardOutput(\n{_listed(self._asdict())})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
-def check_tokens(tokens: np.ndarray, state: SequenceState | None, vocab_size: int, context: int) -> np.ndarray:
-    """Check tokens of `LM.forward` and return them as [N, T].
+def check_tokens(tokens: Any, vocab_size: int) -> Any:
+    """Check tokens of `LM.forward`, as far as they are known, and return them as int32 [N, T].
 
     Raises:
-        TypeError, ValueError: they are not ids of the vocabulary, or do not fit the context or the state.
+        TypeError, ValueError: they are not ids of the vocabulary.
     """
+    traced = False
+    try:
+        tokens = np.asarray(tokens)
+    except jax.errors.TracerArrayConversionError:
+        traced = True
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
+    if traced:
+        return jnp.atleast_2d(tokens).astype(jnp.int32)
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"tokens: ids must be in [0, {vocab_size}), got {tokens.min()}..{tokens.max()}")
-    lanes = np.atleast_2d(tokens)
-    before = 0 if state is None else int(state.position)
-    if before + lanes.shape[1] > context:
-        raise ValueError(f"tokens: {before} + {lanes.shape[1]} tokens are more than the context of {context}")
+    return np.atleast_2d(tokens).astype(np.int32)
+
+
+def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
+    """Check embeddings of `LM.forward` and return them as float32 [N, T, hidden].
+
+    Raises:
+        TypeError, ValueError: another dtype or shape, or other tokens.
+    """
+    shape, dtype = np.shape(embeddings), embeddings.dtype
+    if len(shape) not in (2, 3) or 0 in shape or dtype != np.float32 or shape[-1] != hidden_size:
+        raise TypeError(f"embeddings: expected float32 [T, {hidden_size}] or [N, T, {hidden_size}], got {dtype}{shape}")
+    found = embeddings[None] if len(shape) == 2 else embeddings
+    if tokens is not None and found.shape[:2] != tokens.shape:
+        raise ValueError(f"embeddings: expected those of tokens {tokens.shape}, got {found.shape[:2]}")
+    return found
+
+
+def check_lengths(lanes: int, count: int, state: SequenceState | None, context: int) -> None:
+    """Raise ValueError if tokens do not fit the context, or a state has other lanes."""
+    before = 0 if state is None else state.position
+    if before + count > context:
+        raise ValueError(f"tokens: {before} + {count} tokens are more than the context of {context}")
     if state is not None:
         held = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
-        if held != {lanes.shape[0]}:
-            raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes.shape[0]}")
-    return lanes
+        if held != {lanes}:
+            raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes}")
 
 
 def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array, ...]:
@@ -86,7 +146,7 @@ class ForwardSharding(NamedTuple):
 
     mesh: Mesh | AbstractMesh
     params: tuple[PartitionSpec, ...]
-    layers: tuple
+    layers: Any
     lanes: PartitionSpec
     logits: PartitionSpec
 
@@ -97,12 +157,12 @@ def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any)
     Args:
         placement: the devices.
         params: the loaded parameters.
-        layers: ShapeDtypeStructs of the state, whose lanes are sharded or not.
+        layers: ShapeDtypeStructs of the state.
     """
     if placement.mesh is None:
         return None
     held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))
-    lane = next((spec[0] for spec in jax.tree.leaves(specs) if len(spec)), None)
+    lane = placement.rows_over
     model = MODEL if placement.size(MODEL) > 1 else None
     return ForwardSharding(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
 
@@ -122,68 +182,193 @@ class HiddenStates(Hooks):
         return x
 
 
-@partial(jax.jit, static_argnums=(0, 5, 6))
-def run(
-    structure: Structure,
-    params: tuple[Array, ...],
-    tokens: Array,
-    layers: tuple,
-    position: Array,
-    blocks: int,
-    split: ForwardSharding | None = None,
-) -> tuple[Array, tuple[Array, ...], tuple]:
-    """Run all tokens of every lane in one step, from the given state.
+class Plan(NamedTuple):
+    """Static settings of a forward pass.
 
-    Args:
-        structure, params: the model.
-        tokens: int32 [N, T].
-        layers: state before the first token.
-        position: int32 scalar, its position.
+    Attributes:
+        chunk: tokens that run together.
+        lanes: lanes that run together on a device.
+        padded: lanes of all devices, a multiple of those.
         blocks: KV cache blocks to visit; static, so that the loop over them has a gradient.
+        types: ShapeDtypeStructs of the state of the padded lanes.
+        keep_logits, keep_states: whether they are results.
         split: partition specs over a mesh; None on one device.
     """
 
-    def step(
-        params: tuple[Array, ...], tokens: Array, layers: tuple, position: Array
-    ) -> tuple[Array, tuple[Array, ...], tuple]:
-        # Parameters are replicated over devices whose lanes differ.
-        model = structure.rebuild(varying_like(params, tokens))
-        lanes, count = tokens.shape
-        hooks = HiddenStates()
-        lengths = jnp.full((lanes,), count, jnp.int32)
-        positions = jnp.broadcast_to(position, (lanes,))
-        hidden, layers = model(tokens, lengths, positions, layers, blocks, hooks=hooks)
-        return model.logits(hidden), tuple(hooks.found), layers
+    chunk: int
+    lanes: int
+    padded: int
+    blocks: int
+    types: Any
+    keep_logits: bool
+    keep_states: bool
+    split: ForwardSharding | None
 
-    if split is not None:
-        given = (split.params, split.lanes, split.layers, PartitionSpec())
-        results = (split.logits, split.lanes, split.layers)
-        step = jax.shard_map(step, mesh=split.mesh, in_specs=given, out_specs=results, check_vma=True)
-    return step(params, tokens, layers, position)
+
+@partial(jax.jit, static_argnums=(0, 6))
+def run(
+    structure: Structure,
+    params: tuple[Array, ...],
+    tokens: Array | None,
+    embeddings: Array | None,
+    layers: Any,
+    position: Array,
+    plan: Plan,
+) -> tuple[Array, Array | None, tuple[Array, ...], Any]:
+    """Run all tokens of every lane, from the given state.
+
+    Args:
+        structure, params: the model.
+        tokens: int32 [N, T]; None with embeddings alone.
+        embeddings: float32 [N, T, hidden]; None for those of the tokens.
+        layers: state before the first token; None for zeros.
+        position: int32 scalar, its position.
+        plan: settings.
+
+    Returns:
+        Log-probabilities of the next tokens [N, T], logits, hidden states and the state.
+    """
+    shown = tokens if embeddings is None else embeddings
+    assert shown is not None
+    lanes, count = shown.shape[:2]
+    if tokens is None:
+        tokens = jnp.zeros((lanes, count), jnp.int32)
+    full = -(-count // plan.chunk) * plan.chunk
+
+    def filled(x: Array, *wide: int) -> Array:
+        """Pad lanes, and the next dimensions to the given sizes."""
+        more = [(0, plan.padded - lanes), *((0, size - held) for size, held in zip(wide, x.shape[1:], strict=False))]
+        return jnp.pad(x, more + [(0, 0)] * (x.ndim - len(more)))
+
+    following = jnp.pad(tokens[:, 1:], [(0, 0), (0, 1)])
+    inputs = [filled(x, full) for x in (tokens, following, *([] if embeddings is None else [embeddings]))]
+    if layers is None:
+        start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), plan.types)
+    else:
+        start = jax.tree.map(filled, layers)
+    steps = np.arange(full // plan.chunk, dtype=np.int32) * plan.chunk
+    # Behind a barrier: masks of known lengths would be simplified, and what is rounded together would change.
+    lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, plan.chunk).astype(np.int32)))
+    step = partial(_device_step, structure, plan)
+    if plan.split is not None:
+        s = plan.split
+        given = (s.params, [s.lanes] * len(inputs), s.layers, PartitionSpec(), PartitionSpec())
+        logits = s.logits if plan.keep_logits else None
+        results = (s.lanes, logits, s.lanes, s.layers if plan.keep_states else None)
+        step = jax.shard_map(step, mesh=s.mesh, in_specs=given, out_specs=results, check_vma=True)
+    # A gradient runs the pass itself first, which is why its value has the same bits, and then once more for itself.
+    step = jax.checkpoint(step)
+    logprobs, logits, hidden, after = step(params, inputs, start, lengths, position + jnp.asarray(steps))
+    cut = partial(jax.tree.map, lambda x: x[:lanes, :count])
+    return cut(logprobs), cut(logits), cut(hidden), jax.tree.map(lambda x: x[:lanes], after)
+
+
+def _device_step(
+    structure: Structure,
+    plan: Plan,
+    params: tuple[Array, ...],
+    inputs: list[Array],
+    layers: Any,
+    lengths: Array,
+    positions: Array,
+) -> tuple[Array, Array | None, tuple[Array, ...], Any]:
+    """Run the lanes of one device, `plan.lanes` at a time, chunk by chunk."""
+    model = structure.rebuild(varying_like(params, inputs))
+    arrays = structure.arrays.layers
+    # Over a mesh of the model's own, states have the specs of the plan.
+    layers = varying_like(layers, inputs, () if plan.split is not None else params)
+    whole, layers = layers, jax.tree.map(partial(_first_blocks, blocks=plan.blocks), arrays, layers)
+
+    def chunk(layers: Any, given: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
+        (tokens, targets, *embeddings), length, position = given
+        hooks = HiddenStates()
+        hidden, layers = model(
+            tokens,
+            jnp.broadcast_to(length, (plan.lanes,)),
+            jnp.broadcast_to(position, (plan.lanes,)),
+            layers,
+            plan.blocks,
+            hooks=hooks,
+            embeddings=embeddings[0] if embeddings else None,
+            remat=True,
+        )
+        logprobs, logits = token_logits(model, hidden, targets, plan.keep_logits)
+        return layers, (logprobs, logits, tuple(hooks.found))
+
+    def group(given: tuple[list[Array], Any]) -> tuple[Any, Any]:
+        inputs, layers = given
+        by_chunk = [jnp.moveaxis(x.reshape((x.shape[0], len(lengths), -1, *x.shape[2:])), 1, 0) for x in inputs]
+        layers, found = lax.scan(chunk, layers, (by_chunk, lengths, positions))
+        joined = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((plan.lanes, -1, *x.shape[3:])), found)
+        return joined, layers
+
+    if len(inputs[0]) == plan.lanes:
+        found, layers = group((inputs, layers))
+    else:
+        grouped = jax.tree.map(lambda x: x.reshape((-1, plan.lanes, *x.shape[1:])), (inputs, layers))
+        found, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
+    after = jax.tree.map(_with_blocks, arrays, whole, layers) if plan.keep_states else None
+    return *found, after
+
+
+def _positions_dim(array: StateArray) -> int:
+    return 1 + [size for _, size in array.sizes].index(None)
+
+
+def _first_blocks(array: StateArray, x: Array, blocks: int) -> Array:
+    """Return the positions of a KV cache that are visited, two blocks at least (ops/layout: one block)."""
+    if not array.grows:
+        return x
+    return lax.slice_in_dim(x, 0, max(blocks, 2) * KV_BLOCK, axis=_positions_dim(array))
+
+
+def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
+    """Return the whole KV cache with its first blocks replaced."""
+    return lax.dynamic_update_slice_in_dim(whole, x, 0, _positions_dim(array)) if array.grows else x
 
 
 def forward(
     engine: Engine,
     structure: Structure,
     params: tuple[Array, ...],
-    tokens: np.ndarray,
+    tokens: Any,
+    embeddings: Any,
     state: SequenceState | None,
     return_states: bool,
+    keep_logits: bool,
+    chunk: int | None,
 ) -> ForwardOutput:
     """See `LM.forward`."""
     engine.placement.require_one_process("forward")
-    lanes = check_tokens(tokens, state, engine.vocab_size, engine.context)
-    types, placement = engine.row_arrays.abstract(len(lanes), engine.context).layers, engine.placement
-    if state is None:
-        state = SequenceState(0, zeros(types))
-    start = int(state.position)
-    end = start + lanes.shape[1]
-    split = forward_sharding(placement, engine.params, types)
-    operand = jax.device_put(lanes.astype(np.int32), None if split is None else NamedSharding(split.mesh, split.lanes))
-    position = placement.put_whole(np.int32(start))
+    if tokens is None and embeddings is None:
+        raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")
+    chunk = engine.chunk if chunk is None else chunk
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk: expected a whole number of at least 1, got {chunk!r}")
+    single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
+    has_tokens = tokens is not None
+    tokens = check_tokens(tokens, engine.vocab_size) if has_tokens else None
+    if embeddings is not None:
+        embeddings = check_embeddings(embeddings, tokens, engine.row_arrays.model.config.hidden_size)
+    shown: Any = embeddings if tokens is None else tokens
+    lanes, count = shown.shape[:2]
+    check_lengths(lanes, count, state, engine.context)
+    group = engine.bucket(lanes, engine.prefill_rows)
+    padded = -(-lanes // group) * group
+    placement = engine.placement
+    types = engine.row_arrays.abstract(padded, engine.context).layers
+    start = 0 if state is None else state.position
+    plan = Plan(
+        chunk, group // placement.data, padded, kv_blocks(start + count), types, keep_logits, return_states,
+        forward_sharding(placement, engine.params, types),
+    )  # fmt: skip
+    layers = None if state is None else state.layers
+    operands = (structure, params, tokens, embeddings, layers, np.int32(start), plan)
     with use_cache(engine.programs.cache):
-        logits, hidden_states, layers = run(structure, params, operand, state.layers, position, kv_blocks(end), split)
-    after = SequenceState(end, layers) if return_states else None
-    if tokens.ndim == 2:
-        return ForwardOutput(logits, hidden_states, after)
-    return ForwardOutput(logits[0], tuple(hidden[0] for hidden in hidden_states), after)
+        logprobs, logits, hidden_states, layers = run(*operands)
+    after = SequenceState(start + count, layers) if return_states else None
+    logprobs = logprobs[:, :-1] if has_tokens else None
+    if not single:
+        return ForwardOutput(logits, hidden_states, after, logprobs)
+    first = jax.tree.map(lambda x: x[0], (logits, hidden_states, logprobs))
+    return ForwardOutput(first[0], first[1], after, first[2])

@@ -9,12 +9,14 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from hybridlm.checkpoint import (
     Adapter,
@@ -54,6 +56,7 @@ from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
+from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
@@ -77,6 +80,7 @@ from hybridlm.steps.structure import Structure
 from hybridlm.text.chat_template import REASONING
 from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.update import ModelWeights, NewWeights, checked_update, fingerprint_after
 from hybridlm.version import __version__
 from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
@@ -126,6 +130,8 @@ class LM:
     ):
         self.start = start
         self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
+        self._source_fingerprint = fingerprint
+        self._types = {name: _type_of(one) for name, one in params.items()}
         self.model, self.config = model, config
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
@@ -139,6 +145,13 @@ class LM:
         return (
             f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
             f"lanes={self.engine.lanes}, context={self.context})"
+        )
+
+    def _repr_html_(self) -> str:
+        """List every parameter with its dtype and shape, below the line of `repr`."""
+        rows = [(name, f"{stored_form(one)} {list(one.shape)}") for name, one in self.params.items()]
+        return (
+            f"<pre>{escape(repr(self))}</pre><details><summary>{len(rows)} parameters</summary>{table(rows)}</details>"
         )
 
     @takes_settings
@@ -825,29 +838,42 @@ class LM:
 
     def forward(
         self,
-        tokens: Any,
+        tokens: Any = None,
         *,
+        embeddings: Any = None,
         return_states: bool = False,
         state: SequenceState | None = None,
         params: Mapping[str, jax.Array] | None = None,
+        logits: bool = True,
+        chunk: int | None = None,
     ) -> ForwardOutput:
         """Compute logits of every position, hidden states of every layer and, on request, the final state.
 
-        Differentiable: `jax.grad(lambda p: loss(lm.forward(tokens, params=p).logits))(lm.params)`. For research: all
-        logits are in memory at once.
+        Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
+        and under `jax.jit`, `jax.vmap` and `jax.shard_map`:
+        `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. A gradient keeps
+        the inputs of each layer and the states between chunks. `logprobs` are bit for bit those of `score` for the same
+        texts (docs/research.md says when).
 
         Args:
-            tokens: token ids, [T] or [N, T] of equal lengths.
+            tokens: token ids, [T] or [N, T] of equal lengths; None with `embeddings` alone.
+            embeddings: float32 [T, hidden] or [N, T, hidden] in place of the tokens' own, which are
+                `hidden_states[0]`; the tokens are then only those that are predicted.
             return_states: also return the state after the last token; pass it as `state` to continue.
             state: state to start from; None starts a sequence.
             params: parameters to use instead of `lm.params`.
+            logits: keep the logits of all positions; False returns None for them and needs the memory of a block.
+            chunk: tokens that run together, to which the last ones are padded; None for `chunk` of `load`. Others
+                differ in rounding.
 
         Raises:
-            TypeError, ValueError: tokens are not ids of the vocabulary, or do not fit the context or the state.
+            TypeError, ValueError: tokens or embeddings have another shape or dtype, are not ids of the vocabulary, or
+                do not fit the context or the state. Traced ids are not checked: one outside the vocabulary gives NaN.
         """
         self._require_vocabulary_head()
+        self.engine.require_parameters()
         flat = in_order(self.params if params is None else params, tuple(self.params))
-        return forward(self.engine, self._structure, flat, np.asarray(tokens), state, return_states)
+        return forward(self.engine, self._structure, flat, tokens, embeddings, state, return_states, logits, chunk)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
         """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
@@ -930,6 +956,10 @@ class LM:
             raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
             raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
+        if self.fingerprint != self._source_fingerprint:
+            raise ValueError(
+                "merge_adapter: the weights have been updated and are those of no checkpoint; merge it there"
+            )
         source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
         if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
@@ -943,10 +973,66 @@ class LM:
         arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
         self.params = self.params | {dotted(path): array for path, array in arrays.items()}
         self._adapters, self.fingerprint = adapters, fingerprint_of(source, dtype, adapters)
+        self._source_fingerprint = self.fingerprint
         abstract = family.abstract(self.config.shard(placement.devices))
         named = {weight.path: self.params[dotted(weight.path)] for weight in weights}
         self.model, _ = assemble(abstract, named)
         self.engine.replace_parameters(tuple(self.params.values()), self.fingerprint)
+
+    def update(self, params: NewWeights, *, partial: bool = False) -> None:
+        """Replace the weights, as after a step of training, without compiling anything.
+
+        Everything is checked first, and nothing has changed if it is refused. Then a layer at a time is replaced, so
+        that no second copy of the weights is made: arrays that lie on the devices as those of `lm.params` do, in the
+        same dtype, are used as they are. (Arrays that are donated to a later computation are gone here, too, and the
+        next use says so.) Cached prefixes are dropped, prefixes of the weights as they were are refused, and
+        `fingerprint` is that of the new ones. Certificates are of programs, which take weights as operands, and stay.
+        See docs/research.md.
+
+        Args:
+            params: an `nnx.State` of `lm.model`, a dict of arrays by the names of `lm.params` or by those of the
+                checkpoint's tensors, or a directory, GGUF file or hub id with the same configuration. Floats of 16 or
+                32 bits are converted to the dtype in memory. Over a mesh, arrays that are sharded as those of
+                `lm.params` are taken so, and others are whole parameters.
+            partial: a dict or state without some parameters keeps these.
+
+        Raises:
+            TypeError: `params` is something else.
+            CheckpointError: every name, shape and dtype that does not fit, or quantised weights; nothing has changed.
+                Or a tensor of a file that cannot be read or converted: the model then has no weights, and says so when
+                it is used, until it is updated with all of them.
+            ValueError: the model is tuned, packed, without a vocabulary head or in several processes.
+            RuntimeError: requests of an open session are not finished.
+        """
+        self._require_replaceable("update")
+        weights = ModelWeights(self.config, self.engine.kind.dtype, self.engine.placement, self._types)
+        if partial:
+            self.engine.require_parameters()
+        update = checked_update(params, weights, partial)
+        self.engine.release_parameters()
+        held, typed = dict(self.params), self.engine.row_arrays.model
+        self.params, self.model = {}, typed
+        for names in update.layers():
+            for name in names:
+                held.pop(name, None)
+            held |= update.read(names)
+        fingerprint = fingerprint_after(update, held, self.config)
+        self.params = {name: held[name] for name in self._types}
+        paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
+        self.model, _ = assemble(typed, {path: held[dotted(path)] for path, _ in paths})
+        self.fingerprint = fingerprint
+        self.engine.replace_parameters(tuple(self.params.values()), fingerprint)
+
+    def _require_replaceable(self, method: str) -> None:
+        if not self._has_vocabulary_head:
+            raise ValueError(f"{method}: this model has no vocabulary head; load the other weights instead")
+        if self.engine.tuned is not None or self.engine.placement.several_processes:
+            raise ValueError(f"{method}: this model is tuned or runs in several processes; load the other weights")
+        packed = [name for name, one in self._types.items() if isinstance(one, LinearWeight)]
+        if packed:
+            raise ValueError(
+                f"{method}: {len(packed)} weights are packed, as {packed[0]}; load with dequantise= to replace them"
+            )
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
@@ -972,7 +1058,7 @@ class LM:
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
-        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
+        if fingerprint_of(source, dtype, self._adapters) != self._source_fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
@@ -1120,3 +1206,8 @@ class LM:
             # XLA flags select the generated code.
             "XLA_FLAGS": machine.flags or "none",
         }
+
+
+def _type_of(one: Any) -> Any:
+    """Return shape, dtype and sharding of a parameter; of a packed one the arrays' own."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), one)

@@ -229,8 +229,9 @@ def load(
                 "hybridlm": __version__,
             },
         )
+    # The types alone: weights that are replaced later are not kept by it.
     engine = Engine(
-        model,
+        typed,
         params,
         programs,
         lanes,

@@ -118,10 +118,10 @@ LAYERS = {
     "hybridlm": """
         __main__
         cli
-        bench demo evals ray
+        bench demo evals pictures ray
         loading target_report
         lm
-        forward openai_batch tables worker
+        forward openai_batch tables update worker
         decision_models score_files scoring session
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows

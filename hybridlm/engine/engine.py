@@ -4,9 +4,10 @@ More than 300 lines: one class, whose parts share its parameters and pools.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Sequence, Sized
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -54,6 +55,16 @@ StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
 
+class RequestQueue(Protocol):
+    """The requests of a session: those that wait for a row, and those that have one."""
+
+    @property
+    def waiting(self) -> Sized: ...
+
+    @property
+    def joined(self) -> Sized: ...
+
+
 class Engine:
     """Runs the steps of one model.
 
@@ -84,6 +95,7 @@ class Engine:
         runner: runs the steps, and reads what they return.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
+        queues: of the open sessions.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         after_step: test hook, called after every step with the rows and their owners.
     """
@@ -131,6 +143,7 @@ class Engine:
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
+        self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
         self._model, self.dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
         self._cache_budget = prefix_cache
         self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
@@ -152,6 +165,28 @@ class Engine:
     def set_tuned(self, tuned: Tuned) -> None:
         """Use tuned parameters in all steps that are compiled from now on."""
         self.tuned, self.params, self.programs.int8_head_lanes = tuned, tuned.params, tuned.int8_head_lanes
+
+    def release_parameters(self) -> None:
+        """Let go of the parameters; nothing runs until `replace_parameters` gives others.
+
+        Raises:
+            RuntimeError: requests are waiting or running.
+        """
+        count = sum(len(one.waiting) + len(one.joined) for one in self.queues)
+        if count:
+            raise RuntimeError(
+                f"{count} requests of open sessions are not finished, expected none while weights are replaced; finish "
+                "them, or cancel them or close their sessions"
+            )
+        self.params = self._loaded = ()
+
+    def require_parameters(self) -> None:
+        """Raise RuntimeError if there are no parameters."""
+        if not self.params:
+            raise RuntimeError(
+                "the model has no weights, because replacing them failed on the way; call LM.update again with all of "
+                "them, or load the model again"
+            )
 
     def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: str) -> None:
         """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted.
@@ -239,6 +274,7 @@ class Engine:
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
+        self.require_parameters()
         pool = self._idle_pools.pop(use, None)
         if pool is not None and pool.size == size and pool.whole:
             pool.vacate()

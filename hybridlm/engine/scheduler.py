@@ -58,6 +58,7 @@ class Scheduler:
         self._arrived, self._probed_turn = 0, False
         self._prefill_pool: RowPool | None = None
         self._decode_pool: RowPool | None = None
+        engine.queues.add(self)
 
     @property
     def joined(self) -> list[ActiveSequence]:

@@ -50,9 +50,14 @@ class Vocabulary(NamedTuple):
             return logits
         return lax.all_gather(logits, MODEL, axis=1, tiled=True, to="invarying")
 
-    def log_total(self, logits: Logits) -> Float32[Array, "row 1"]:
-        """Return log(sum(exp(logits))) over the vocabulary."""
-        top = jnp.max(group_max(logits), axis=1, keepdims=True)
+    def log_total(self, logits: Logits, differentiable: bool = False) -> Float32[Array, "row 1"]:
+        """Return log(sum(exp(logits))) over the vocabulary.
+
+        Args:
+            logits: of each row.
+            differentiable: for a gradient, to which the maximum adds nothing; the numbers are the same.
+        """
+        top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)
         if self.devices > 1:
             top = lax.pmax(top, MODEL)
         top = jnp.where(jnp.isfinite(top), top, 0.0)

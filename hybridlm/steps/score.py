@@ -158,6 +158,35 @@ def score_tokens(
     return in_blocks(describe_block, (hidden, targets, chosen.token_ids, temperature), vocabulary.held)
 
 
+def token_logits(
+    model: Decoder,
+    hidden: Float32[Array, "lane token hidden"],
+    targets: Int32[Array, "lane token"],
+    keep_logits: bool,
+) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
+    """Return `Scored.logprob` of the targets, and the logits that it is computed from, with a gradient.
+
+    The products and the blocks are those of `score_tokens`, and so are the bits. A gradient computes the logits of a
+    block anew instead of keeping them.
+
+    Args:
+        model, hidden, targets: as for `score_tokens`.
+        keep_logits: return the logits of all tokens, and not None.
+    """
+    vocabulary = Vocabulary.of(model.config)
+
+    @jax.checkpoint
+    def block(inputs: tuple[Array, Array]) -> tuple[Array, Array | None]:
+        hidden, target = inputs
+        logits = model.logits(hidden.reshape((-1, hidden.shape[2])))
+        total = vocabulary.log_total(logits, differentiable=True)
+        found = vocabulary.logit(logits, target.reshape((-1,)))
+        kept = logits.reshape((*target.shape, -1)) if keep_logits else None
+        return (found - total)[:, 0].reshape(target.shape), kept
+
+    return in_blocks(block, (hidden, targets), vocabulary.held)
+
+
 def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], held: int) -> Any:
     """Return what a function gives of blocks of tokens, one after the other, joined.
 

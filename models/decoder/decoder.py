@@ -1,4 +1,7 @@
-"""Decoder: embedding, residual layers, final norm and vocabulary head."""
+"""Decoder: embedding, residual layers, final norm and vocabulary head.
+
+More than 300 lines: a decoder, its layers and their branches with their configs.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +18,7 @@ from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
 from models.layers.norms import RMSNorm
+from models.ops.layout import materialize
 from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_configs
@@ -148,7 +152,10 @@ class Layer(nnx.Module):
         kept = []
         for branch, own in zip(self.branches, state, strict=True):
             y, branch_state = branch(x, info, own) if inline else traced_once(branch, "__call__", x, info, own)
-            x = x + scaled(y, self.residual_multiplier)
+            if self.residual_multiplier != 1.0:
+                # Rounded before it is added, in every program: XLA may do both in one operation, or not.
+                y = materialize(scaled(y, self.residual_multiplier))
+            x = x + y
             kept.append(branch_state)
         return x, tuple(kept)
 
@@ -168,6 +175,12 @@ def lane_info(
     """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks, verifying)
+
+
+def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
+    """Run a layer of which a gradient keeps the inputs only; its bits do not depend on what the program returns."""
+    x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
+    return materialize(x), state
 
 
 class Decoder(Stateful):
@@ -230,6 +243,8 @@ class Decoder(Stateful):
         kv_blocks: Int32[Array, ""] | int,
         hooks: Hooks | None = None,
         verifying: bool = False,
+        embeddings: Activations | None = None,
+        remat: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill of a chunk of each prompt, a decode step, or verification of
         drafts.
@@ -242,20 +257,25 @@ class Decoder(Stateful):
             kv_blocks: blocks of the KV cache that hold every lane's positions up to the end of this step.
             hooks: called at the sites of the layers (`Hooks`); None for none.
             verifying: the tokens end with drafts, and how many are accepted follows from the output; see `commit`.
+            embeddings: in place of those of the tokens; None looks them up.
+            remat: a gradient computes each layer anew instead of keeping what is inside it (`jax.checkpoint`).
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token. The state of a
             lane of length 0 is unchanged, bit for bit. Where `verifying`, the operand `kept` of `commit` instead.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, verifying)._replace(hooks=hooks)
-        x = self.embed(tokens, info.valid)
+        if embeddings is None:
+            x = self.embed(tokens, info.valid)
+        else:
+            x = jnp.where(info.valid[:, :, None], embeddings, 0.0)
         new_state = []
         if hooks is not None:
             x = hooks.residual(x, 0)
         for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
             # With hooks layers differ; and functions that are differentiated have hooks: they stay one without calls.
-            own = info if hooks is None else info._replace(layer=number)
-            x, kept = layer(x, own, layer_state, inline=hooks is not None)
+            own, inline = info if hooks is None else info._replace(layer=number), hooks is not None
+            x, kept = _rematerialised(layer, x, own, layer_state) if remat else layer(x, own, layer_state, inline)
             new_state.append(kept)
             if hooks is not None:
                 x = hooks.residual(x, number + 1)

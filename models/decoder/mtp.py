@@ -95,10 +95,14 @@ class MtpDecoder(Decoder):
         kv_blocks: Int32[Array, ""] | int,
         hooks: Hooks | None = None,
         verifying: bool = False,
+        embeddings: Activations | None = None,
+        remat: bool = False,
     ) -> tuple[Activations, tuple]:
         """Run decoder and head; then the head's rows hold a pair for every token but the first of a sequence."""
         *layers, head = state
-        hidden, layers = super().__call__(tokens, lengths, positions, tuple(layers), kv_blocks, hooks, verifying)
+        hidden, layers = super().__call__(
+            tokens, lengths, positions, tuple(layers), kv_blocks, hooks, verifying, embeddings, remat
+        )
         fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
         carried = jnp.where(fresh[:, None], 0.0, head.hidden)
         # The kept hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).

@@ -101,6 +101,8 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
         return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
 
     whole_q, whole_k = q, k
+    # ops/layout, fusion: sums would be rounded together with the product behind a log-decay in some programs only.
+    g = materialize(g)
     q, k, since = (x[..., None, :] for x in (q, k, g))
     until = jnp.zeros_like(since)
     scores = jnp.sum(q * k, axis=-1, keepdims=True)

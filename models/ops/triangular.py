@@ -60,19 +60,13 @@ def _inverse(system: Array) -> Array:
     return inverse[..., 0, :rows, :rows]
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def unit_lower_inverse(system: System) -> System:
-    """Return (I + system)^-1 of a strictly lower triangular system."""
+    """Return (I + system)^-1 of a strictly lower triangular system, with derivatives of every mode and order."""
     return _inverse(system)
 
 
-def _forward(system: Array) -> tuple[Array, Array]:
-    inverse = _inverse(system)
-    return inverse, inverse
-
-
-def _backward(inverse: Array, gradient: Array) -> tuple[Array]:
-    return (-jnp.tril(full_einsum("...ji,...jk,...lk->...il", inverse, gradient, inverse), -1),)
-
-
-unit_lower_inverse.defvjp(_forward, _backward)
+@unit_lower_inverse.defjvp
+def _derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    inverse = unit_lower_inverse(*primals)
+    return inverse, -full_einsum("...ij,...jk,...kl->...il", inverse, jnp.tril(tangents[0], -1), inverse)

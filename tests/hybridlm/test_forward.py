@@ -1,5 +1,7 @@
 """Research access: shapes, states that can be read and put back, gradients."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,7 @@ def test_a_state_is_put_back(text_lm: hybridlm.LM) -> None:
     kept = jax.tree.map(np.asarray, first.states)
     again = text_lm.forward(TOKENS[4:], state=kept)
     np.testing.assert_array_equal(again.logits, rest.logits)
-    changed = kept._replace(layers=jax.tree.map(lambda leaf: leaf * np.float32(1.5), kept.layers))
+    changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), kept)
     assert np.abs(np.asarray(text_lm.forward(TOKENS[4:], state=changed).logits - rest.logits)).max() > 0.01
 
 
@@ -81,3 +83,87 @@ def test_a_state_of_other_lanes_and_unknown_parameters_are_refused(text_lm: hybr
         text_lm.forward(np.ones((2, 3), int), state=states)
     with pytest.raises(ValueError, match="params: expected the names"):
         text_lm.forward(TOKENS, params={"x": jnp.zeros(1)})
+
+
+def flat(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.slow
+def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) -> None:
+    """Forward and reverse mode agree on a random direction in all of them, and every array counts."""
+    first = text_lm.forward(TOKENS[:5], return_states=True)
+    embeddings = text_lm.forward(TOKENS[5:], state=first.states).hidden_states[0]
+    given = (text_lm.params, embeddings, first.states)
+
+    def loss(params, embeddings, states):
+        out = text_lm.forward(
+            TOKENS[5:], params=params, embeddings=embeddings, state=states, return_states=True, logits=False
+        )
+        assert out.states is not None and out.logits is None
+        return out.logprobs.sum() + sum(jnp.sum(jnp.tanh(leaf)) for leaf in jax.tree.leaves(out.states))
+
+    rng = np.random.default_rng(0)
+    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), given)
+    gradient = jax.grad(loss, argnums=(0, 1, 2))(*given)
+    table = gradient[0].pop("embed_tokens")  # nothing is looked up in it
+    assert not np.asarray(table).any() and all(np.abs(leaf).max() > 0 for leaf in flat(gradient))
+    moves[0].pop("embed_tokens")
+    slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
+    moves[0]["embed_tokens"] = jnp.zeros_like(table)
+    assert float(jax.jvp(loss, given, moves)[1]) == pytest.approx(slope, rel=1e-3)
+    value, linear = jax.linearize(loss, *given)
+    assert float(linear(*moves)) == pytest.approx(slope, rel=1e-3) and float(value) == float(loss(*given))
+
+
+@pytest.mark.slow
+def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
+    tokens = jnp.array([TOKENS, TOKENS[::-1], TOKENS, TOKENS[2:] + TOKENS[:2]], jnp.int32)
+
+    def logprobs(params, tokens):
+        return text_lm.forward(tokens, params=params, logits=False).logprobs
+
+    def gradient(fn):
+        value, by_params = jax.value_and_grad(lambda params: fn(params, tokens).sum())(text_lm.params)
+        return [float(value), *flat(by_params)]
+
+    lanes = jax.P("data")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=auto, devices=jax.devices()[:2])
+    sharded = jax.shard_map(logprobs, mesh=mesh, in_specs=(jax.P(), lanes), out_specs=lanes)
+    expected, over = (gradient(fn) for fn in (logprobs, jax.jit(sharded)))
+    mapped = jax.vmap(logprobs, in_axes=(None, 0))(text_lm.params, tokens)
+    np.testing.assert_allclose(mapped, logprobs(text_lm.params, tokens), atol=1e-4)
+    for a, b in zip(over, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-3 * max(1.0, float(np.abs(b).max())))
+    outside = jax.jit(logprobs)(text_lm.params, tokens.at[0, 3].set(97))
+    assert np.isnan(np.asarray(outside[0])).any() and np.isfinite(np.asarray(outside[1:])).all()
+
+
+def test_bad_embeddings(text_lm: hybridlm.LM) -> None:
+    size = text_lm.config.hidden_size
+    for given in (
+        np.zeros((3, size + 1), np.float32),
+        np.zeros((3, size), np.float16),
+        np.zeros((0, size), np.float32),
+    ):
+        with pytest.raises(TypeError, match="embeddings: expected float32"):
+            text_lm.forward(embeddings=given)
+    with pytest.raises(ValueError, match=r"expected those of tokens \(1, 8\), got \(1, 3\)"):
+        text_lm.forward(TOKENS, embeddings=np.zeros((3, size), np.float32))
+    with pytest.raises(TypeError, match="got neither"):
+        text_lm.forward()
+    with pytest.raises(ValueError, match="chunk: expected"):
+        text_lm.forward(TOKENS, chunk=0)
+
+
+def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) -> None:
+    """Names, dtypes and shapes, and no numbers."""
+    out = text_lm.forward(TOKENS, return_states=True)
+    assert repr(out.states).startswith("SequenceState(position=8\n  [0][0].conv")
+    assert "[0][0].recurrent float32[1, 8, 8, 16]" in " ".join(repr(out.states).split())
+    assert "['logits'] float32[8, 97]" in " ".join(repr(out).split()) and len(repr(out)) < 2000
+    for shown in (out.states, out, text_lm):
+        html = shown._repr_html_()  # type: ignore[union-attr]
+        assert "<pre>" in html and len(html) < 20_000
+    assert "layers.0.branches.1.inner.down_proj" in text_lm._repr_html_()

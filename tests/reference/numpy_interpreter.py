@@ -5,7 +5,9 @@ Every value has a leading axis of independent runs, which no rule mixes.
 More than 300 lines: one table of rules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,23 @@ Observe = Callable[[ir.JaxprEqn, list[Value], Value], None]
 
 MAX_TURNS = 100
 """A loop of the programs has a turn for each token or block, of which there are few."""
+
+
+WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Run float32 programs in float64: every float32 value is a float64 one instead."""
+    token = WIDE.set(True)
+    try:
+        yield
+    finally:
+        WIDE.reset(token)
+
+
+def _kept(dtype: Any) -> Any:
+    return np.dtype(np.float64) if WIDE.get() and dtype == np.float32 else dtype
 
 
 class NotInNumpy(NotImplementedError):
@@ -64,9 +83,18 @@ ELEMENTWISE: dict[str, Callable[..., Value]] = {
     "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "lt_to": np.less, "le_to": np.less_equal,  # of integers
     "gt": np.greater, "ge": np.greater_equal, "clamp": _clamp, "select_n": _select, "round": np.round,
-    "ceil": np.ceil,
+    "ceil": np.ceil, "add_any": np.add,
 }  # fmt: skip
-IDENTITY = {"stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier", "name", "sharding_constraint"}
+IDENTITY = {
+    "stop_gradient",
+    "copy",
+    "copy_p",
+    "pvary",
+    "optimization_barrier",
+    "name",
+    "sharding_constraint",
+    "layout_constraint",
+}
 
 
 def _broadcast(p: Params, x: Value) -> Value:
@@ -105,12 +133,19 @@ def _slice(p: Params, x: Value) -> Value:
 
 
 def _pad(p: Params, x: Value, fill: Value) -> Value:
+    """Negative sizes leave out entries at the ends; `inner` entries come between two neighbours."""
     config = p["padding_config"]
-    if any(inner or low < 0 or high < 0 for low, high, inner in config):
-        raise NotInNumpy("pad with negative or inner padding")
-    shape = (len(x), *(low + size + high for (low, high, _), size in zip(config, x.shape[1:], strict=True)))
+    places = [low + np.arange(size) * (1 + inner) for (low, _, inner), size in zip(config, x.shape[1:], strict=True)]
+    sizes = [
+        low + size + max(size - 1, 0) * inner + high
+        for (low, high, inner), size in zip(config, x.shape[1:], strict=True)
+    ]
+    shape = (len(x), *sizes)
     new = np.broadcast_to(fill.reshape(-1, *[1] * (x.ndim - 1)), shape).astype(x.dtype)
-    new[(slice(None), *(slice(low, low + size) for (low, _, _), size in zip(config, x.shape[1:], strict=True)))] = x
+    kept = [np.flatnonzero((place >= 0) & (place < size)) for place, size in zip(places, sizes, strict=True)]
+    into = [place[held] for place, held in zip(places, kept, strict=True)]
+    runs = np.arange(len(x))
+    new[np.ix_(runs, *into)] = x[np.ix_(runs, *kept)]
     return new
 
 
@@ -268,7 +303,8 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
     """
     name = eqn.primitive.name
     count = max((len(value) for value in values), default=1)
-    body = ir.body_of(eqn)
+    # In transposed loops of jax 0.12: a body, too.
+    body = ir.closed(eqn.params["call_jaxpr"]) if name == "eval_jaxpr" else ir.body_of(eqn)
     if body is not None:
         return evaluate(body, values, observe)
     if name not in ELEMENTWISE:
@@ -292,7 +328,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
     typed = []
     for result, var in zip(results, eqn.outvars, strict=True):
         aval: Any = var.aval
-        typed.append(np.asarray(result).astype(aval.dtype, copy=False))
+        typed.append(np.asarray(result).astype(_kept(aval.dtype), copy=False))
         if typed[-1].shape[1:] != aval.shape:
             raise AssertionError(f"{name}: {typed[-1].shape} where the jaxpr says {aval}")
     return typed
@@ -300,7 +336,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
 
 def literal(atom: ir.Literal) -> Value:
     aval: Any = atom.aval
-    return np.asarray(atom.val, aval.dtype)[None]
+    return np.asarray(atom.val, _kept(aval.dtype))[None]
 
 
 def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value], observe: Observe | None = None) -> list[Value]:

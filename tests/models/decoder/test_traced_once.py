@@ -15,6 +15,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import fingerprint
 from models.decoder import decoder
 from models.decoder.traced_once import traced_once
+from models.state.shapes import Hooks
 from models.families.qwen3_5 import QWEN3_5
 
 FIELDS: dict[str, Any] = {
@@ -129,10 +130,19 @@ def test_an_object_is_called_for_each_module() -> None:
     np.testing.assert_array_equal(jax.jit(run)(X), [X * 2, X * 4])
 
 
-def test_what_is_tapped_is_one_program_without_calls() -> None:
-    model, taps = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0))), []
-    program = program_of(model, tap=taps.append)
-    assert len(taps) == 5 and "_call" not in {eqn.params.get("name") for eqn in program.jaxpr.eqns}
+class Seen(Hooks):
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+
+    def residual(self, x: Any, index: int) -> Any:
+        self.indices.append(index)
+        return x
+
+
+def test_what_has_hooks_is_one_program_without_calls() -> None:
+    model, hooks = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0))), Seen()
+    program = program_of(model, hooks=hooks)
+    assert hooks.indices == [0, 1, 2, 3, 4] and "_call" not in {eqn.params.get("name") for eqn in program.jaxpr.eqns}
     assert "_call" in {eqn.params.get("name") for eqn in program_of(model).jaxpr.eqns}
 
 

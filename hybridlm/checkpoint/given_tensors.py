@@ -1,0 +1,69 @@
+"""Arrays that a caller gives, as a checkpoint: they are checked and read as the tensors of a file are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.safetensors import READABLE, TensorInfo
+from hybridlm.quantised import GroupedTensors, QuantisationSettings
+
+NAMES = {kind: name for name, kind in READABLE.items()}
+"""NumPy's dtype -> the format's name of it."""
+
+
+class GivenTensors:
+    """Arrays by name, as a file of tensors.
+
+    Args:
+        arrays: host or device arrays; they are read as they are at that moment.
+        where: name of their source, for errors.
+
+    Attributes:
+        path: that name.
+        tensors: dtype and shape of each; a dtype that is no float of 16 or 32 bits has NumPy's name.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], where: str):
+        self._arrays = arrays
+        self.path = Path(where)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: _info(np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+        )
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array on the host, which may share memory with the one that was given."""
+        return np.asarray(jax.device_get(self._arrays[name]))
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """Return `read`: nothing here is stored in another form."""
+        return self.read(name)
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return some bytes of an array."""
+        return self.read(name).tobytes()[start : start + length]
+
+    def release(self, name: str) -> None:
+        """Do nothing: the arrays are the caller's."""
+        return None
+
+
+def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
+
+
+def given_checkpoint(arrays: Mapping[str, Any], config: dict[str, Any], where: str) -> CheckpointDirectory:
+    """Return arrays as an opened checkpoint, for `load_weights`.
+
+    Args:
+        arrays: by the names of tensors.
+        config: config.json of the checkpoint that they replace.
+        where: name of their source, for errors.
+    """
+    file = GivenTensors(arrays, where)
+    plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
+    return CheckpointDirectory(Path(where), config, dict.fromkeys(arrays, file), plain, QuantisationSettings())

@@ -1,0 +1,308 @@
+"""Pictures of what a hybrid model holds: its recurrent states over a text, and a logit lens through its layers.
+
+Functions that compute return arrays; functions that draw (extra `pictures`) take them and return a matplotlib figure,
+and write it where a path is given, as its ending says: `.png`, `.svg` or `.pdf`.
+
+More than 300 lines: each picture stands beside the arrays that it shows.
+"""
+
+import io
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from hybridlm.errors import require_extra
+from hybridlm.lm import LM
+from models import Decoder
+from models.decoder.parallel import Parallel
+from models.mixers.recurrent import Recurrent
+from models.state.shapes import LaneInfo
+
+__all__ = ["LogitLens", "StateHistory", "draw_held", "draw_lens", "draw_states", "logit_lens", "state_history"]
+
+MAX_STATE_BYTES = 1 << 30
+"""Maximum bytes of the states of one layer that `state_history` carries at a time."""
+
+
+@dataclass(frozen=True)
+class StateHistory:
+    """The recurrent matrices of every layer that has any, along a text that is split into G groups of tokens.
+
+    Attributes:
+        token_ids: the text.
+        ends: int [G], tokens up to the end of each group.
+        layers: int [L], numbers of the layers.
+        norms: float32 [L, G, heads], Frobenius norm after each group.
+        ranks: float32 [L, G, heads], effective rank: exp of the entropy of the normalised singular values, from 1 (one
+            association) to the smaller side of the matrix; 0 for a matrix of zeros.
+        written: float32 [L, G, G, heads], norm of what the tokens of each group (second G) wrote and what is left of
+            it after each group (first G): later decays and corrections are applied to it. Recurrences are linear, so
+            these parts add up to the state.
+    """
+
+    token_ids: tuple[int, ...]
+    ends: np.ndarray
+    layers: np.ndarray
+    norms: np.ndarray
+    ranks: np.ndarray
+    written: np.ndarray
+
+    @property
+    def held(self) -> np.ndarray:
+        """Share of each group of tokens in the parts of the final state: float32 [L, G, heads], sums of 1."""
+        return self._shares[:, -1]
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Effective memory in tokens after each group: float32 [L, G, heads].
+
+        The exponential of the entropy of the groups' shares, in groups that count alike, times their length.
+        """
+        shares = self._shares
+        entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1.0)), axis=2)
+        return np.exp(entropy) * self.ends[0]
+
+    @property
+    def _shares(self) -> np.ndarray:
+        total = self.written.sum(axis=2, keepdims=True)
+        return self.written / np.where(total > 0, total, 1.0)
+
+    def __repr__(self) -> str:
+        layers, groups, heads = self.norms.shape
+        return f"StateHistory({layers} layers x {heads} heads, {len(self.token_ids)} tokens in {groups} groups)"
+
+
+def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
+    """Compute norms, ranks and origins of the recurrent states of a text.
+
+    Args:
+        lm: the model, on one device.
+        tokens: one text, as a string or token ids.
+        group: tokens of a group; the cost is that of as many recurrences as there are groups.
+
+    Raises:
+        TypeError, ValueError: the text is wrong, the model is on several devices or has no recurrence, layers have
+            other numbers of heads, or the states of all groups need more than `MAX_STATE_BYTES`.
+    """
+    if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+        raise ValueError(f"group: expected a whole number of at least 1, got {group!r}")
+    if lm.engine.placement.mesh is not None:
+        raise ValueError("state_history: expected a model on one device, this one has a mesh; load it without")
+    ids = lm._inputs.encode(tokens, "tokens")
+    mixers = _recurrent(lm.model)
+    if not mixers:
+        raise ValueError("state_history: expected a model with recurrent layers, this one has none")
+    groups = -(-len(ids) // group)
+    hidden = lm.forward(np.array(ids), logits=False).hidden_states
+    found = []
+    for layer, (norm, mixer) in mixers.items():
+        size = 4 * groups * int(np.prod([size for _, size in mixer.state_arrays().recurrent.sizes]))
+        if size > MAX_STATE_BYTES:
+            raise ValueError(
+                f"group: {groups} groups need {size:,} bytes of states, expected {MAX_STATE_BYTES:,} at most"
+            )
+        found.append(jax.device_get(_history(mixer, norm, hidden[layer], group)))
+    if len({one[0].shape for one in found}) > 1:
+        raise ValueError("state_history: expected layers with equally many heads")
+    norms, ranks, written = (np.stack(each) for each in zip(*found, strict=True))
+    ends = np.minimum(np.arange(1, groups + 1) * group, len(ids))
+    return StateHistory(tuple(ids), ends, np.array(list(mixers)), norms, ranks, written)
+
+
+def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
+    """Return layer -> the norm in front of its recurrent mixer, or None, and the mixer."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for i, layer in enumerate(model.layers):
+        branch = layer.branches[0]
+        mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
+        for mixer in mixers:
+            if isinstance(mixer, Recurrent):
+                found[i] = (None if branch.post_norm else branch.norm, mixer)
+    return found
+
+
+@partial(jax.jit, static_argnums=3)
+def _history(mixer: Any, norm: Any, x: Array, group: int) -> tuple[Array, Array, Array]:
+    """Run a recurrence from the beginning of each group, all in one batch.
+
+    Lane j starts from zero at group j. By linearity, what it lacks of lane j - 1 was written by group j - 1.
+    """
+    count = x.shape[0]
+    groups = -(-count // group)
+    tokens, _ = mixer.project_in(x[None] if norm is None else norm(x[None]))
+
+    def by_group(leaf: Array) -> Array:
+        leaf = jnp.pad(leaf[0], [(0, groups * group - count)] + [(0, 0)] * (leaf.ndim - 2))
+        return leaf.reshape((groups, group, *leaf.shape[1:]))
+
+    def step(state: Any, given: tuple[Any, Array, Array]) -> tuple[Any, Any]:
+        tokens, length, number = given
+        lengths = jnp.broadcast_to(length, (groups,))
+        valid = jnp.arange(group, dtype=jnp.int32)[None] < lengths[:, None]
+        never = jnp.zeros((groups,), bool)
+        info = LaneInfo(lengths, lengths, valid, never, 0)
+        wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (groups, *leaf.shape)), tokens)
+        _, after = mixer.recur(wide, info, state)
+        begun = jnp.arange(groups) <= number
+        matrices = jnp.where(begun[:, None, None, None], after.recurrent, 0.0)
+        parts = matrices - jnp.concatenate([matrices[1:], jnp.zeros_like(matrices[:1])])
+        return after._replace(recurrent=matrices), (*_norm_and_rank(matrices[0]), jnp.sqrt(jnp.sum(parts**2, (2, 3))))
+
+    numbers = np.arange(groups, dtype=np.int32)
+    lengths = jnp.asarray(np.minimum(count - numbers * group, group).astype(np.int32))
+    start = mixer.init_state(groups, 1, jnp.float32)
+    _, found = lax.scan(step, start, (jax.tree.map(by_group, tokens), lengths, jnp.asarray(numbers)))
+    return found
+
+
+def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
+    """Return the Frobenius norm and the effective rank of each head's matrix."""
+    values = jnp.linalg.svd(matrices, compute_uv=False)
+    total = jnp.sum(values, axis=-1, keepdims=True)
+    shares = values / jnp.where(total > 0, total, 1.0)
+    entropy = -jnp.sum(shares * jnp.log(jnp.where(shares > 0, shares, 1.0)), axis=-1)
+    return jnp.sqrt(jnp.sum(values**2, axis=-1)), jnp.where(total[..., 0] > 0, jnp.exp(entropy), 0.0)
+
+
+@dataclass(frozen=True)
+class LogitLens:
+    """The next token as the vocabulary head reads it from the residual stream after each layer, before the last too.
+
+    Attributes:
+        token_ids: the text of T tokens.
+        top: int32 [layers + 1, T, count], most likely tokens after the embedding and after each layer.
+        logprobs: float32, of the same shape: their log-probabilities.
+        next_logprobs: float32 [layers + 1, T - 1], of the tokens that follow.
+        texts: the text of each of `top`, by id; ids as text without a tokenizer.
+    """
+
+    token_ids: tuple[int, ...]
+    top: np.ndarray
+    logprobs: np.ndarray
+    next_logprobs: np.ndarray
+    texts: dict[int, str]
+
+    def __repr__(self) -> str:
+        layers, tokens, count = self.top.shape
+        return f"LogitLens({layers - 1} layers, {tokens} tokens, the {count} most likely of each)"
+
+
+def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
+    """Read the residual stream after each layer with the final norm and the vocabulary head.
+
+    Args:
+        lm: the model, on one device.
+        tokens: one text, as a string or token ids.
+        top: number of most likely tokens of each position.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or the model is on several devices.
+    """
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= lm.config.vocab_size:
+        raise ValueError(f"top: expected 1..{lm.config.vocab_size}, got {top!r}")
+    if lm.engine.placement.mesh is not None:
+        raise ValueError("logit_lens: expected a model on one device, this one has a mesh; load it without")
+    ids = lm._inputs.encode(tokens, "tokens")
+    hidden = lm.forward(np.array(ids), logits=False).hidden_states
+    following = jnp.asarray([*ids[1:], 0], jnp.int32)
+    found = [jax.device_get(_read(lm.model, one, following, top)) for one in hidden]
+    best, logprobs, following_logprobs = (np.stack(each) for each in zip(*found, strict=True))
+    named = {*np.unique(best).tolist(), *ids}
+    tokenizer = lm.tokenizer
+    texts = {
+        one: str(one) if tokenizer is None else tokenizer.decode([one], skip_special_tokens=False) for one in named
+    }
+    return LogitLens(tuple(ids), best, logprobs, following_logprobs[:, :-1], texts)
+
+
+@partial(jax.jit, static_argnums=3)
+def _read(model: Decoder, hidden: Array, following: Array, top: int) -> tuple[Array, Array, Array]:
+    logprobs = jax.nn.log_softmax(model.logits(model.norm(hidden)), axis=-1)
+    best, ids = lax.top_k(logprobs, top)
+    return ids, best, jnp.take_along_axis(logprobs, following[:, None], axis=1, mode="fill")[:, 0]
+
+
+def _figure(what: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    require_extra(f"hybridlm.pictures.{what}", "matplotlib", "pictures")
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A figure that notebooks show, whichever backend there is."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Picture(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _written(figure: Any, path: str | os.PathLike[str] | None) -> Any:
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
+    """Draw norm, effective rank and effective memory of each head along the text, a row of pictures for each layer."""
+    figure, axes = _figure("draw_states", 10, 2.2 * len(history.layers), len(history.layers), 3)
+    kinds = ("norm", history.norms), ("effective rank", history.ranks), ("effective memory, tokens", history.memory)
+    for row, layer in zip(range(len(history.layers)), history.layers, strict=True):
+        for axis, (name, values) in zip(axes[row], kinds, strict=True):
+            axis.plot(history.ends, values[row])
+            axis.set_title(f"layer {layer}: {name}", fontsize=9)
+    for axis in axes[-1]:
+        axis.set_xlabel("token")
+    return _written(figure, path)
+
+
+def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
+    """Draw which tokens each recurrent head still holds at the end of the text, a picture for each layer."""
+    figure, axes = _figure("draw_held", 10, 1.6 * len(history.layers), len(history.layers))
+    for row, layer in enumerate(history.layers):
+        axis = axes[row, 0]
+        shown = axis.imshow(history.held[row].T, aspect="auto", interpolation="nearest", cmap="viridis")
+        axis.set_title(f"layer {layer}: share of the state by the tokens that wrote it", fontsize=9)
+        axis.set(ylabel="head", yticks=range(history.held.shape[2]))
+        places = range(0, len(history.ends), max(1, len(history.ends) // 8))
+        axis.set_xticks(list(places), [str(history.ends[place]) for place in places])
+        figure.colorbar(shown, ax=axis)
+    axes[-1, 0].set_xlabel("tokens up to")
+    return _written(figure, path)
+
+
+def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first: int = 0, count: int = 16) -> Any:
+    """Draw the most likely next token after each layer, with its probability as the colour.
+
+    Args:
+        lens: what `logit_lens` returned.
+        path: file to write; None for none.
+        first, count: the tokens that are shown.
+    """
+    best, probabilities = lens.top[:, first : first + count, 0], np.exp(lens.logprobs[:, first : first + count, 0])
+    figure, axes = _figure("draw_lens", 0.8 * best.shape[1] + 1, 0.4 * best.shape[0] + 1.2)
+    axis = axes[0, 0]
+    shown = axis.imshow(probabilities, aspect="auto", vmin=0, vmax=1, cmap="Blues", origin="lower")
+    for (row, column), token in np.ndenumerate(best):
+        dark = probabilities[row, column] > 0.6
+        axis.text(column, row, _label(lens.texts[int(token)]), ha="center", va="center", fontsize=7,
+                  color="white" if dark else "black")  # fmt: skip
+    given = [_label(lens.texts[token]) for token in lens.token_ids[first : first + count]]
+    axis.set_xticks(range(len(given)), given, rotation=60, fontsize=7)
+    axis.set_yticks(range(best.shape[0]), ["embedding", *map(str, range(best.shape[0] - 1))], fontsize=7)
+    axis.set(xlabel="token", ylabel="after layer")
+    figure.colorbar(shown, ax=axis, label="probability")
+    return _written(figure, path)
+
+
+def _label(text: str) -> str:
+    """Return a short text in which white space is seen, and nothing is a formula."""
+    shown = repr(text)[1:-1].replace(" ", "·").replace("$", r"\$")
+    return shown if len(shown) <= 8 else shown[:7] + "…"

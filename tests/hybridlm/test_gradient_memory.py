@@ -1,0 +1,50 @@
+"""Memory of a gradient of `LM.forward`, as XLA plans it for a model that need not be there."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from published import PUBLISHED
+
+from hybridlm.devices.placement import ONE_DEVICE
+from hybridlm.forward import Plan, run
+from hybridlm.rows.arrays import RowArrays
+from hybridlm.steps.structure import flatten
+from models import family_of, kv_blocks
+
+TOKENS, CHUNK = 512, 128
+
+
+def memory(compiled: Any) -> int:
+    """Return the bytes that a program needs: its arguments, its results and its scratch."""
+    found = compiled.memory_analysis()
+    aliased = found.alias_size_in_bytes
+    return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - aliased
+
+
+@pytest.mark.parametrize("layers", [pytest.param(4, marks=pytest.mark.slow), pytest.param(24, marks=pytest.mark.long)])
+def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None:
+    """512 tokens with float32 weights: at most 2.5 times the memory of the forward pass, and the gradients."""
+    fields = PUBLISHED["Qwen3.5-0.8B"]
+    family = family_of(fields)
+    config = family.read_config(fields)
+    model = family.abstract(replace(config, layers=config.layers[:layers]))
+    structure, params = flatten(model)
+    types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
+    plan = Plan(CHUNK, 1, 1, kv_blocks(TOKENS), types, False, False, None)
+    tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
+
+    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
+        return run(structure, params, tokens, None, None, start, plan)[0]
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        return -jnp.mean(logprobs(params, tokens)[:, :-1])
+
+    forward = memory(jax.jit(logprobs).lower(params, tokens).compile())
+    gradient = memory(jax.jit(jax.grad(loss)).lower(params, tokens).compile())
+    sizes = sum(param.size * param.dtype.itemsize for param in params)
+    assert forward > sizes
+    assert gradient <= 2.5 * forward + sizes

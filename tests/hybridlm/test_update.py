@@ -1,0 +1,263 @@
+"""New weights in a loaded model: what is replaced, what is refused, and what is not made anew."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from random_checkpoint import write_random_checkpoint
+from safetensors.numpy import load_file, save_file
+from text_checkpoint import SETTINGS, write_text_checkpoint
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint.content import array_digest
+
+PROMPT = list(range(3, 40))
+PARAMETER, TENSOR = "layers.0.branches.1.inner.down_proj", "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def other(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model after some training."""
+    directory, rng = tmp_path_factory.mktemp("other"), np.random.default_rng(0)
+    tensors = load_file(base / "model.safetensors")
+    moved = {name: x + 0.1 * x.std() * rng.normal(size=x.shape).astype(x.dtype) for name, x in tensors.items()}
+    save_file(moved, directory / "model.safetensors")
+    (directory / "config.json").write_text((base / "config.json").read_text())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trained(other: Path) -> hybridlm.LM:
+    return hybridlm.load(other, **SETTINGS)
+
+
+@pytest.fixture
+def lm(text_lm: hybridlm.LM, base: Path) -> hybridlm.LM:
+    lm = hybridlm.load(base, prefix_cache="600kB", **SETTINGS)
+    # The steps are the same, and take the parameters as arguments.
+    lm.engine.runner.programs = text_lm.engine.programs
+    return lm
+
+
+def same(one: hybridlm.LM, two: hybridlm.LM) -> bool:
+    held = {name: np.asarray(array) for name, array in one.params.items()}
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(one.model)))
+    module = [np.asarray(one[...]) for _, one in flat]
+    return all(np.array_equal(held[name], two.params[name]) for name in two.params) and all(
+        any(a is b or np.array_equal(a, b) for b in held.values()) for a in module
+    )
+
+
+def logprobs(lm: hybridlm.LM) -> list[float]:
+    return list(lm.score([PROMPT])[0].logprobs)[1:]
+
+
+GIVEN = {
+    "state": lambda trained, other: nnx.state(trained.model),
+    "parameters": lambda trained, other: dict(trained.params),
+    "host parameters": lambda trained, other: {name: np.asarray(x) for name, x in trained.params.items()},
+    "tensors": lambda trained, other: load_file(other / "model.safetensors"),
+    "directory": lambda trained, other: other,
+}
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, other: Path, form: str) -> None:
+    old = logprobs(lm)
+    compiled, certificates, before = lm.stats["compiled"], lm.certificates, lm.fingerprint
+    lm.update(GIVEN[form](trained, other))
+    assert same(lm, trained)
+    assert logprobs(lm) == logprobs(trained) != old
+    assert lm.stats["compiled"] == compiled and lm.certificates == certificates
+    assert lm.fingerprint != before == lm._source_fingerprint
+    assert (lm.fingerprint == trained.fingerprint) == (form == "directory")
+
+
+def test_the_fingerprint_is_that_of_every_bit(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+    seen = [lm.fingerprint]
+    for params in (trained.params, lm.params, trained.params):
+        lm.update(dict(params))
+        seen.append(lm.fingerprint)
+    assert seen[1] == seen[3] and len(set(seen)) == 3
+    moved = np.array(trained.params[PARAMETER])
+    moved[-1, -1] = np.nextafter(moved[-1, -1], np.float32(9))
+    lm.update({PARAMETER: moved}, partial=True)
+    assert lm.fingerprint not in seen and lm._origin()["model"] == lm.fingerprint
+
+
+def test_a_digest_knows_places_and_dtypes() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    digest = lambda x: array_digest(jnp.asarray(x)).tolist()
+    assert digest(x) == digest(x.copy()) and len(set(digest(x))) == 4
+    assert len({tuple(digest(each)) for each in (x, x[::-1], x[:, ::-1], -x, x.astype(np.float16))}) == 5
+
+
+def test_nothing_of_the_weights_as_they_were_is_used(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+    prefix = lm.prefix(PROMPT[:20])
+    lm.generate([PROMPT], max_tokens=4)
+    lm.update(trained.params)
+    found = lm.generate([PROMPT], max_tokens=4, logprobs=0)[0]
+    expected = trained.generate([PROMPT], max_tokens=4, logprobs=0)[0]
+    assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+    assert lm.stats["prefix_hits"] == 0
+    with pytest.raises(ValueError, match="another model"):
+        lm.generate([PROMPT], prefix=prefix)
+
+
+def test_no_second_copy_is_kept(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+    """Arrays that lie as they should are taken as they are, and the old ones are freed."""
+    old = [weakref.ref(array) for array in lm.params.values()]
+    lm.update(trained.params)
+    gc.collect()
+    assert not [one for one in old if one() is not None]
+    assert all(lm.params[name] is array for name, array in trained.params.items())
+
+
+def test_layers_are_replaced_one_after_the_other(lm: hybridlm.LM, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a layer is read nothing else holds the old arrays of it or of those before."""
+    from hybridlm import update
+
+    alive = {name: weakref.ref(array) for name, array in lm.params.items()}
+    reads: list[list[str]] = []
+    read = update._read
+
+    def watched(*args: Any) -> dict[str, jax.Array]:
+        gc.collect()
+        reads.append([name for name in alive if alive[name]() is None])
+        return read(*args)
+
+    monkeypatch.setattr(update, "_read", watched)
+    lm.update(other)
+    assert len(reads) >= 4 and [len(one) for one in reads] == sorted({len(one) for one in reads}) and reads[0]
+
+
+def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
+    """A trainer's float32 weights, in a model that holds bfloat16."""
+    settings: dict[str, Any] = SETTINGS | {"dtype": "bfloat16"}
+    lm = hybridlm.load(base, **settings)
+    kinds = {name: array.dtype for name, array in lm.params.items()}
+    lm.update(trained.params)
+    assert {name: array.dtype for name, array in lm.params.items()} == kinds
+    assert np.array_equal(lm.params[PARAMETER], trained.params[PARAMETER].astype(jnp.bfloat16))
+    fingerprint, huge = lm.fingerprint, trained.params[PARAMETER].at[0, 0].set(3.4e38)
+    with pytest.raises(CheckpointError) as caught:
+        lm.update({PARAMETER: huge}, partial=True)
+    assert PARAMETER in caught.value.faults[0] and lm.fingerprint == fingerprint
+
+
+def test_everything_that_does_not_fit_is_named_at_once(lm: hybridlm.LM, trained: hybridlm.LM, other: Path) -> None:
+    names = list(trained.params)
+    wrong: dict[str, Any] = dict(trained.params)
+    wrong["layers.9.nothing"] = wrong[names[0]]
+    wrong[names[1]] = np.zeros((3, 2), np.float32)
+    wrong[names[2]] = np.zeros(trained.params[names[2]].shape, np.int32)
+    del wrong[names[3]]
+    fingerprint, held = lm.fingerprint, dict(lm.params)
+    with pytest.raises(CheckpointError) as caught:
+        lm.update(wrong)
+    faults = "\n".join(caught.value.faults)
+    assert len(caught.value.faults) == 4
+    assert all(name in faults for name in ("layers.9.nothing", *names[1:4]))
+    tensors = load_file(other / "model.safetensors")
+    del tensors[TENSOR]
+    with pytest.raises(CheckpointError, match=TENSOR):
+        lm.update(tensors | {"model.layers.9.x": np.zeros(2, np.float32)})
+    for given in ({PARAMETER: 1.0}, {PARAMETER: [1.0]}):
+        with pytest.raises(CheckpointError, match="expected an array"):
+            lm.update(given, partial=True)
+    with pytest.raises(TypeError, match="nnx.State"):
+        lm.update(3)  # type: ignore[arg-type]
+    assert lm.fingerprint == fingerprint and all(lm.params[name] is held[name] for name in held)
+
+
+def test_some_tensors_of_a_checkpoint(lm: hybridlm.LM, trained: hybridlm.LM, other: Path) -> None:
+    held = dict(lm.params)
+    lm.update({TENSOR: load_file(other / "model.safetensors")[TENSOR]}, partial=True)
+    assert [name for name in held if held[name] is not lm.params[name]] == [PARAMETER]
+    assert np.array_equal(lm.params[PARAMETER], trained.params[PARAMETER])
+
+
+def test_refused_while_requests_run(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+    with lm.session() as session:
+        session.submit(PROMPT, max_tokens=3)
+        with pytest.raises(RuntimeError, match="1 requests"):
+            lm.update(trained.params)
+        while session.busy:
+            session.step()
+        lm.update(trained.params)  # an open session without requests is no hindrance
+        session.submit(PROMPT, max_tokens=3, logprobs=0)
+        while session.busy:
+            done = [event.completion for event in session.step() if event.completion is not None]
+    assert done[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
+
+
+def test_a_failure_on_the_way_is_loud_until_the_next_update(
+    lm: hybridlm.LM, trained: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hybridlm import update
+
+    with monkeypatch.context() as patch:
+        patch.setattr(update, "_converted", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            lm.update(trained.params)
+    for use in (
+        lambda: lm.score([PROMPT]),
+        lambda: lm.generate([PROMPT], max_tokens=1),
+        lambda: lm.forward(PROMPT),
+        lambda: lm.update({PARAMETER: trained.params[PARAMETER]}, partial=True),
+    ):
+        with pytest.raises(RuntimeError, match="no weights"):
+            use()
+    lm.update(trained.params)
+    assert logprobs(lm) == logprobs(trained)
+
+
+def test_an_updated_model_is_saved_and_takes_no_adapter(
+    lm: hybridlm.LM, trained: hybridlm.LM, tmp_path: Path, text_lm: hybridlm.LM
+) -> None:
+    lm.update(trained.params)
+    lm.save(tmp_path / "saved")
+    saved = hybridlm.load(tmp_path / "saved", **SETTINGS)
+    assert same(saved, trained) and saved.fingerprint == lm.fingerprint
+    with pytest.raises(ValueError, match="merge_adapter"):
+        lm.merge_adapter(tmp_path)
+    text_lm_fingerprint = text_lm.fingerprint
+    lm.update(tmp_path / "saved")
+    assert lm.fingerprint == saved.fingerprint != text_lm_fingerprint
+
+
+def test_another_configuration_is_refused(lm: hybridlm.LM, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="configuration"):
+        lm.update(write_random_checkpoint("dense_base", tmp_path))
+
+
+@pytest.mark.slow
+def test_over_a_mesh_parameters_are_sharded_as_loaded(tmp_path: Path) -> None:
+    """Segments of one array lie on the devices in another order than in the whole parameter."""
+    first, second = (write_random_checkpoint("dense_base", tmp_path / str(seed), seed=seed) for seed in range(2))
+    settings: dict[str, Any] = SETTINGS | {"lanes": 2, "mesh": hybridlm.mesh(model=2)}
+    lm, expected = (hybridlm.load(path, **settings) for path in (first, second))
+    whole = hybridlm.load(second, **SETTINGS)
+    for given in (second, load_file(second / "model.safetensors"), dict(expected.params), dict(whole.params)):
+        lm.update(first)
+        assert not np.array_equal(lm.params[PARAMETER], expected.params[PARAMETER])
+        lm.update(given)
+        for name, array in expected.params.items():
+            assert lm.params[name].sharding == array.sharding and np.array_equal(lm.params[name], array), name
+    assert any(not np.array_equal(whole.params[name], expected.params[name]) for name in whole.params)
+    mesh: Any = lm.engine.placement.mesh
+    moved = jax.device_put(np.asarray(expected.params[PARAMETER]), jax.sharding.NamedSharding(mesh, jax.P()))
+    with pytest.raises(CheckpointError, match="sharded"):
+        lm.update({PARAMETER: moved}, partial=True)

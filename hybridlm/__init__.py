@@ -18,7 +18,7 @@ try:
     from hybridlm.devices.mesh import mesh
     from hybridlm.engine.memory import InsufficientMemory
     from hybridlm.engine.prefix import Prefix
-    from hybridlm.errors import MissingExtra, NumericalError
+    from hybridlm.errors import GrammarError, MissingExtra, NumericalError
     from hybridlm.forward import ForwardOutput, SequenceState
     from hybridlm.lm import LM
     from hybridlm.loading import load
@@ -54,6 +54,7 @@ __all__ = [
     "Divergence",
     "Event",
     "ForwardOutput",
+    "GrammarError",
     "InsufficientMemory",
     "MissingExtra",
     "NumericalError",

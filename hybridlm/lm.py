@@ -173,6 +173,7 @@ class LM:
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
             NumericalError: a step computed logits that are not numbers.
+            GrammarError: no token can follow in the `structured_outputs` of a request.
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
         finished: dict[int, Completion] = {}
@@ -258,6 +259,8 @@ class LM:
         params = with_settings(sampling_params, settings)
         if within and params.thinking_budget is not None:
             raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+        if within and params.structured_outputs is not None:
+            raise ValueError("structured_outputs: cannot begin in thoughts that continue_final_message goes on with")
         done = self.generate([prompt], params, **options)[0]
         if not within:
             return done

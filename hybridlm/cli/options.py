@@ -14,7 +14,7 @@ import jax
 import typer
 from rich.console import Console
 
-from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.json_lines import parse_object
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from hybridlm.requests.sampling_params import SamplingParams
@@ -26,6 +26,7 @@ EXPECTED = (
     OSError,
     MissingExtra,
     NumericalError,
+    GrammarError,
     AuditError,
     jax.errors.JaxRuntimeError,
     ProcessLost,

@@ -323,4 +323,4 @@ class Engine:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        return example_arguments(shape, self.params, self._abstract, self.placement)
+        return example_arguments(shape, self.params, self._abstract, self.placement, self.vocab_size)

@@ -199,7 +199,7 @@ class Scheduler:
         lanes = self._by_lane(pool, self.prefilling)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         operands, changes = step_operands(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, 0, changes)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(self.prefilling), self._processor, **changes)
         if self._decode_pool is None:
             self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
         batch = Batch.of(feeds, engine.chunk)

@@ -20,6 +20,7 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows
 from hybridlm.files.parts import Origin, Parts, parts_of
+from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.progress import FileProgress, file_progress
@@ -140,6 +141,7 @@ def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
         **model.origin,
         "name": model.name,
         "end tokens": ", ".join(map(str, model.inputs.eos_token_ids)),
+        "llguidance": compiler_version(),
         "window": f"{window} lines, {MAX_WINDOW_BYTES} bytes",
         "output": f"openai batch {FORMAT}",
     }

@@ -9,13 +9,18 @@ from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Rows
 
 
 def example_arguments(
-    shape: Shape | CopyShape, params: tuple[Any, ...], rows: Callable[[int], Rows], placement: Placement
+    shape: Shape | CopyShape,
+    params: tuple[Any, ...],
+    rows: Callable[[int], Rows],
+    placement: Placement,
+    vocab_size: int,
 ) -> tuple[Any, ...]:
     """Return example arguments of one shape.
 
@@ -24,6 +29,7 @@ def example_arguments(
         params: parameters of the model, which may be abstract.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
+        vocab_size: logits of a token.
     """
     if isinstance(shape, CopyShape):
         maps = placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
@@ -38,5 +44,14 @@ def example_arguments(
     elif shape.step != "hidden":
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
-        operands += [empty_changes(shape.lanes, shape.changes)] if shape.changes else []
+        if shape.changes:
+            operands.append(empty_changes(shape.lanes, shape.changes, _mask_shape(shape, vocab_size)))
     return (params, rows(shape.lanes), *placement.examples(operands))
+
+
+def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
+    """Return the dimensions of a step's masks behind the lanes; None for a step without masks."""
+    if not shape.masked:
+        return None
+    words = mask_words(vocab_size)
+    return (shape.tokens, words) if shape.step == "verify" else (words,)

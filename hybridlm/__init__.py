@@ -20,6 +20,7 @@ try:
     from hybridlm.engine.prefix import Prefix
     from hybridlm.errors import GrammarError, MissingExtra, NumericalError
     from hybridlm.forward import ForwardOutput, SequenceState
+    from hybridlm.grammars import StructuredOutputs
     from hybridlm.lm import LM
     from hybridlm.loading import load
     from hybridlm.programs.loaded_code import note_code
@@ -66,6 +67,7 @@ __all__ = [
     "Session",
     "Snapshot",
     "SnapshotError",
+    "StructuredOutputs",
     "TokenLogprobs",
     "UnsupportedModel",
     "__version__",

@@ -92,6 +92,7 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "score": lambda **given: scores(engine, **given),
         "read": lambda **given: read_hidden(engine, **given),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
+        "clear prefix cache": engine.clear_prefix_cache,
         "warm up": warm,
     }
     while (message := decisions.receive()).kind != "end":

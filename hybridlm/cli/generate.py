@@ -18,6 +18,7 @@ from hybridlm.cli.options import (
     Lanes,
     Model,
     OnMesh,
+    PrefixCache,
     Tune,
     Verbose,
     json_object,
@@ -105,9 +106,7 @@ def generate(
     chunk: Chunk = None,
     speculate: Drafting = None,
     draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
-    prefix_cache: Annotated[
-        str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
-    ] = None,
+    prefix_cache: PrefixCache = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     verbose: Verbose = False,

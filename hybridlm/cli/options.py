@@ -39,6 +39,9 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
 Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
+PrefixCache = Annotated[
+    str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
+]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
 ]

@@ -175,6 +175,10 @@ def test_tokens_are_those_of_masked_logits(
     for speculate in (None, Proposed(len(prompt), [ids(text_lm, one) for one in choices])):
         assert finished(text_lm, [asked], speculate=speculate)[0].token_ids == expected
     assert text_lm.engine.stats["accepted_tokens"] > accepted
+    # Drafts that are not allowed are no drafts.
+    drafted = text_lm.engine.stats["drafted_tokens"]
+    assert finished(text_lm, [asked], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
+    assert text_lm.engine.stats["drafted_tokens"] == drafted
 
 
 def test_drafts_end_where_the_grammar_does_not_allow_them(text_lm: hybridlm.LM) -> None:

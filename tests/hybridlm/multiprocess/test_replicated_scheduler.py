@@ -93,6 +93,7 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
     lm.score([STEMS[1] * 3 + end for end in "abc"])
     lm.score([STEMS[1] + end for end in "abc"], token_ids=[[5], [[6]] * 44, []], top=2)
     lm.embed([STEMS[1] + end for end in "abc"], pooling="mean")
+    lm.engine.clear_prefix_cache()
     del prefix
     sessions[0].close()
     while sessions[1].busy:

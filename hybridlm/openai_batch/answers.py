@@ -97,9 +97,7 @@ def _complete(
     found: dict[int, Completion] = {}
     everything = [request for one in asked for request in one.requests]
     with model.session() as session:
-        # Prompts that begin alike come one behind the other, as the prefix cache likes them.
-        for index in sorted(range(len(everything)), key=lambda i: everything[i].prompt):
-            request = everything[index]
+        for index, request in enumerate(everything):
             session.add(replace(request, index=index, sampling_index=request.index))
         while session.busy:
             try:

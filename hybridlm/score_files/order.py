@@ -7,10 +7,10 @@ has a piece of the sorted rows; when the parts are joined the rows go back to th
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -63,26 +63,23 @@ Planned = tuple[SortWindow, Iterator[list[InputRow]]]
 def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
     """Yield the sort windows of consecutive windows of rows. It is a function of the rows and the limits alone.
 
-    Rows that have little in common stay in their windows and are never in memory together.
+    Rows that have little in common stay in their windows and are never in memory together: the file is read twice, once
+    to see what they have in common. Take the rows of one sort window before the next one is asked for.
     """
+    if not windows:
+        return
+    ahead, behind = source.rows(windows[0].start), source.rows(windows[0].start)
     for group in _groups(windows, limits.sorted):
-        begin, count = group[0].start, sum(window.rows for window in group)
-
-        def read(begin: Any = begin, count: int = count) -> Iterator[InputRow]:
-            return (row for row, _ in islice(source.rows(begin), count))
-
-        if limits.sorted and common_share(read()) >= MIN_SAVED:
-            rows = list(read())
-            cut = sorted_parts(rows, limits)
-            yield SortWindow(len(cut), np.concatenate(cut)), ([rows[place] for place in part] for part in cut)
+        count = sum(window.rows for window in group)
+        share = common_share(row for row, _ in islice(ahead, count)) if limits.sorted else 0.0
+        rows = (row for row, _ in islice(behind, count))
+        if share >= MIN_SAVED:
+            held = list(rows)
+            cut = sorted_parts(held, limits)
+            yield SortWindow(len(cut), np.concatenate(cut)), ([held[place] for place in part] for part in cut)
         else:
-            yield SortWindow(len(group), None), _in_order(read, group)
-
-
-def _in_order(read: Callable[[], Iterator[InputRow]], group: Sequence[RowWindow]) -> Iterator[list[InputRow]]:
-    rows = read()
-    for window in group:
-        yield list(islice(rows, window.rows))
+            yield SortWindow(len(group), None), (list(islice(rows, window.rows)) for window in group)
+            deque(rows, maxlen=0)  # those that were not needed
 
 
 def _groups(windows: Sequence[RowWindow], size: int) -> Iterator[list[RowWindow]]:

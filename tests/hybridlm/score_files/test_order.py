@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +80,7 @@ def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    rows = shuffled(prompts(64, 300), 157, 20)[:10_000]
+    rows = shuffled(prompts(64, 200), 157, 20)[:10_000]
     texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting()
     report = score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
     assert report.texts == 10_000 and counted.calls >= 10
@@ -128,6 +129,8 @@ def test_continues_with_the_same_bytes(
     assert (tmp_path / output).read_bytes() == (tmp_path / f"whole-{output}").read_bytes()
     if output == "out.jsonl":
         assert (tmp_path / output).read_bytes() == (tmp_path / f"plain-{output}").read_bytes()
+    else:
+        assert pq.read_table(tmp_path / output) == pq.read_table(tmp_path / f"plain-{output}")
 
 
 def test_scores_have_the_same_bits_and_saved_tokens_are_reported(text_lm: hybridlm.LM, tmp_path: Path) -> None:
@@ -178,12 +181,14 @@ def test_parts_have_every_row_once_and_end_in_time(texts: list[str], most: int, 
     parts = sorted_parts(rows, Limits(most, size, 1 << 20))
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(texts)))
     assert [texts[place] for part in parts for place in part] == sorted(texts)
-    for part in parts:
+    for number, part in enumerate(parts):
         chosen = [texts[place] for place in part]
         shared = [common_length(a, b) for a, b in itertools.pairwise(["", *chosen])]
         counted = list(itertools.accumulate(max(len(t) - s, 1) for t, s in zip(chosen, shared, strict=True)))
         assert len(part) <= most and (len(part) == 1 or counted[-2] < size)
         assert sum(map(len, chosen[:-1])) < MAX_PART_WINDOWS * size
+        full = len(part) == most or counted[-1] >= size or sum(map(len, chosen)) >= MAX_PART_WINDOWS * size
+        assert full or number == len(parts) - 1
 
 
 @given(st.text("ab"), st.text("ab"))
@@ -216,9 +221,13 @@ def test_rows_with_little_in_common_stay_and_are_not_held(tmp_path: Path, monkey
     texts = write_lines(tmp_path / "in.jsonl", [{"text": one} for one in prompts(12, 200)])
     source, windows = open_source(texts), [RowWindow(START, 7, 1500), RowWindow(START._replace(row=7), 5, 1100)]
     monkeypatch.setattr(order, "sorted_parts", None)
-    ((window, parts),) = plan(source, windows, Limits(7, 1 << 20, 1 << 20))
-    assert window == order.SortWindow(2, None)
-    assert [[one.number for one in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
+    for window, parts in plan(source, windows, Limits(7, 1 << 20, 1 << 20)):
+        assert window == order.SortWindow(2, None)
+        assert [[one.number for one in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
+    # One that is skipped leaves the next one in its place.
+    skipped = plan(source, windows, Limits(7, 1 << 20, 2000))
+    next(skipped)
+    assert [one.number for one in next(next(skipped)[1])] == list(range(8, 13))
     assert [len(list(parts)) for _, parts in plan(source, windows, Limits(7, 1 << 20, 2000))] == [1, 1]
 
 

@@ -83,6 +83,7 @@ class Proposed:
         return [token_ids[-1], 18][:k]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [False, True])
 def test_lanes_have_their_own_forms_and_change_no_others(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, drafts: bool
@@ -145,7 +146,8 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
         if not allowed:
             return output
         allowed |= {end} if output in texts else set()
-        logits = np.asarray(lm.forward([prompt + output]).logits)[0, -1].copy()
+        done = prompt + output
+        logits = np.asarray(lm.forward([done + [0] * (60 - len(done))]).logits)[0, len(done) - 1].copy()
         logits[[token for token in range(logits.size) if token not in allowed]] = -np.inf
         if sampling is None:
             output.append(int(logits.argmax()))
@@ -215,6 +217,7 @@ def test_masks_of_logits(vocab: int) -> None:
     assert checked.tolist() == [int(tokens[0]), vocab, vocab + 1]
 
 
+@pytest.mark.slow
 def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
     engine, clean = text_lm.engine, text_lm.engine.params
     where = list(text_lm.params).index("embed_tokens")

@@ -55,6 +55,7 @@ def stopping(calls: int) -> Any:
     return progress
 
 
+@pytest.mark.slow
 def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl")
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +73,7 @@ def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path:
     assert report.prefix_tokens_saved > 0.7 * report.prompt_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, parts: int) -> None:
     """The states that the interrupted run had cached change nothing."""

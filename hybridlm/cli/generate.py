@@ -1,4 +1,7 @@
-"""`hybridlm generate`: continue prompts from the command line, a file or standard input."""
+"""`hybridlm generate`: continue prompts from the command line, a file or standard input.
+
+More than 300 lines: half of them are the options of one command.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator

@@ -41,13 +41,15 @@ class GrammarState:
     Args:
         matcher: at the beginning of the grammar.
         thoughts: finds the end of the thoughts before it; None if there are none.
+        words: words of the matcher's masks; the tokenizer may have tokens that the model has not.
 
     Attributes:
+        words: as given.
         fault: why no token can follow; None while one can.
     """
 
-    def __init__(self, matcher: "LLMatcher", thoughts: ThoughtsEnd | None):
-        self._matcher, self._thoughts = matcher, thoughts
+    def __init__(self, matcher: "LLMatcher", thoughts: ThoughtsEnd | None, words: int):
+        self._matcher, self._thoughts, self.words = matcher, thoughts, words
         self.fault: str | None = None
 
     @property
@@ -76,7 +78,7 @@ class GrammarState:
         """Write the masks of the next token, and of those after each draft.
 
         Args:
-            masks: uint32 [D + 1 or more, words] of all ones, contiguous; an empty row stands for no token.
+            masks: uint32 [D + 1 or more, words of the state] of all ones, contiguous; an empty row stands for no token.
             drafts: D tokens that may follow; after one that the grammar does not allow, rows stay as they are.
         """
         if self._thoughts is not None:
@@ -142,8 +144,10 @@ class Grammars:
         from llguidance import LLTokenizer
 
         self._tokenizer, self._compiled = weakref.ref(tokenizer), OrderedDict[str, "LLMatcher"]()
+        size = max(vocab_size, tokenizer.vocab_size)
+        self._words = -(-size // 32)
         try:
-            self._vocabulary = LLTokenizer(tokenizer.to_json(), vocab_size, list(end_token_ids) or None)
+            self._vocabulary = LLTokenizer(tokenizer.to_json(), size, list(end_token_ids) or None)
         except ValueError as error:
             raise ValueError(f"llguidance cannot read this tokenizer.json: {error}") from error
         ids = tokenizer.encode(PROBE, add_special_tokens=False)
@@ -179,7 +183,8 @@ class Grammars:
         """
         tokenizer = self._tokenizer()
         assert tokenizer is not None
-        state = GrammarState(self._matcher(text).deep_copy(), thoughts_end(tokenizer, prompt, think_end))
+        thoughts = thoughts_end(tokenizer, prompt, think_end)
+        state = GrammarState(self._matcher(text).deep_copy(), thoughts, self._words)
         for token in output:
             state.push(token)
         return state
@@ -222,16 +227,17 @@ def token_masks(
     Returns:
         uint32 [lanes, words], or with drafts [lanes, tokens, words].
     """
-    if all(state is None for state in states):
+    width = max((state.words for state in states if state is not None), default=0)
+    if not width:
         return None
-    masks = np.full((len(states), tokens, words), 0xFFFFFFFF, np.uint32)
-    if drafts is not None:
-        for state, lane_drafts, rows in zip(states, drafts, masks, strict=True):
-            if state is not None:
-                state.fill(rows, lane_drafts)
-        return masks
-    GrammarState.fill_all([(state, lane) for lane, state in enumerate(states) if state is not None], masks[:, 0])
-    return masks[:, 0]
+    masks = np.full((len(states), tokens, width), 0xFFFFFFFF, np.uint32)
+    if drafts is None:
+        GrammarState.fill_all([(state, lane) for lane, state in enumerate(states) if state is not None], masks[:, 0])
+        return np.ascontiguousarray(masks[:, 0, :words])
+    for state, lane_drafts, rows in zip(states, drafts, masks, strict=True):
+        if state is not None:
+            state.fill(rows, lane_drafts)
+    return np.ascontiguousarray(masks[:, :, :words])
 
 
 @cache

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hybridlm
 from hybridlm.errors import GrammarError
-from hybridlm.grammars import Grammars, GrammarState, grammar_text
+from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
@@ -420,6 +420,21 @@ def test_texts_of_all_characters(text_lm: hybridlm.LM) -> None:
         for one in choices[:: len(choices) // 100]:
             state = made.state(text, [], tokenizer.encode(one), None)
             assert state.fault is None and _may_end(state), one
+
+
+def test_tokens_that_the_model_has_not_are_left_out() -> None:
+    """Of the 596 tokens of a tokenizer the model has 80."""
+    from hybridlm.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
+    assert tokenizer is not None
+    made = Grammars.of(tokenizer, 80, (0,))
+    states = [None, made.state(grammar_text({"regex": "[a-z]+"}), [], [], None)]
+    for drafts, shape in ((None, (2, 3)), (((), ()), (2, 1, 3))):
+        masks = token_masks(states, mask_words(80), drafts)
+        assert masks is not None and masks.shape == shape
+        found = {token for token in bits(masks[1].reshape(-1)) if token < 80}
+        assert found == {token for token in range(80) if re.fullmatch("[a-z]+", tokenizer.decode([token]))}
 
 
 def _may_end(state: GrammarState) -> bool:

@@ -18,8 +18,9 @@ try:
     from hybridlm.devices.mesh import mesh
     from hybridlm.engine.memory import InsufficientMemory
     from hybridlm.engine.prefix import Prefix
-    from hybridlm.errors import MissingExtra, NumericalError
+    from hybridlm.errors import GrammarError, MissingExtra, NumericalError
     from hybridlm.forward import ForwardOutput, SequenceState
+    from hybridlm.grammars import StructuredOutputs
     from hybridlm.lm import LM
     from hybridlm.loading import load
     from hybridlm.programs.loaded_code import note_code
@@ -57,6 +58,7 @@ __all__ = [
     "Divergence",
     "Event",
     "ForwardOutput",
+    "GrammarError",
     "InsufficientMemory",
     "Intervention",
     "MissingExtra",
@@ -69,6 +71,7 @@ __all__ = [
     "Session",
     "Snapshot",
     "SnapshotError",
+    "StructuredOutputs",
     "TokenLogprobs",
     "UnsupportedModel",
     "__version__",

@@ -1,11 +1,26 @@
-"""Errors that every part of hybridlm may raise: numbers that are NaN, missing extras, faulty checkpoints."""
+"""Errors that every part of hybridlm may raise: NaN, grammars without an end, missing extras, faulty checkpoints."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
 
-class NumericalError(RuntimeError):
+class ItemError(RuntimeError):
+    """An error of one request or text among others."""
+
+    _given: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # For pickle, which would otherwise call the class with the message.
+        return type(self), self._given
+
+    def of(self, item: str) -> Self:
+        """Return the same error under another name of the item."""
+        return type(self)(item, *self._given[1:])
+
+
+class NumericalError(ItemError):
     """A step computed NaN.
 
     Args:
@@ -20,9 +35,19 @@ class NumericalError(RuntimeError):
             f"dtype='float32'"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # For pickle, which would otherwise call the class with the message.
-        return type(self), self._given
+
+class GrammarError(ItemError):
+    """No token can follow in a grammar.
+
+    Args:
+        item: the request.
+        position: of the token that cannot be sampled.
+        reason: why there is none.
+    """
+
+    def __init__(self, item: str, position: int, reason: str):
+        self._given = (item, position, reason)
+        super().__init__(f"{item}: no token is possible in place {position}: {reason}")
 
 
 class MissingExtra(ImportError):

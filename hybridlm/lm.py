@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any, Unpack
@@ -63,6 +63,7 @@ from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceFileReport, with_means
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
@@ -200,6 +201,7 @@ class LM:
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
             NumericalError: a step computed logits that are not numbers.
+            GrammarError: no token can follow in the `structured_outputs` of a request.
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
         inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
@@ -294,6 +296,8 @@ class LM:
         params = with_settings(sampling_params, settings)
         if within and params.thinking_budget is not None:
             raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+        if within and params.structured_outputs is not None:
+            raise ValueError("structured_outputs: cannot begin in thoughts that continue_final_message goes on with")
         done = self.generate([prompt], params, **options)[0]
         if not within:
             return done
@@ -414,6 +418,7 @@ class LM:
         start: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
+        sort_window: int = DEFAULT_SORT_WINDOW,
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -436,6 +441,8 @@ class LM:
             token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
                 name of the field or column that has them for each row, as for `score`.
             top, start, temperature, entropy: as for `score`, for all rows.
+            sort_window: bytes of consecutive rows that are sorted by their beginnings, so that what many of them begin
+                with is computed once; they are written in the order of the input. 0 sorts nothing.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -446,7 +453,7 @@ class LM:
         """
         settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
         scorer = replace(self._scorer, settings=settings)
-        return score_file(scorer, input, output, strict, window, shard, restart, progress)
+        return score_file(scorer, input, output, strict, window, shard, restart, progress, sort_window)
 
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
@@ -566,7 +573,7 @@ class LM:
             input: lines or columns as for `score_file`, of texts or token ids.
             output: one row per input row, in order: id and embedding, or id and error.
             pooling, normalised: as for `embed`.
-            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+            **options: `strict`, `window`, `shard`, `restart`, `progress` and `sort_window`, as for `score_file`.
 
         Raises:
             ValueError, MissingExtra, OSError: as `score_file`.
@@ -593,7 +600,7 @@ class LM:
             input: lines or columns as for `score_file`, of texts or token ids.
             output: one row per input row, in order: id and logits, one for each label, and with several labels the
                 most likely label and the probabilities of all; or id and error.
-            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+            **options: `strict`, `window`, `shard`, `restart`, `progress` and `sort_window`, as for `score_file`.
 
         Raises:
             ValueError: the checkpoint has no head of texts, or as `score_file`.
@@ -931,7 +938,10 @@ class LM:
                 another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, self._origin())
+        saved = partial(self.engine.stats.__getitem__, "prefix_tokens_saved")
+        origin = {**self._origin(), "prefix cache": self.engine.prefix_cache_limit}
+        begin = self.engine.clear_prefix_cache
+        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, origin, saved, begin)
         lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
         return batch_file(model, input, output, lines, restart, progress)
 

@@ -19,12 +19,13 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
-from hybridlm.errors import NumericalError
+from hybridlm.errors import GrammarError, NumericalError
+from hybridlm.grammars import Grammars, GrammarState
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.generate import SampledTokens
+from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
@@ -68,6 +69,9 @@ class Session:
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
         probing: what requests read and change inside the model; None for nothing.
+
+    Attributes:
+        errors: why requests ended without a completion, by number.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Session:
         self._texts: dict[int, GrowingText] = {}
         self._budgets: dict[int, ThinkingBudget] = {}
         self._events: list[Event] = []
+        self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
         self._closed = False
@@ -148,6 +153,7 @@ class Session:
                 self._budgets[request.index] = budget
             self._submitted = request.index + 1
             sequence = self._alive[request.index] = ActiveSequence(request)
+            sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 sequence.writer = self._probing.of_request(request, self._engine.context)
             if tokenizer is not None:
@@ -182,6 +188,7 @@ class Session:
 
         Raises:
             NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
+            GrammarError: no token can follow in the grammar of a request; likewise.
             IsolationError, AuditError, HloError: a step is refused (see `load`).
             RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
             RuntimeError: the session is closed.
@@ -243,9 +250,17 @@ class Session:
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
 
+    def _grammar(self, sequence: ActiveSequence) -> GrammarState | None:
+        """Return what the grammar of a sequence has left after its output; None without a grammar."""
+        request, asked = sequence.request, sequence.request.params.grammar
+        if asked is None or self._tokenizer is None:
+            return None
+        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, asked.end_token_ids)
+        return grammars.state(asked.text, request.given, sequence.output, request.params.think_end)
+
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
         """Process the outputs of a step: append tokens, end requests, keep the drafts of the MTP head."""
-        wrong: NumericalError | None = None
+        wrong: NumericalError | GrammarError | None = None
         try:
             if accepted is not None:
                 self._scheduler.settle(dispatched, accepted)
@@ -255,17 +270,19 @@ class Session:
                 for place in places:
                     if sequence.finish_reason is not None:
                         break  # it ended while this step was in flight, or with an earlier token
-                    if sampled.token[place] >= self._engine.vocab_size:
-                        position = len(sequence.request.prompt) + len(sequence.generated)
-                        wrong = wrong or NumericalError(f"request {sequence.request.index}", position)
-                        self._scheduler.invalidate(sequence)
-                        self._forget(sequence, "cancelled")
-                    else:
+                    error = self._error(sequence, int(sampled.token[place]))
+                    if error is None:
                         if self._probing is not None:
                             hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
                             self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
                         append_token(sequence, sampled, place)
                         self._grow(sequence)
+                    else:
+                        wrong = wrong or error
+                        self.errors[sequence.request.index] = error
+                        if isinstance(error, NumericalError):
+                            self._scheduler.invalidate(sequence)
+                        self._forget(sequence, "cancelled")
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
                     sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
@@ -273,6 +290,25 @@ class Session:
             raise
         if wrong is not None:
             raise wrong
+
+    def _error(self, sequence: ActiveSequence, token: int) -> NumericalError | GrammarError | None:
+        """Return why a token cannot be appended; None once the sequence's grammar has taken it."""
+        grammar, params, vocab_size = sequence.grammar, sequence.request.params, self._engine.vocab_size
+        item, position = f"request {sequence.request.index}", len(sequence.request.prompt) + len(sequence.generated)
+        if token == vocab_size:
+            return NumericalError(item, position)
+        if grammar is None:
+            return None
+        if token == vocab_size + NO_TOKEN:
+            others = "bad_words, min_tokens or a logits processor rule out every token that structured_outputs allow"
+            return GrammarError(item, position, grammar.fault or others)
+        grammar.push(token)
+        if grammar.fault is not None:
+            return GrammarError(item, position, grammar.fault)
+        if grammar.complete and len(sequence.output) + 1 < params.min_tokens:
+            reason = f"min_tokens is {params.min_tokens}, structured_outputs end after {len(sequence.output) + 1}"
+            return GrammarError(item, position + 1, reason)
+        return None
 
     def _grow(self, sequence: ActiveSequence) -> None:
         index, token = sequence.request.index, sequence.generated[-1]
@@ -303,6 +339,7 @@ class Session:
         follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
         follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
+        follower.grammar = self._grammar(follower)
         self._alive[index] = follower
         for token in end_ids:
             text.push(token)
@@ -315,6 +352,8 @@ class Session:
             self._scheduler.add(follower)
 
     def _finish_reason(self, sequence: ActiveSequence, text: GrowingText | None) -> FinishReason | None:
+        if sequence.grammar is not None and sequence.grammar.complete:
+            return "stop"
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
         done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)

@@ -8,7 +8,8 @@ from hybridlm.drafting.drafters import AsLoaded, DraftedElsewhere, Speculate
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.warmup import warm_up
-from hybridlm.errors import NumericalError
+from hybridlm.errors import GrammarError, NumericalError
+from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import ProcessLost, exit_peer_lost
 from hybridlm.multiprocess.process_group import ProcessGroup
@@ -25,9 +26,9 @@ from ir_passes.xla_audit.hlo import HloError
 
 DRAFTED_BY_USER = "by the user's drafter"
 """In place of a user's drafter, in what other processes are told of a session."""
-CLASSES = (Prefix, Question, Request, ResolvedParams, TextQuestion)
+CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
-USERS = (AuditError, DecisionFailed, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
+USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
 """Errors for the user, which process 0 raises at the same point; another one ends this process."""
 
 
@@ -91,6 +92,7 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "score": lambda **given: scores(engine, **given),
         "read": lambda **given: read_hidden(engine, **given),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
+        "clear prefix cache": engine.clear_prefix_cache,
         "warm up": warm,
     }
     while (message := decisions.receive()).kind != "end":

@@ -125,7 +125,7 @@ LAYERS = {
         decision_models score_files scoring session
         engine
         cpu_tuning multiprocess prefix_cache programs requests rows
-        checkpoint devices files steps text
+        checkpoint devices files grammars steps text
         drafting gguf_files quantised sampling
         _siblings compiler errors eval_settings progress version
     """,

@@ -40,9 +40,7 @@ def test_a_recipe_checks_itself(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", sorted(RECIPES.keys() - AS_FOR_USERS))
-def test_a_recipe_runs(
-    title: str, beginning: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_runs(title: str, beginning: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = dict(beginning) if title in BEHIND else {"__name__": "recipe"}
     exec(compile(RECIPES[title], f"docs/research.md, {title}", "exec"), names)

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, Tune, Verbose, reported
+from hybridlm.cli.options import (
+    Adapter,
+    Chunk,
+    Context,
+    Debug,
+    Dtype,
+    Lanes,
+    Model,
+    PrefixCache,
+    Tune,
+    Verbose,
+    reported,
+)
 from hybridlm.loading import load
 
 EXIT_BAD_LINES = 3
@@ -28,6 +40,7 @@ def batch(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
+    prefix_cache: PrefixCache = None,
     tune: Tune = False,
     verbose: Verbose = False,
     adapter: Adapter = None,
@@ -39,14 +52,25 @@ def batch(
     it is run again: answered lines are in OUTPUT.parts until all are done.
     """
     with reported(debug, verbose):
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
+        lm = load(
+            model,
+            lanes=lanes,
+            context=context,
+            dtype=dtype,
+            chunk=chunk,
+            prefix_cache=prefix_cache,
+            tune=tune,
+            adapter=adapter,
+        )
         start = time.perf_counter()
         report = lm.batch_file(input, output, restart=restart, progress="lines")
         seconds = time.perf_counter() - start
         tokens = report.prompt_tokens + report.completion_tokens
         kept = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""
+        saved = report.prefix_tokens_saved
+        shared = f" ({saved:,} of common prefixes not again)" if saved else ""
         typer.echo(
-            f"{output}: {report.responses:,} responses{kept}, {report.prompt_tokens:,} tokens read and "
+            f"{output}: {report.responses:,} responses{kept}, {report.prompt_tokens:,} tokens read{shared} and "
             f"{report.completion_tokens:,} generated in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, compilation "
             "included)",
             err=True,

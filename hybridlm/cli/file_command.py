@@ -43,7 +43,7 @@ def answered(compute: Callable[..., Report], what: str, *arguments: Any, **optio
     seconds = time.perf_counter() - began
     kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
     saved = report.prefix_tokens_saved
-    shared = f"; {saved:,} tokens of common prefixes were prefilled once" if saved else ""
+    shared = f"; {saved:,} tokens of common prefixes were not computed again" if saved else ""
     typer.echo(
         f"{report.output}: {report.texts:,} {what} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
         f"(compilation included)",

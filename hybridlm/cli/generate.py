@@ -1,4 +1,7 @@
-"""`hybridlm generate`: continue prompts from the command line, a file or standard input."""
+"""`hybridlm generate`: continue prompts from the command line, a file or standard input.
+
+More than 300 lines: half of them are the options of one command.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +21,7 @@ from hybridlm.cli.options import (
     Lanes,
     Model,
     OnMesh,
+    PrefixCache,
     Tune,
     Verbose,
     json_object,
@@ -28,6 +32,7 @@ from hybridlm.devices.mesh import read_mesh
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.files.strict_json import MEGABYTE, read_text
+from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
@@ -84,6 +89,11 @@ def generate(
     ] = None,
     thinking_budget: Annotated[int | None, setting("thinking_budget")] = SamplingParams.thinking_budget,
     think_end: Annotated[str | None, setting("think_end")] = SamplingParams.think_end,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
     ] = None,
@@ -99,9 +109,7 @@ def generate(
     chunk: Chunk = None,
     speculate: Drafting = None,
     draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
-    prefix_cache: Annotated[
-        str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
-    ] = None,
+    prefix_cache: PrefixCache = None,
     mesh: OnMesh = None,
     tune: Tune = False,
     verbose: Verbose = False,
@@ -120,6 +128,7 @@ def generate(
         given = _read_prompts(prompts or [], file)
         variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
         functions = [] if tools is None else _read_tools(tools)
+        form = _structured_outputs(json_schema, regex, choice)
         bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
         lm = load(
             model,
@@ -161,6 +170,7 @@ def generate(
                 keep_tool_markers=keep_tool_markers,
                 thinking_budget=thinking_budget,
                 think_end=think_end,
+                structured_outputs=form,
             ),
             n=n,
         )
@@ -221,6 +231,20 @@ def _read_tools(file: Path) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"--tools: {file}: expected a list of tools, found {value!r:.80}")
     return value
+
+
+def _structured_outputs(
+    json_schema: Path | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputs | None:
+    if (json_schema is not None) + (regex is not None) + bool(choice) > 1:
+        raise typer.BadParameter("give one of them", param_hint="--json-schema, --regex, --choice")
+    if json_schema is not None:
+        if json_schema.stat().st_size > MAX_GRAMMAR_LENGTH:
+            raise ValueError(f"{json_schema}: expected at most {MAX_GRAMMAR_LENGTH:,} bytes")
+        return {"json": json_schema.read_text("utf-8")}
+    if regex is not None:
+        return {"regex": regex}
+    return {"choice": choice} if choice else None
 
 
 def _chat_ids(

@@ -14,7 +14,7 @@ import jax
 import typer
 from rich.console import Console
 
-from hybridlm.errors import MissingExtra, NumericalError
+from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.json_lines import parse_object
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from hybridlm.requests.sampling_params import SamplingParams
@@ -26,6 +26,7 @@ EXPECTED = (
     OSError,
     MissingExtra,
     NumericalError,
+    GrammarError,
     AuditError,
     jax.errors.JaxRuntimeError,
     ProcessLost,
@@ -38,6 +39,9 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
 Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
+PrefixCache = Annotated[
+    str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
+]
 Context = Annotated[
     int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
 ]

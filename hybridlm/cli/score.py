@@ -9,6 +9,7 @@ from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered
 from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.loading import load
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
 
 
@@ -45,6 +46,9 @@ def score(
     top: Annotated[int, typer.Option(help="Also write this many most likely ids of each position.")] = 0,
     start: Annotated[int | None, typer.Option(help="First token of a text or completion to report on.")] = None,
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
+    sort_window: Annotated[
+        int, typer.Option(help="Bytes of consecutive rows that are sorted by their beginnings; 0 sorts nothing.")
+    ] = DEFAULT_SORT_WINDOW,
     entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy at each position.")] = False,
     lanes: Lanes = 8,
     context: Context = None,
@@ -88,6 +92,7 @@ def score(
             start=start,
             temperature=temperature,
             entropy=entropy,
+            sort_window=sort_window,
         )
 
 

@@ -16,7 +16,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import ReadPositions, RequestProbing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import CopyShape, Shape
-from hybridlm.requests.logit_changes import changes_per_lane, logit_changes
+from hybridlm.requests.logit_changes import changes_shape, expected_changes, logit_changes
 from hybridlm.requests.sampling_operands import sampling_arrays, step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -87,11 +87,12 @@ class Decoding:
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
             lanes = engine.bucket(len(sequences), engine.lanes)
-            engine.prepare((CopyShape(prefill_lanes, lanes), Shape("generate", lanes, 1, top, self._processor)))
+            step = Shape("generate", lanes, 1, top, self._processor, **expected_changes(sequences))
+            engine.prepare((CopyShape(prefill_lanes, lanes), step))
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""
-        return self._drafts(sequences) or any(sequence.request.params.changes_logits for sequence in sequences)
+        return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
@@ -137,7 +138,7 @@ class Decoding:
         """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
         changes = logit_changes(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, changes_per_lane(changes))
+        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, **changes_shape(changes))
         if self._probing is not None:
             shape = self._probing.shape(shape, lanes)
         if self._steady is None or self._steady[:2] != (lanes, shape):
@@ -177,8 +178,8 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        sampling, changes = step_operands(lanes, engine.vocab_size)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, changes)
+        sampling, changes = step_operands(lanes, engine.vocab_size, drafts, tokens)
+        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, **changes)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))

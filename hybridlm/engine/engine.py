@@ -200,9 +200,14 @@ class Engine:
         self._model = fingerprint
         for name in ("kind", "moves"):
             self.__dict__.pop(name, None)
+        self.clear_prefix_cache()
+
+    def clear_prefix_cache(self) -> None:
+        """Drop the states of all earlier prompts, in all processes."""
         if self._cache_budget is not None:
-            self.prefix_cache = None  # frees its memory before the new one is allocated
-            self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
+            with self.decisions.command("clear prefix cache"):
+                self.prefix_cache = None  # frees its memory before the new one is allocated
+                self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
 
     @property
     def programs(self) -> Programs:
@@ -224,6 +229,11 @@ class Engine:
         """Bytes of one row, on each device that has a part of it."""
         rows = jax.tree.leaves(self._abstract(self.placement.data))
         return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in rows)
+
+    @property
+    def prefix_cache_limit(self) -> str:
+        """Bytes of the prefix cache on the device and in host memory; "none" without one."""
+        return "none" if self._cache_budget is None else f"{self._cache_budget.device}, {self._cache_budget.host} bytes"
 
     @property
     def mtp_drafts(self) -> int:
@@ -365,4 +375,5 @@ class Engine:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        return example_arguments(shape, self.params, self._abstract, self.placement, self.hidden_size)
+        sizes = self.hidden_size, self.vocab_size
+        return example_arguments(shape, self.params, self._abstract, self.placement, *sizes)

@@ -208,7 +208,7 @@ class Scheduler:
         lanes = self._by_lane(pool, sequences)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         operands, changes = step_operands(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, engine.chunk, self._top(sequences), self._processor, 0, changes)
+        shape = Shape("generate", pool.size, engine.chunk, self._top(sequences), self._processor, **changes)
         if self._probing is not None:
             shape = self._probing.shape(shape, lanes)
             if shape.probes is not None:

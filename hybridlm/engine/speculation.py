@@ -140,7 +140,9 @@ class Speculation:
         drafting = sequence.drafting
         if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
-        return drafting.propose(sequence.generated, min(self.tokens, sequence.remaining(context) - 1), self._vocab_size)
+        most = min(self.tokens, sequence.remaining(context) - 1)
+        drafts = drafting.propose(sequence.generated, most, self._vocab_size)
+        return drafts if sequence.grammar is None else drafts[: sequence.grammar.allowed(drafts)]
 
     def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
         alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]

@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from ir_passes.files.strict_json import parse_json
 
@@ -28,13 +30,13 @@ def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         yield number, line.rstrip(b"\r\n")
 
 
-def windows(lines: Iterable[tuple[int, bytes]], most: int) -> Iterator[list[tuple[int, bytes]]]:
+def windows(lines: Iterable[tuple[int, bytes]], most: int | None = None) -> Iterator[list[tuple[int, bytes]]]:
     """Yield at most `most` numbered lines at a time, fewer if they are long: a file is never in memory as a whole."""
     window, size = [], 0
     for number, line in lines:
         window.append((number, line))
         size += len(line)
-        if len(window) >= most or size >= MAX_WINDOW_BYTES:
+        if len(window) == most or size >= MAX_WINDOW_BYTES:
             yield window
             window, size = [], 0
     if window:
@@ -94,6 +96,32 @@ def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str
     if not isinstance(item, kind):
         raise ValueError(f"{key}: expected {name}, got {type(item).__name__}")
     return key, item
+
+
+def write_in_order(parts: Sequence[bytes], order: np.ndarray, file: BinaryIO) -> None:
+    """Write the lines of parts to their places. Parts are read twice, one at a time; the lengths of lines are held.
+
+    Args:
+        parts: whole lines.
+        order: int64, the place in the file of each line of the parts, counted from the first.
+        file: the lines are written from its position on.
+    """
+    lengths = np.concatenate([np.diff(_line_ends(part), prepend=0) for part in parts])
+    begin, sizes = file.tell(), np.empty_like(lengths)
+    sizes[order] = lengths
+    offsets = begin + np.cumsum(sizes) - sizes
+    place = 0
+    for part in parts:
+        first = 0
+        for end in _line_ends(part).tolist():
+            file.seek(int(offsets[order[place]]))
+            file.write(part[first:end])
+            first, place = end, place + 1
+    file.seek(begin + int(lengths.sum()))
+
+
+def _line_ends(part: bytes) -> np.ndarray:
+    return 1 + np.flatnonzero(np.frombuffer(part, np.uint8) == ord("\n"))
 
 
 def finite(value: float) -> float | None:

@@ -8,11 +8,11 @@ not record does not exist. The last line records that the output is complete.
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, Protocol, overload
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
@@ -29,8 +29,8 @@ Origin = Mapping[str, str | int]
 class Joined(Protocol):
     """A format of outputs that are made of parts."""
 
-    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
-        """Write the whole output, with a few parts in memory at a time."""
+    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
+        """Write the whole output; each part is read when it is taken from the sequence."""
         ...
 
 
@@ -44,6 +44,7 @@ class PartRecord:
         error: the message of the first of them.
         bytes, sha256: of the file.
         generated: tokens that were generated for its rows.
+        saved: tokens that were not computed again because rows begin alike.
     """
 
     rows: int
@@ -53,6 +54,7 @@ class PartRecord:
     bytes: int
     sha256: str
     generated: int = 0
+    saved: int = 0
 
 
 class Parts:
@@ -119,7 +121,7 @@ class Parts:
         self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]
         for number, part in enumerate(self.done):
             if not self.joined and _size(self._path(number)) != part.bytes:
-                raise self._damaged(number)
+                raise _damaged(self._path(number))
 
     def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
         if head.get("format") != FORMAT:
@@ -143,9 +145,12 @@ class Parts:
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
-    def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, generated: int = 0) -> None:
+    def add(
+        self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, generated: int = 0, saved: int = 0
+    ) -> None:
         """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
-        part = PartRecord(rows, tokens, errors, error, len(content), hashlib.sha256(content).hexdigest(), generated)
+        sha256 = hashlib.sha256(content).hexdigest()
+        part = PartRecord(rows, tokens, errors, error, len(content), sha256, generated, saved)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)
@@ -159,20 +164,10 @@ class Parts:
         whole = self.folder / "whole"
         whole.unlink(missing_ok=True)  # a run that was killed here left it
         with naming(whole), whole_file(self.output, whole) as file:
-            target.join(self._contents(), file)
+            target.join(_Contents([(self._path(i), part.sha256) for i, part in enumerate(self.done)]), file)
         sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True
-
-    def _contents(self) -> Iterator[bytes]:
-        for number, part in enumerate(self.done):
-            content = self._path(number).read_bytes()
-            if hashlib.sha256(content).hexdigest() != part.sha256:
-                raise self._damaged(number)
-            yield content
-
-    def _damaged(self, number: int) -> ValueError:
-        return ValueError(f"{self._path(number)}: is not what was written, by the manifest; {_WAY_OUT}")
 
     def delete(self) -> None:
         """Delete all parts, the manifest last: if this is killed, the next run knows that they are to be deleted."""
@@ -195,6 +190,35 @@ class Parts:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         _write(self._manifest, dump(line).encode() + b"\n", "ab")
+
+
+class _Contents(Sequence[bytes]):
+    """The contents of parts, each read when it is taken; one that is not what was written raises."""
+
+    def __init__(self, parts: Sequence[tuple[Path, str]]):
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "_Contents": ...
+
+    def __getitem__(self, place: int | slice) -> "bytes | _Contents":
+        if isinstance(place, slice):
+            return _Contents(self._parts[place])
+        path, sha256 = self._parts[place]
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise _damaged(path)
+        return content
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(f"{path}: is not what was written, by the manifest; {_WAY_OUT}")
 
 
 _WAY_OUT = "--restart (restart=True) deletes these parts and begins again"

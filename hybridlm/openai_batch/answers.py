@@ -1,13 +1,12 @@
 """Answers to the lines of a batch file: scores and completions of a window of requests, as rows of the output."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hybridlm.engine.inputs import Inputs
-from hybridlm.errors import NumericalError
+from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.openai_batch.response import response_body
 from hybridlm.requests.results import Completion, Score
@@ -34,6 +33,8 @@ class BatchModel:
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
         origin: everything that the answers depend on besides the requests.
+        saved: tokens so far that were not read because prompts begin alike.
+        begin: called before each part, whose bytes depend on nothing that was computed before it.
     """
 
     inputs: Inputs
@@ -41,9 +42,11 @@ class BatchModel:
     score: Callable[[Sequence[tuple[int, ...]], int], list[Score]]
     name: str
     origin: Mapping[str, str | int] = field(default_factory=dict)
+    saved: Callable[[], int] = lambda: 0
+    begin: Callable[[], None] = lambda: None
 
 
-Answer = dict[str, Any] | NumericalError | None
+Answer = dict[str, Any] | NumericalError | GrammarError | None
 """The body of a response, or the error of the model; None for a line with a fault."""
 
 
@@ -62,12 +65,12 @@ def answers(model: BatchModel, lines: list[BatchLine], created: int) -> Iterator
             yield line, None
             continue
         of_prompts, of_choices = next(scores), next(completions)
-        errors = [
+        errors: list[NumericalError | GrammarError] = [
             NumericalError(f"prompt {i}", score.first_nan)
             for i, score in enumerate(of_prompts)
             if score.first_nan is not None
         ]
-        errors += [one for one in of_choices if isinstance(one, NumericalError)]
+        errors += [one for one in of_choices if isinstance(one, NumericalError | GrammarError)]
         if errors:
             yield line, errors[0]
         else:
@@ -87,10 +90,11 @@ def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score
     return found
 
 
-def _complete(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Completion | NumericalError]]:
+def _complete(
+    model: BatchModel, asked: Sequence[OpenAIRequest]
+) -> list[list[Completion | NumericalError | GrammarError]]:
     """Return the choices of every request; all share the lanes, and each is sampled as if it were alone."""
     found: dict[int, Completion] = {}
-    sampled: Counter[int] = Counter()
     everything = [request for one in asked for request in one.requests]
     with model.session() as session:
         for index, request in enumerate(everything):
@@ -98,14 +102,13 @@ def _complete(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Co
         while session.busy:
             try:
                 events = session.step()
-            except NumericalError:
+            except (NumericalError, GrammarError):
                 continue  # its request has ended without a completion, the others go on
             for event in events:
-                sampled[event.index] += event.token is not None
                 if event.completion is not None:
                     found[event.index] = event.completion
     results = iter(
-        found.get(index, NumericalError(f"choice {request.index}", len(request.prompt) + sampled[index]))
+        found[index] if index in found else session.errors[index].of(f"choice {request.index}")
         for index, request in enumerate(everything)
     )
     return [[next(results) for _ in one.requests] for one in asked]
@@ -123,5 +126,6 @@ def answer_row(line: BatchLine, answer: Answer) -> dict[str, Any]:
     elif answer is None:
         response["status_code"], error = 400, {"code": "invalid_request", "message": line.fault}
     else:
-        response["status_code"], error = 500, {"code": "numerical_error", "message": f"line {line.number}: {answer}"}
+        code = "grammar_error" if isinstance(answer, GrammarError) else "numerical_error"
+        response["status_code"], error = 500, {"code": code, "message": f"line {line.number}: {answer}"}
     return {"id": f"hybridlm-{unique}", "custom_id": line.custom_id, "response": response, "error": error}

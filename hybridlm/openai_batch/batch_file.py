@@ -5,27 +5,35 @@ last part, and its output has the bytes of an undisturbed one.
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files.atomic import replaceable
-from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows
+from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows, write_in_order
 from hybridlm.files.parts import Origin, Parts, parts_of
+from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.progress import FileProgress, file_progress
+from hybridlm.score_files.order import MIN_SAVED, Limits, SortWindow, common_share, sorted_parts
+from hybridlm.score_files.rows import InputRow
 
-FORMAT = 1
+FORMAT = 2
 """Version of the output's rows: parts of another version are not continued."""
+PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
+"""Fields of a body that decide what its prompts begin with."""
 MAX_FIRST_ERRORS = 3
 """Errors that a report repeats."""
 
@@ -39,6 +47,8 @@ class BatchFileReport:
         bad_lines: lines that have an error instead.
         prompt_tokens, completion_tokens: of the responses.
         kept: how many of these lines an earlier, interrupted run had done.
+        prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
+            too; with a prefix cache, and of prompts whose log-probabilities are asked for.
         first_errors: some of the errors, the first ones of their parts.
     """
 
@@ -48,14 +58,29 @@ class BatchFileReport:
     completion_tokens: int
     kept: int = 0
     first_errors: tuple[str, ...] = ()
+    prefix_tokens_saved: int = 0
 
 
 class _Lines:
-    """The format of the output: parts are whole lines."""
+    """The format of the output: parts are whole lines.
 
-    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
-        for part in parts:
-            file.write(part)
+    Args:
+        windows: the sort windows, in order.
+    """
+
+    def __init__(self, windows: Sequence[SortWindow]):
+        self._windows = windows
+
+    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
+        first = 0
+        for window in self._windows:
+            mine = parts[first : first + window.parts]
+            first += window.parts
+            if window.order is not None:
+                write_in_order(mine, window.order, file)
+            else:
+                for part in mine:
+                    file.write(part)
 
 
 def batch_file(
@@ -91,18 +116,22 @@ def batch_file(
         try:
             # As in vLLM, blank lines are skipped.
             lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
-            before = len(parts.done)
-            for number, numbered in enumerate(windows(lines, window)):
-                if number < before:
-                    for one in numbered:
-                        _custom_id(*one, first_use)
-                else:
-                    _add(parts, model, [_read(*one, model.inputs, first_use) for one in numbered])
-                done += sum(len(line) + 1 for _, line in numbered)
-                kept_bytes = done if number < before else kept_bytes
-                bar(done, total, kept_bytes)
+            before, number, sorted_windows = len(parts.done), 0, list[SortWindow]()
+            for numbered in windows(lines):
+                # All custom_ids of the window first: a line may be answered before an earlier one with the same.
+                cut = _parts_of([_row(at, line, first_use) for at, line in numbered], window)
+                order = None if _in_order(cut) else np.concatenate(cut)
+                sorted_windows.append(SortWindow(len(cut), order))
+                for places in cut:
+                    part = [numbered[place] for place in places.tolist()]
+                    if number >= before:
+                        _add(parts, model, [_read(at, line, model.inputs, first_use) for at, line in part])
+                    done += sum(len(line) + 1 for _, line in part)
+                    kept_bytes = done if number < before else kept_bytes
+                    number += 1
+                    bar(done, total, kept_bytes)
             if not parts.joined:
-                parts.join(_Lines())
+                parts.join(_Lines(sorted_windows))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)
@@ -140,6 +169,7 @@ def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
         **model.origin,
         "name": model.name,
         "end tokens": ", ".join(map(str, model.inputs.eos_token_ids)),
+        "llguidance": compiler_version(),
         "window": f"{window} lines, {MAX_WINDOW_BYTES} bytes",
         "output": f"openai batch {FORMAT}",
     }
@@ -147,8 +177,9 @@ def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
 
 def _add(parts: Parts, model: BatchModel, lines: list[BatchLine]) -> None:
     """Answer a window of lines, and keep the answers as a part."""
+    model.begin()
     rows: list[str] = []
-    read = generated = 0
+    read, generated, saved = 0, 0, model.saved()
     errors: list[str] = []
     for line, answer in answers(model, lines, parts.begun):
         row = answer_row(line, answer)
@@ -158,25 +189,42 @@ def _add(parts: Parts, model: BatchModel, lines: list[BatchLine]) -> None:
             generated += answer["usage"]["completion_tokens"]
         else:
             errors.append(row["error"]["message"])
-    parts.add("".join(rows).encode("ascii"), len(rows), read, len(errors), errors[0] if errors else None, generated)
+    part, saved = "".join(rows).encode("ascii"), model.saved() - saved
+    parts.add(part, len(rows), read, len(errors), errors[0] if errors else None, generated, saved)
 
 
 def _report(parts: Parts, kept: int) -> BatchFileReport:
-    rows, read, errors, generated = (
-        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "generated")
+    rows, read, errors, generated, saved = (
+        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "generated", "saved")
     )
     first = [part.error for part in parts.done if part.error is not None][:MAX_FIRST_ERRORS]
-    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first))
+    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first), saved)
 
 
-def _custom_id(number: int, line: bytes, first_use: Callable[[str, int], int]) -> None:
-    """Record the custom_id of a line that an earlier run has answered."""
+def _row(number: int, line: bytes, first_use: Callable[[str, int], int]) -> InputRow:
+    """Return the prompt of a line, to sort the lines by, and record its custom_id."""
     try:
-        found = parse_object(line).get("custom_id")
-    except ValueError:
-        return
-    if isinstance(found, str):
+        value = parse_object(line)
+    except ValueError as error:
+        return InputRow(number, None, "", None, len(line), str(error))
+    if isinstance(found := value.get("custom_id"), str):
         first_use(found, number)
+    body = value.get("body")
+    prompt = {name: body[name] for name in PROMPT_FIELDS if name in body} if isinstance(body, dict) else {}
+    return InputRow(number, None, "body", prompt, len(line))
+
+
+def _parts_of(rows: Sequence[InputRow], window: int) -> list[np.ndarray]:
+    """Return the places of the lines of each part: sorted by their prompts, if these have much in common."""
+    if common_share(rows) < MIN_SAVED:
+        return [np.arange(first, min(first + window, len(rows))) for first in range(0, len(rows), window)]
+    return sorted_parts(rows, Limits(window, MAX_WINDOW_BYTES, MAX_WINDOW_BYTES))
+
+
+def _in_order(parts: Sequence[np.ndarray]) -> bool:
+    return all(bool((np.diff(part) == 1).all()) for part in parts) and all(
+        one[-1] + 1 == two[0] for one, two in itertools.pairwise(parts)
+    )
 
 
 @contextmanager

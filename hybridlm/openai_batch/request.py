@@ -36,7 +36,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,), "stream_options": ({},), "store": (False,), "length_penalty": (1,),
-    "response_format": ({"type": "text"},), "service_tier": ("auto", "default"), "use_beam_search": (False,),
+    "service_tier": ("auto", "default"), "use_beam_search": (False,),
     "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,), "detokenize": (True,),
     "logits_processors": ([],), "priority": (0,),
 }  # fmt: skip

@@ -1,10 +1,12 @@
-"""Fields of a request's body that say what is sampled, what of it becomes text, and how a chat is written."""
+"""Fields of a request's body that say what is sampled, its form, what of it becomes text, and how a chat is written."""
 
 from typing import Any
 
-from hybridlm.openai_batch.fields import BOOLEAN, LIST, NUMBER, OBJECT, STRING, Fields, whole
+from hybridlm.openai_batch.fields import ANYTHING, BOOLEAN, LIST, NUMBER, OBJECT, STRING, Fields, shown, whole
 
 _MAX_INT = 2**31 - 1
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""Older names of vLLM for `structured_outputs`."""
 
 
 def take_sampling_fields(body: Fields) -> dict[str, Any]:
@@ -20,7 +22,32 @@ def take_sampling_fields(body: Fields) -> dict[str, Any]:
         "keep_tool_markers": body.take("keep_tool_markers", BOOLEAN, False),
         "thinking_budget": body.take("thinking_token_budget", whole(1, _MAX_INT)),
         "think_end": body.take("think_end", STRING),
+        "structured_outputs": _take_structured_outputs(body),
     }
+
+
+def _take_structured_outputs(body: Fields) -> dict[str, Any] | None:
+    """Take the form of the answer, as OpenAI and as vLLM call it; return that of `SamplingParams`."""
+    found = []
+    for name, key in GUIDED.items():
+        value = body.take(name, ANYTHING)
+        if value is not None:
+            found.append((name, {key: value}))
+    asked = body.take("structured_outputs", OBJECT)
+    if asked is not None:
+        found.append(("structured_outputs", {key: value for key, value in asked.items() if value is not None}))
+    form = body.take("response_format", OBJECT, {"type": "text"})
+    schema = form.get("json_schema")
+    if form.get("type") == "json_object":
+        found.append(("response_format", {"json_object": True}))
+    elif form.get("type") == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        found.append(("response_format", {"json": schema["schema"]}))
+    elif form != {"type": "text"}:
+        kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        body.fault(f"response_format: expected {kinds}, got {shown(form)}")
+    if len(found) > 1:
+        body.fault(f"{' and '.join(name for name, _ in found)}: give one of them")
+    return found[0][1] if found else None
 
 
 def take_chat_fields(body: Fields) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hybridlm.programs.shapes import CopyShape, EditShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.probes import probe_operands
 from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.score import Chosen
@@ -22,6 +23,7 @@ def example_arguments(
     rows: Callable[[int], Rows],
     placement: Placement,
     hidden: int,
+    vocab_size: int,
 ) -> tuple[Any, ...]:
     """Return example arguments of one shape.
 
@@ -31,6 +33,7 @@ def example_arguments(
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
         hidden: width of the residual stream.
+        vocab_size: logits of a token.
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows)
@@ -50,8 +53,10 @@ def example_arguments(
     elif shape.step != "hidden":
         operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
         operands += sampling_arrays([None] * shape.lanes)
-        if shape.changes or shape.probes is not None:
-            operands.append(empty_changes(shape.lanes, shape.changes) if shape.changes else None)
+        if shape.changes:
+            operands.append(empty_changes(shape.lanes, shape.changes, _mask_shape(shape, vocab_size)))
+        elif shape.probes is not None:
+            operands.append(None)
     if shape.probes is not None:
         places = (
             np.zeros((shape.lanes, shape.probes.places), np.int32)
@@ -60,3 +65,11 @@ def example_arguments(
         )
         operands.append(probe_operands([None] * shape.lanes, shape.probes, hidden, places))
     return (params, rows(shape.lanes), *placement.examples(operands))
+
+
+def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
+    """Return the dimensions of a step's masks behind the lanes; None for a step without masks."""
+    if not shape.masked:
+        return None
+    words = mask_words(vocab_size)
+    return (shape.tokens, words) if shape.step == "verify" else (words,)

@@ -19,6 +19,7 @@ class Shape:
         processor: the logits processor, None for none.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: tokens per lane whose logits change (penalties, biases, bans); 0 for a step without.
+        masked: whether there are masks of tokens (grammars); their steps have changes, too, so that they are few.
         chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
         probes: of a scoring or generating step, what it reads and changes inside the model; None for nothing.
     """
@@ -30,6 +31,7 @@ class Shape:
     processor: LogitsProcessor | None = None
     mtp_drafts: int = 0
     changes: int = 0
+    masked: bool = False
     chosen: int | None = None
     probes: ProbeShape | None = None
 
@@ -38,6 +40,7 @@ class Shape:
         name = getattr(self.processor, "__qualname__", type(self.processor).__name__)
         mtp_drafts = f" mtp_drafts={self.mtp_drafts}" if self.mtp_drafts else ""
         mtp_drafts += f" changes={self.changes}" if self.changes else ""
+        mtp_drafts += " masked" if self.masked else ""
         name = f" processor={name}" if self.processor else ""
         chosen = "" if self.chosen is None else f" chosen={self.chosen}"
         chosen += "" if self.probes is None else f" {self.probes}"

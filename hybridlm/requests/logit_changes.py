@@ -1,48 +1,80 @@
-"""Penalties, biases and bans of sequences as an operand of a step."""
+"""Penalties, biases, bans and grammars of sequences as an operand of a step."""
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
+from hybridlm.grammars import token_masks
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.sampling.logit_changes import LogitChanges
+from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 
 MIN_CHANGES, CHANGES_STEP = 64, 8
 """Changes of a lane in the smallest step, and the factor to the next larger one: few steps are compiled."""
 
 
-def logit_changes(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> tuple[LogitChanges, ...]:
+def logit_changes(
+    lanes: Sequence[ActiveSequence | None],
+    vocab_size: int,
+    drafts: Sequence[Sequence[int]] | None = None,
+    tokens: int = 1,
+) -> tuple[LogitChanges, ...]:
     """Return the operand of the changes of every lane's logits, padded to a bucket; none if no lane has any.
 
     All sampled tokens of lanes whose logits change must have been read.
+
+    Args:
+        lanes: the sequences.
+        vocab_size: logits of a token.
+        drafts: drafts of each lane, for a step that verifies; None for one that samples.
+        tokens: of a lane in a step that verifies.
     """
     found = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
-    if all(one is None for one in found):
+    grammars = [None if s is None else s.grammar for s in lanes]
+    masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
+    if all(one is None for one in found) and masks is None:
         return ()
-    count = bucket(max(one[0].size for one in found if one is not None))
+    count = bucket(max((one[0].size for one in found if one is not None), default=0))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),
         np.zeros((len(lanes), count), np.float32),
         np.ones((len(lanes), count), np.float32),
         np.zeros((len(lanes), count), np.float32),
+        masks,
     )
     for lane, one in enumerate(found):
         if one is not None:
-            for whole, part in zip(changes, one, strict=True):
+            for whole, part in zip(changes[:-1], one, strict=True):
                 assert isinstance(whole, np.ndarray)
                 whole[lane, : part.size] = part
     return (changes,)
 
 
-def changes_per_lane(operands: tuple[LogitChanges, ...]) -> int:
-    """Return the number of changes of each lane, for the shape of the step; 0 for none."""
-    return operands[0].tokens.shape[1] if operands else 0
+class ChangesShape(TypedDict, total=False):
+    """The fields of a step's `Shape` that say what the operand is."""
+
+    changes: int
+    masked: bool
 
 
-def empty_changes(lanes: int, count: int) -> LogitChanges:
-    """Return changes of no token, as an example of the operand."""
-    values = (np.zeros((lanes, count), np.float32) for _ in range(3))
-    return LogitChanges(np.zeros((lanes, count), np.int32), *values)
+def changes_shape(operands: tuple[LogitChanges, ...]) -> ChangesShape:
+    """Return the number of changes of each lane and whether there are masks, for the shape of the step."""
+    return {"changes": operands[0].tokens.shape[1], "masked": operands[0].mask is not None} if operands else {}
+
+
+def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
+    """Return what `changes_shape` probably is for steps of these sequences."""
+    params = [sequence.request.params for sequence in sequences]
+    if not any(one.needs_output for one in params):
+        return {}
+    return {"changes": MIN_CHANGES, "masked": any(one.grammar is not None for one in params)}
+
+
+def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:
+    """Return changes of no token, as an example of the operand; `mask` is the shape of its masks behind the lanes."""
+    bias, repetition, penalty = (np.zeros((lanes, count), np.float32) for _ in range(3))
+    masks = None if mask is None else np.zeros((lanes, *mask), np.uint32)
+    return LogitChanges(np.zeros((lanes, count), np.int32), bias, repetition, penalty, masks)
 
 
 def bucket(count: int) -> int:

@@ -5,15 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.requests.logit_changes import changes_per_lane, logit_changes
+from hybridlm.requests.logit_changes import ChangesShape, changes_shape, logit_changes
 from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
 
 
-def step_operands(lanes: Sequence[ActiveSequence | None], vocab_size: int) -> tuple[tuple[Any, ...], int]:
-    """Return the operands that say how each lane is sampled, and the number of changes of logits per lane."""
-    changes = logit_changes(lanes, vocab_size)
-    return (*sampling_arrays(lanes), *changes), changes_per_lane(changes)
+def step_operands(
+    lanes: Sequence[ActiveSequence | None],
+    vocab_size: int,
+    drafts: Sequence[Sequence[int]] | None = None,
+    tokens: int = 1,
+) -> tuple[tuple[Any, ...], ChangesShape]:
+    """Return the operands that say how each lane is sampled, and the fields of `Shape` about changes of logits.
+
+    Arguments as for `logit_changes`.
+    """
+    changes = logit_changes(lanes, vocab_size, drafts, tokens)
+    return (*sampling_arrays(lanes), *changes), changes_shape(changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:

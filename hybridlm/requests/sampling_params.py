@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ParamSpec, TypedDict, TypeVar
 
+from hybridlm.grammars import StructuredOutputs
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,6 +44,10 @@ class SamplingParams:
         keep_tool_markers: but keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
         thinking_budget: after this many tokens of thoughts, go on with the end marker of thoughts; None for no limit.
         think_end: the end marker of thoughts; None for the tokenizer's own (</think>, ...).
+        structured_outputs: the form of the completion, a mapping with one of `json` (a schema), `json_object` (True),
+            `regex`, `choice` (a list of texts) and `grammar` (Lark): only tokens that the form allows are sampled, end
+            tokens only where it may end, and the completion ends where nothing can follow. Needs the extra `grammar`;
+            docs/grammars.md.
     """
 
     max_tokens: int = 64
@@ -64,6 +70,7 @@ class SamplingParams:
     keep_tool_markers: bool = False
     thinking_budget: int | None = None
     think_end: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class Settings(TypedDict, total=False):
@@ -89,6 +96,7 @@ class Settings(TypedDict, total=False):
     keep_tool_markers: bool
     thinking_budget: int | None
     think_end: str | None
+    structured_outputs: StructuredOutputs | None
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from hybridlm.grammars import GrammarSource, GrammarState
 from hybridlm.requests.captured import CaptureWriter
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
@@ -37,10 +38,16 @@ class ResolvedParams:
     keep_tool_markers: bool = False
     thinking_budget: int | None = None
     think_end: str | None = None
+    grammar: GrammarSource | None = None
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether a step needs all tokens sampled so far."""
+        return self.changes_logits or self.grammar is not None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits are changed before sampling, which needs all tokens sampled so far."""
+        """Whether penalties, biases or bans change logits before sampling, by all tokens sampled so far."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
@@ -98,6 +105,7 @@ class ActiveSequence:
         logprobs, top_logprobs: log-probabilities of these tokens, if requested.
         finish_reason: why it ended; None while it is active.
         drafting: its drafts; None without speculative decoding.
+        grammar: what its grammar has left; None without one.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
         writer: of what is read inside the model; None for nothing.
     """
@@ -110,6 +118,7 @@ class ActiveSequence:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     drafting: "Drafting | None" = None
+    grammar: GrammarState | None = None
     stops: tuple[int, ...] = ()
     writer: CaptureWriter | None = None
 

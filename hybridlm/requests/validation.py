@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridlm.grammars import Grammars, GrammarSource, grammar_text
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.reasoning import markers_of
@@ -92,6 +93,7 @@ def resolve(
 
     Raises:
         ValueError: all settings that are wrong.
+        MissingExtra: structured outputs without llguidance.
     """
     faults = []
 
@@ -151,9 +153,14 @@ def resolve(
         params.thinking_budget is not None and tokenizer is not None and markers_of(tokenizer, params.think_end) is None
     ):
         faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
+    grammar = None
+    if params.structured_outputs is not None:
+        grammar = _grammar(params, tuple(end_token_ids), tokenizer, vocab_size)
+        if isinstance(grammar, str):
+            faults.append(f"structured_outputs: {grammar}")
     if faults:
         raise ValueError("; ".join(faults))
-    assert not isinstance(bias, str) and not isinstance(words, str)
+    assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
     ids += params.stop_token_ids
     # As in transformers, a word that is an end token alone ends the completion.
     words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
@@ -177,7 +184,24 @@ def resolve(
         params.keep_tool_markers,
         params.thinking_budget,
         params.think_end,
+        grammar,
     )
+
+
+def _grammar(
+    params: SamplingParams, end_token_ids: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
+) -> GrammarSource | str:
+    """Return the grammar of structured outputs, compiled once, or what is wrong."""
+    if tokenizer is None:
+        return "needs a tokenizer, the checkpoint has no tokenizer.json"
+    if params.ignore_eos:
+        return "expected ignore_eos=False, because completions end with their grammar"
+    try:
+        text = grammar_text(params.structured_outputs)
+        Grammars.of(tokenizer, vocab_size, end_token_ids).check(text)
+    except ValueError as error:
+        return str(error)
+    return GrammarSource(text, end_token_ids)
 
 
 def _exceeds(value: int, most: Any) -> bool:

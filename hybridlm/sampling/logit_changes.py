@@ -1,13 +1,17 @@
-"""Changes of single tokens' logits before sampling: penalties, biases and bans, for each lane its own."""
+"""Changes of logits before sampling: penalties, biases and bans of single tokens, and masks of grammars, by lane."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32, UInt32
 
 from hybridlm.sampling.sampling import HostOrDevice
+
+MASK_BITS = 32
+"""Tokens per word of a mask."""
 
 
 class LogitChanges(NamedTuple):
@@ -18,12 +22,15 @@ class LogitChanges(NamedTuple):
         bias: added to the logit; -inf bans the token.
         repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
         penalty: subtracted.
+        mask: bit `token % 32` of word `token // 32` says whether the token may be sampled; one mask for each lane, in a
+            verifying step for each of its tokens. None for a step without masks.
     """
 
     tokens: Int32[HostOrDevice, "lane change"]
     bias: Float32[HostOrDevice, "lane change"]
     repetition: Float32[HostOrDevice, "lane change"]
     penalty: Float32[HostOrDevice, "lane change"]
+    mask: UInt32[HostOrDevice, "lane *token word"] | None = None
 
 
 def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) -> Float32[Array, "lane vocab"]:
@@ -36,3 +43,35 @@ def changed_logits(logits: Float32[Array, "lane vocab"], changes: LogitChanges) 
         return row.at[tokens].set(new, mode="drop")
 
     return jax.vmap(written)(logits, tokens, new)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the number of words of a mask of the vocabulary."""
+    return -(-vocab_size // MASK_BITS)
+
+
+def masked_logits(
+    logits: Float32[Array, "row vocab"], mask: UInt32[HostOrDevice, "row word"]
+) -> Float32[Array, "row vocab"]:
+    """Return the logits with -inf for tokens whose bit is 0. NaN stays in any place, so that it is not hidden."""
+    allowed = _unpacked(jnp.asarray(mask))[:, : logits.shape[1]]
+    return jnp.where(allowed | jnp.isnan(logits), logits, -jnp.inf)
+
+
+def _unpacked(mask: UInt32[Array, "row word"]) -> Bool[Array, "row token"]:
+    bits = (mask[:, :, None] >> np.arange(MASK_BITS, dtype=np.uint32)[None, None]) & np.uint32(1)
+    return bits.reshape((mask.shape[0], -1)) == np.uint32(1)
+
+
+def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"], no_token: int) -> Int32[Array, "row"]:
+    """Return sampled tokens, with `no_token` in place of those whose logit is -inf: no token was allowed.
+
+    Args:
+        token: sampled from the logits; `vocab` for a row with NaN, which stays.
+        logits: with all changes.
+        no_token: an id beyond the vocabulary.
+    """
+    vocab = logits.shape[1]
+    inside = jnp.where(token < vocab, token, 0)[:, None]
+    chosen = jnp.take_along_axis(logits, inside, axis=1, mode="fill")[:, 0]
+    return jnp.where((token < vocab) & (chosen == -jnp.inf), jnp.int32(no_token), token)

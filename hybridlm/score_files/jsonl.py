@@ -7,9 +7,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item
+from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item, write_in_order
 from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow, SortedParts
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import form_of
 
@@ -123,9 +123,13 @@ class JsonScores:
     def part(self, rows: list[OutputRow]) -> bytes:
         return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
 
-    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
-        for part in parts:
-            file.write(part)
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
+        for contents, order in parts:
+            if order is None:
+                for one in contents:
+                    file.write(one)
+            else:
+                write_in_order(contents, order, file)
 
 
 def _object(row: OutputRow) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -15,7 +16,7 @@ from hybridlm.score_files.arrow import (
     table_of_scores,
     table_of_values,
 )
-from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow, SortedParts
 from hybridlm.scoring.distributions import DistributionSettings
 
 BATCH_ROWS = 1024
@@ -115,11 +116,11 @@ class ParquetScores:
         pq.write_table(make(rows, self._schema), sink)
         return sink.getvalue().to_pybytes()
 
-    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         with pq.ParquetWriter(file, self._schema) as writer:
             gathered: list[pa.Table] = []
-            for part in parts:
-                gathered.append(pq.read_table(pa.BufferReader(part)))
+            for table in _tables(parts):
+                gathered.append(table)
                 if (
                     sum(one.num_rows for one in gathered) >= MAX_GROUP_ROWS
                     or sum(one.nbytes for one in gathered) >= MAX_GROUP_BYTES
@@ -128,6 +129,18 @@ class ParquetScores:
                     gathered = []
             if gathered:
                 _write_group(writer, gathered)
+
+
+def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:
+    """Yield the rows of all parts in their order, a part or a piece of a sort window at a time."""
+    for contents, order in parts:
+        tables = (pq.read_table(pa.BufferReader(one)) for one in contents)
+        if order is None:
+            yield from tables
+            continue
+        whole, places = pa.concat_tables(tables), np.argsort(order)
+        for first in range(0, places.size, BATCH_ROWS):
+            yield whole.take(places[first : first + BATCH_ROWS])
 
 
 def _write_group(writer: pq.ParquetWriter, tables: list[pa.Table]) -> None:

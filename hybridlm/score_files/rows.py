@@ -1,7 +1,9 @@
 """Rows of texts and of scores, and the protocols of files that hold them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+
+import numpy as np
 
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import Score
@@ -85,6 +87,10 @@ class TextSource(Protocol):
         ...
 
 
+SortedParts = tuple[Sequence[bytes], np.ndarray | None]
+"""Parts of consecutive rows, and which of these rows is in each place of them; None if they are in order."""
+
+
 class ScoreTarget(Protocol):
     """A format of scores. Its output is a function of the rows alone."""
 
@@ -92,8 +98,13 @@ class ScoreTarget(Protocol):
         """Return a part of the output, complete in itself."""
         ...
 
-    def join(self, parts: Iterable[bytes], file: BinaryIO) -> None:
-        """Write the whole output, with a few parts in memory at a time."""
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
+        """Write the whole output.
+
+        Args:
+            parts: all parts, those of a sort window together, of which a few are in memory at a time.
+            file: the output.
+        """
         ...
 
 

@@ -4,23 +4,25 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import BinaryIO, TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
-from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, plan
+from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, SortedParts, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
-from hybridlm.score_files.survey import MAX_WINDOW_BYTES, RowWindow, Survey, identity, survey, used_twice
+from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey, used_twice
 
 DEFAULT_WINDOW = 4096
 """Rows that are scored together, if they are short."""
 
 MAX_WINDOW_IDS = 1 << 24
 """Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+MAX_SORT_IDS = 1 << 26
+"""The same of a sort window, whose rows are put back into their places together."""
 
 
 class FileOptions(TypedDict, total=False):
@@ -31,6 +33,7 @@ class FileOptions(TypedDict, total=False):
     shard: str | None
     restart: bool
     progress: FileProgress
+    sort_window: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ScoreFileReport:
         errors: rows that have an error instead.
         tokens: tokens of the texts.
         kept: how many of these rows an earlier, interrupted run had done.
-        prefix_tokens_saved: tokens that this run did not prefill because rows of a window begin alike.
+        prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
     """
 
     output: Path
@@ -63,6 +66,7 @@ def score_file(
     shard: str | None = None,
     restart: bool = False,
     progress: FileProgress = None,
+    sort_window: int = DEFAULT_SORT_WINDOW,
 ) -> ScoreFileReport:
     """Score every row of a file; see `LM.score_file` for the other arguments.
 
@@ -72,41 +76,70 @@ def score_file(
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    if isinstance(sort_window, bool) or not isinstance(sort_window, int) or sort_window < 0:
+        raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {sort_window!r}")
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
-    make_target, saved = target_for(path), scorer.saved()
-    values = scorer.values
+    make_target, values = target_for(path), scorer.values
     source = open_source(texts, scorer.chosen, None if values is None else values.request)
-    window_bytes = _window_bytes(scorer)
+    ids = _ids(scorer)
+    window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // ids)
+    limits = Limits(window, window_bytes, min(sort_window, MAX_SORT_IDS // ids))
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
         target = make_target(found.ids, scorer.settings, None if values is None else values.columns)
-        parts.resume(_origin(scorer, path, found, f"{window} rows, {window_bytes} bytes", shard), restart)
+        parts.resume(_origin(scorer, path, found, limits, shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
             _refuse(texts, (part.error for part in parts.done))
         mine = found.windows[len(found.windows) * index // count : len(found.windows) * (index + 1) // count]
         try:
             bar.begin(sum(one.rows for one in mine), kept)
-            for rows in _windows(source, mine[len(parts.done) :]):
-                scored = score_rows(scorer, _checked(source, found, rows), source.unit)
-                if strict:
-                    _refuse(texts, (row.error for row in scored))
-                _add(parts, target, scored)
-                bar.advance(len(rows), parts.done[-1].tokens)
+            order, number = list[SortWindow](), 0
+            for sort, parts_of_rows in () if parts.joined else plan(source, mine, limits):
+                order.append(sort)
+                if number + sort.parts <= len(parts.done):
+                    number += sort.parts
+                    continue
+                for rows in parts_of_rows:
+                    number += 1
+                    if number <= len(parts.done):
+                        continue
+                    saved = scorer.saved()
+                    scored = score_rows(scorer, _checked(source, found, rows), source.unit)
+                    if strict:
+                        _refuse(texts, _errors(rows, scored))
+                    _add(parts, target, scored, scorer.saved() - saved)
+                    bar.advance(len(rows), parts.done[-1].tokens)
             if identity(texts) != before:
                 raise ValueError(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
                 )
             if not parts.joined:
-                parts.join(target)
+                parts.join(_InOrder(target, order))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)
                 error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
             raise
-        return _report(path, parts, kept, scorer.saved() - saved)
+        return _report(path, parts, kept)
+
+
+class _InOrder:
+    """The format of an output whose parts are those of sort windows."""
+
+    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow]):
+        self._target, self._order = target, order
+
+    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
+        self._target.join(self._windows(parts), file)
+
+    def _windows(self, parts: Sequence[bytes]) -> Iterator[SortedParts]:
+        first = 0
+        for window in self._order:
+            yield parts[first : first + window.parts], window.order
+            first += window.parts
 
 
 def _shard(shard: str | None) -> tuple[int, int]:
@@ -124,30 +157,23 @@ def _output(output: Path, input: Path, index: int, count: int) -> Path:
     return replaceable(output, input)
 
 
-def _window_bytes(scorer: Scorer) -> int:
-    """Return the size at which a window ends: what is reported about its positions is held until it is written."""
+def _ids(scorer: Scorer) -> int:
+    """Return how many ids are reported about a position, at least 1: they are held until they are written."""
     given = scorer.settings.token_ids
-    ids = scorer.settings.top + (0 if given is None or isinstance(given, str) else len(given))
-    return min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // max(ids, 1))
+    return max(scorer.settings.top + (0 if given is None or isinstance(given, str) else len(given)), 1)
 
 
-def _origin(scorer: Scorer, output: Path, found: Survey, window: str, shard: str | None) -> Origin:
+def _origin(scorer: Scorer, output: Path, found: Survey, limits: Limits, shard: str | None) -> Origin:
     """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
         **({"distributions": repr(scorer.settings)} if scorer.settings.given else {}),
-        "window": window,
+        "window": f"{limits.rows} rows, {limits.bytes} bytes",
+        "sort window": f"{limits.sorted} bytes",
         "shard": shard or "none",
         "output": format_version(output),
     }
-
-
-def _windows(source: TextSource, windows: Sequence[RowWindow]) -> Iterator[list[InputRow]]:
-    """Yield the rows of consecutive windows."""
-    rows = source.rows(windows[0].start) if windows else iter(())
-    for window in windows:
-        yield [row for row, _ in islice(rows, window.rows)]
 
 
 def _checked(source: TextSource, found: Survey, rows: list[InputRow]) -> list[InputRow]:
@@ -158,18 +184,25 @@ def _checked(source: TextSource, found: Survey, rows: list[InputRow]) -> list[In
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
 
 
+def _errors(rows: Sequence[InputRow], scored: Sequence[OutputRow]) -> list[str | None]:
+    """Return the errors of scored rows in the order of the input."""
+    return [one.error for _, one in sorted(zip(rows, scored, strict=True), key=lambda pair: pair[0].number)]
+
+
 def _refuse(input: Path, errors: Iterable[str | None]) -> None:
     for error in errors:
         if error is not None:
             raise ValueError(f"{input}: {error}")
 
 
-def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow]) -> None:
+def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], saved: int) -> None:
     errors = [row.error for row in rows if row.error is not None]
     tokens = sum(row.tokens if row.score is None else len(row.score.token_ids) for row in rows)
-    parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None)
+    parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None, saved=saved)
 
 
-def _report(output: Path, parts: Parts, kept: int, saved: int) -> ScoreFileReport:
-    rows, tokens, errors = (sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors"))
+def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+    rows, tokens, errors, saved = (
+        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "saved")
+    )
     return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved)

@@ -23,10 +23,12 @@ class RowWindow:
     Attributes:
         start: of the first one.
         rows: number of rows.
+        size: of all of them, in bytes.
     """
 
     start: Mark
     rows: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ def survey(
             kinds.setdefault(_kind(row.id), row.number)
         count, size = count + 1, size + row.size
         if count >= window or size >= window_bytes:
-            windows.append(RowWindow(begin, count))
+            windows.append(RowWindow(begin, count, size))
             begin, count, size = mark, 0, 0
             report(mark.row)
     if count:
-        windows.append(RowWindow(begin, count))
+        windows.append(RowWindow(begin, count, size))
     if not windows:
         raise ValueError(f"{path}: holds no rows; expected at least one")
     repeated = _repeated(source, _twice(hashes))

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.int8_head import sample_with_int8_head
-from hybridlm.sampling.logit_changes import LogitChanges, changed_logits
+from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import ProbeHooks, Probes
@@ -36,13 +36,16 @@ rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), L
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
+NO_TOKEN = 1
+"""Added to the size of the vocabulary in place of a token, if a mask leaves none."""
 
 
 class SampledTokens(NamedTuple):
     """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
 
     Attributes:
-        token: the token sampled.
+        token: the token sampled; `vocab` where the logits have NaN, `vocab + NO_TOKEN` where a mask and the other
+            changes of the logits leave no token.
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
@@ -182,15 +185,19 @@ def sample_with_logprobs(
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
         platform: that the step is for.
-        changes: of each row's logits, before the processor; None for none.
+        changes: of each row's logits, before the processor; its mask, after the processor. None for none.
     """
     logprob = top_tokens = top_logprobs = None
     processed = logits if changes is None else changed_logits(logits, changes)
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
         processed = jax.vmap(processor)(processed, last_token, positions)
+    if changes is not None and changes.mask is not None:
+        processed = masked_logits(processed, changes.mask)
     with jax.named_scope("sample"):
         token = sample_tokens(processed, sampling, positions, sampling_mode, platform)
+    if changes is not None and changes.mask is not None:
+        token = only_allowed(token, processed, logits.shape[1] + NO_TOKEN)
     if top is not None:
         total = Vocabulary(logits.shape[1]).log_total(logits)
         inside = jnp.where(token < logits.shape[1], token, 0)

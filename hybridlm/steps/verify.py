@@ -27,7 +27,8 @@ VERIFY_CONTRACT = LaneContract(
     outputs=((Lane(role="accepted"), Lane()), STATE),
 )
 CHANGED_VERIFY_CONTRACT = LaneContract(inputs=(*VERIFY_CONTRACT.inputs, Lane()), outputs=VERIFY_CONTRACT.outputs)
-"""That of a step that changes logits, by the tokens before the step: lanes with changes have no drafts."""
+"""That of a step that changes logits, by the tokens before the step: lanes with changes have no drafts, unless the
+changes are masks, of which each token has its own."""
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
@@ -106,7 +107,11 @@ def _sample_after_each(
     """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, size = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
+    masks = None if changes is None else changes.mask
+    changes = None if changes is None else changes._replace(mask=None)
     each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))
+    if changes is not None and masks is not None:
+        changes = changes._replace(mask=jnp.asarray(masks).reshape((lanes * count, -1)))
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
     platform = model.config.devices.platform

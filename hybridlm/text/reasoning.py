@@ -108,3 +108,39 @@ class ThinkingBudget:
             self._budget = -1
             return True
         return False
+
+
+class ThoughtsEnd:
+    """Finds the end marker in the tokens that follow a prompt within thoughts."""
+
+    def __init__(self, tokenizer: Tokenizer, end: str):
+        self._stream, self._end, self._text = tokenizer.stream(skip_special_tokens=False), end, ""
+        self._end_id = tokenizer.token_to_id(end)
+
+    def push(self, token: int) -> str | None:
+        """Add a token; return the text behind the end marker with the token that ends it, before it None."""
+        self._text += self._stream.push(token)
+        text = self._text + self._stream.unsettled()
+        place = text.find(self._end)
+        self._text = self._text[-len(self._end) :]
+        return None if place < 0 else text[place + len(self._end) :]
+
+    def before_end(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens are certainly thoughts; the marker may be of several tokens."""
+        if self._end_id is None:
+            return 0
+        return tokens.index(self._end_id) if self._end_id in tokens else len(tokens)
+
+
+def thoughts_end(tokenizer: Tokenizer, prompt: Sequence[int], think_end: str | None) -> ThoughtsEnd | None:
+    """Return what finds the end of the thoughts that a prompt opens; None if it opens none.
+
+    Args:
+        tokenizer: of the prompt.
+        prompt: token ids.
+        think_end: see `markers_of`.
+    """
+    markers = markers_of(tokenizer, think_end)
+    if markers is None or not opens_thoughts(tokenizer, prompt, markers):
+        return None
+    return ThoughtsEnd(tokenizer, markers[1])

@@ -100,10 +100,14 @@ class Tokenizer:
         """One more than the largest token id, with added tokens; a model's vocabulary is often padded beyond it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    def to_json(self) -> str:
+        """Return the content of tokenizer.json with the added tokens of the other files."""
+        return self._backend.to_str()
+
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of everything that the token ids of a text depend on."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def chat_fingerprint(self) -> str:

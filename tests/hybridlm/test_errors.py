@@ -4,13 +4,14 @@ import pickle
 
 import pytest
 
-from hybridlm import CheckpointError, ConfigError, MissingExtra, NumericalError
+from hybridlm import CheckpointError, ConfigError, GrammarError, MissingExtra, NumericalError
 
 ERRORS = [
     CheckpointError("dir", ["a fault", "another"], "Do this."),
     ConfigError("a family", ["a fault"]),
     MissingExtra("this", "that", "data"),
     NumericalError("texts[0]", 3),
+    GrammarError("request 1", 3, "no such token"),
 ]
 
 

@@ -31,7 +31,9 @@ def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
 
 
 def main(folder: pathlib.Path) -> None:
-    (folder / "in.jsonl").write_text("".join(json.dumps({"custom_id": name}) + "\n" for name in NAMES))
+    # Lines of one prompt are answered together.
+    lines = [{"custom_id": name, "body": {"prompt": "ab"[i % 2] * 70}} for i, name in enumerate(NAMES)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     undisturbed = folder / "undisturbed.jsonl"
     _, moments = run(undisturbed, -1)
     assert 20 < moments < 255, moments

@@ -86,6 +86,7 @@ def test_help(command: str):
 def test_options_of_generate_are_the_fields_of_sampling_params():
     options = inspect.signature(generate.generate).parameters
     others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "skip_special_tokens": "keep_special_tokens"}
+    others["structured_outputs"] = "json_schema"
     for field in dataclasses.fields(hybridlm.SamplingParams):
         name = others.get(field.name, field.name)
         assert field.name in others or options[name].default == field.default
@@ -145,6 +146,23 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [(["--regex", "a+"], {"regex": "a+"}), (["--json-schema", "schema.json"], {"json": '{"const": 3}'})],
+    ids=str,
+)
+def test_forms_reach_generate(
+    lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], form: dict[str, Any]
+):
+    seen: list[Any] = []
+    monkeypatch.setattr(hybridlm.LM, "stream", lambda self, prompts, params, n: seen.append(params) or iter(()))
+    (tmp_path / "schema.json").write_text('{"const": 3}')
+    monkeypatch.chdir(tmp_path)
+    printed("generate", "-m", "x", *arguments, "hi")
+    assert seen[0].structured_outputs == form
+    assert "give one of them" in refused("generate", "-m", "x", "--regex", "a", "--choice", "b", "hi", status=2)
+
+
 def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, Any] = {}
 
@@ -157,7 +175,24 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
     more += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
     arguments = more + ' {"3":1.5} '
     arguments += "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
-    printed("generate", "-m", "x", *arguments.split(), "--stop", "a b", "--stop", "c", "--stop-id", "9", "--", "-x")
+    printed(
+        "generate",
+        "-m",
+        "x",
+        *arguments.split(),
+        "--stop",
+        "a b",
+        "--stop",
+        "c",
+        "--stop-id",
+        "9",
+        "--choice",
+        "a b",
+        "--choice",
+        "c",
+        "--",
+        "-x",
+    )
     assert seen == {
         "prompts": ["-x"],
         "max_tokens": 7,
@@ -181,6 +216,7 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "keep_tool_markers": True,
         "thinking_budget": 9,
         "think_end": "</t>",
+        "structured_outputs": {"choice": ["a b", "c"]},
     }
 
 

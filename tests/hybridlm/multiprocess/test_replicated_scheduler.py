@@ -80,6 +80,8 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
             settings: dict[str, Any] = {"max_tokens": rng.randrange(1, 40), "stop": rng.sample("aeiou sn", 2)}
             if rng.random() < 0.5:
                 settings |= {"temperature": 1.0, "seed": rng.randrange(99)}
+            if rng.random() < 0.2:
+                settings["structured_outputs"] = {"regex": rng.choice(["[a-c]{2,9}d", "(once|upon) a time"])}
             text = rng.choice(STEMS[1:]) + "".join(rng.choices("abc de", k=rng.randrange(1, 20)))
             given = prefix if rng.random() < 0.3 else None
             alive.add(session.submit(text, priority=rng.randrange(2), prefix=given, **settings))
@@ -91,6 +93,7 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
     lm.score([STEMS[1] * 3 + end for end in "abc"])
     lm.score([STEMS[1] + end for end in "abc"], token_ids=[[5], [[6]] * 44, []], top=2)
     lm.embed([STEMS[1] + end for end in "abc"], pooling="mean")
+    lm.engine.clear_prefix_cache()
     del prefix
     sessions[0].close()
     while sessions[1].busy:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from message_store import MemoryStore
 
+from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.messages import PART_BYTES, Message, MessageError, Messages, from_part, to_parts
 from hybridlm.requests.sequence import Request, ResolvedParams
 
@@ -13,13 +14,18 @@ class Thing:
     """An object that both sides have."""
 
 
-PARAMS = ResolvedParams(temperature=0.1 + 0.2, stop_token_ids=frozenset({9, 3}), stop_strings=("\n", "x"))
+PARAMS = ResolvedParams(
+    temperature=0.1 + 0.2,
+    stop_token_ids=frozenset({9, 3}),
+    stop_strings=("\n", "x"),
+    grammar=GrammarSource("{}", (2, 3)),
+)
 REQUEST = Request(3, (5, 6, 7), PARAMS, priority=-2)
 
 
 def through(*messages: Message, mine: Any = None, theirs: Any = None) -> list[Message]:
     store = MemoryStore()
-    sender, receiver = Messages(store), Messages(store, (Request, ResolvedParams))
+    sender, receiver = Messages(store), Messages(store, (GrammarSource, Request, ResolvedParams))
     for one in messages:
         sender.send(one, {mine: 4} if mine is not None else {})
     return [receiver.receive({4: theirs}) for _ in messages]

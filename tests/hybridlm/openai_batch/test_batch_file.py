@@ -13,6 +13,7 @@ import pytest
 from toy_scorer import NO_MODEL
 
 import hybridlm
+from hybridlm.grammars import grammar_text
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import batch_file
 from hybridlm.openai_batch.request import read_request
@@ -376,6 +377,66 @@ def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
     assert (params.logit_bias, params.bad_words, params.thinking_budget) == (((3, 2.0),), ((4, 5),), 7)
     plain = read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params
     assert not plain.changes_logits and plain.skip_special_tokens and plain.thinking_budget is None
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
+    found = read_request(line("a", prompt="x", **fields), text_lm._inputs).requests[0].params.grammar
+    assert found is not None and found.text == grammar_text(form)
+    assert read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format: expected"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),
+    ],
+    ids=str,
+)
+def test_forms_that_are_refused(text_lm: hybridlm.LM, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        read_request(line("a", prompt="x", **fields), text_lm._inputs)
+
+
+def test_answers_have_their_forms(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """One that no token can follow is an error of its line."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
+    lines = [
+        line("plain", prompt="x", max_tokens=3),
+        line("choice", prompt="x", structured_outputs={"choice": ["yes", "no"]}, n=3),
+        line("chat", CHAT, **chat, response_format={"type": "json_schema", "json_schema": {"schema": {"const": 3}}}),
+        line("dead", prompt=["x", "y"], structured_outputs={"regex": "ab"}, bad_words=["b"]),
+    ]
+    plain, choice, chat, dead = answered(model_of(text_lm), lines, tmp_path)
+    alone = answered(model_of(text_lm), lines[:1], tmp_path)[0]
+    assert body(plain)["choices"] == body(alone)["choices"]
+    assert {one["text"] for one in choice["response"]["body"]["choices"]} <= {"yes", "no"}
+    message = chat["response"]["body"]["choices"][0]
+    assert (message["message"]["content"], message["finish_reason"]) == ("3", "stop")
+    assert (dead["response"]["status_code"], dead["error"]["code"]) == (500, "grammar_error")
+    assert dead["error"]["message"].startswith("line 4: choice 0: no token is possible in place 2: bad_words")
 
 
 def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:

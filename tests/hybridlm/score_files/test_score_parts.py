@@ -296,5 +296,12 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
 def test_manifest_says_what_the_parts_are(texts: Path):
     folder = interrupt(texts, texts.with_name("out.jsonl"))
     head, first, _ = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
-    assert head["origin"]["model"] == "toy" and set(head["origin"]) == {"input", "model", "window", "shard", "output"}
+    assert head["origin"]["model"] == "toy" and set(head["origin"]) == {
+        "input",
+        "model",
+        "window",
+        "sort window",
+        "shard",
+        "output",
+    }
     assert (first["rows"], first["tokens"], first["errors"]) == (3, 3, 0)

@@ -15,8 +15,8 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import fingerprint
 from models.decoder import decoder
 from models.decoder.traced_once import traced_once
-from models.state.shapes import Hooks
 from models.families.qwen3_5 import QWEN3_5
+from models.state.shapes import Hooks
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 41,

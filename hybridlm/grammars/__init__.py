@@ -1,0 +1,17 @@
+"""Grammars that completions follow: JSON schemas, regular expressions, choices and Lark grammars, by llguidance.
+
+Imports text. Begin with `structured_outputs`, then `grammars`: the masks of the tokens that may come next.
+"""
+
+from hybridlm.grammars.grammars import Grammars, GrammarSource, GrammarState, token_masks
+from hybridlm.grammars.structured_outputs import StructuredOutputs, compiler_version, grammar_text
+
+__all__ = [
+    "GrammarSource",
+    "GrammarState",
+    "Grammars",
+    "StructuredOutputs",
+    "compiler_version",
+    "grammar_text",
+    "token_masks",
+]

@@ -1,0 +1,259 @@
+"""Compiled grammars of a tokenizer, and where each sequence is in its own."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridlm.errors import require_extra
+from hybridlm.text.reasoning import ThoughtsEnd, thoughts_end
+from hybridlm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits
+
+MAX_COMPILED = 256
+"""Compiled grammars that are kept for the next request with the same one; the oldest are dropped."""
+PROBE = '{"a": [1, -2.5e3, true], "b c": "d_é\\n"}'
+"""A text that a tokenizer has to give back as llguidance reads its vocabulary."""
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar that has been checked.
+
+    Attributes:
+        text: as llguidance reads it.
+        end_token_ids: the model's end tokens, which are allowed where the grammar may end.
+    """
+
+    text: str
+    end_token_ids: tuple[int, ...]
+
+
+class GrammarState:
+    """The part of a grammar that a sequence has left.
+
+    Args:
+        matcher: at the beginning of the grammar.
+        thoughts: finds the end of the thoughts before it; None if there are none.
+        words: words of the matcher's masks; the tokenizer may have tokens that the model has not.
+
+    Attributes:
+        words: as given.
+        fault: why no token can follow; None while one can.
+    """
+
+    def __init__(self, matcher: "LLMatcher", thoughts: ThoughtsEnd | None, words: int):
+        self._matcher, self._thoughts, self.words = matcher, thoughts, words
+        self.fault: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar has ended: nothing but an end token could follow, or it was the last one."""
+        return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
+
+    def push(self, token: int) -> None:
+        """Add a token that was sampled; sets `fault` if the grammar has no such token here."""
+        if self._thoughts is not None:
+            rest = self._thoughts.push(token)
+            if rest is not None:
+                self._thoughts = None
+                if rest.strip():
+                    self.fault = f"the token that ends the thoughts has more text behind the end marker: {rest!r}"
+        elif not self._matcher.consume_token(token):
+            self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """Return how many of these tokens, from the first on, the grammar allows."""
+        if self._thoughts is not None:
+            return self._thoughts.before_end(drafts)
+        return self._matcher.validate_tokens(list(drafts))
+
+    def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
+        """Write the masks of the next token, and of those after each draft.
+
+        Args:
+            masks: uint32 [D + 1 or more, words of the state] of all ones, contiguous; an empty row stands for no token.
+            drafts: D tokens that may follow; after one that the grammar does not allow, rows stay as they are.
+        """
+        if self._thoughts is not None:
+            return
+        self._fill_next(self._matcher, masks[0])
+        self._check(masks[0])
+        after = self._matcher.deep_copy() if drafts and self.fault is None else None
+        for row, draft in zip(masks[1:], drafts, strict=False):
+            if after is None or not after.consume_token(draft) or after.is_stopped():
+                return
+            self._fill_next(after, row)
+            if after.is_error():
+                row[:] = 0
+                return
+
+    @staticmethod
+    def _fill_next(matcher: "LLMatcher", row: np.ndarray) -> None:
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+    def _check(self, row: np.ndarray) -> None:
+        """Look for the error of the mask that was written; of a state without next tokens llguidance allows the end."""
+        if self._matcher.is_error():
+            self.fault = _error_of(self._matcher)
+            row[:] = 0
+
+    @staticmethod
+    def fill_all(states: "Sequence[tuple[GrammarState, int]]", masks: np.ndarray) -> None:
+        """Write the masks of the next tokens of several sequences, in threads.
+
+        Args:
+            states: with the place of each one's mask.
+            masks: uint32 [places, words] of all ones, contiguous.
+        """
+        begun = [(state, place) for state, place in states if state._thoughts is None]
+        if len(begun) == 1:
+            begun[0][0].fill(masks[begun[0][1]][None])
+        elif begun:
+            assert masks.flags.c_contiguous
+            wanted = [(state._matcher, place) for state, place in begun]
+            _executor().unsafe_compute_mask_ptr(wanted, masks.ctypes.data, masks.shape[1] * 4, masks.shape[0])
+            for state, place in begun:
+                state._check(masks[place])
+
+
+class Grammars:
+    """The grammars of a tokenizer, each compiled once. `Grammars.of` makes one for each tokenizer and model.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: logits of a token.
+        end_token_ids: the model's end tokens; if there are none, a completion ends where nothing can follow.
+
+    Raises:
+        ValueError: llguidance does not read this tokenizer.
+        MissingExtra: llguidance is not installed.
+    """
+
+    _made: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
+    _made = weakref.WeakKeyDictionary()
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]):
+        require_extra("structured_outputs", "llguidance", "grammar")
+        from llguidance import LLTokenizer
+
+        self._tokenizer, self._compiled = weakref.ref(tokenizer), OrderedDict[str, "LLMatcher"]()
+        size = max(vocab_size, tokenizer.vocab_size)
+        self._words = -(-size // 32)
+        try:
+            self._vocabulary = LLTokenizer(tokenizer.to_json(), size, list(end_token_ids) or None)
+        except ValueError as error:
+            raise ValueError(f"llguidance cannot read this tokenizer.json: {error}") from error
+        ids = tokenizer.encode(PROBE, add_special_tokens=False)
+        read, written = self._vocabulary.decode_str(ids), tokenizer.decode(ids)
+        if read.strip() != written.strip():
+            raise ValueError(f"llguidance reads tokens of this tokenizer as {read!r}, they stand for {written!r}")
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
+        """Return the grammars of a tokenizer; arguments and errors as for the class."""
+        made = cls._made.setdefault(tokenizer, {})
+        key = (vocab_size, end_token_ids)
+        if key not in made:
+            made[key] = cls(tokenizer, vocab_size, end_token_ids)
+        return made[key]
+
+    def check(self, text: str) -> None:
+        """Compile a grammar.
+
+        Raises:
+            ValueError: it cannot be compiled, uses what llguidance does not know, or no token can begin it.
+        """
+        self._matcher(text)
+
+    def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
+        """Return where a sequence is in a grammar. Where the prompt opens thoughts, the grammar begins after them.
+
+        Args:
+            text: the grammar, checked.
+            prompt: tokens before the completion.
+            output: tokens of the completion so far.
+            think_end: see `SamplingParams`.
+        """
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None
+        thoughts = thoughts_end(tokenizer, prompt, think_end)
+        state = GrammarState(self._matcher(text).deep_copy(), thoughts, self._words)
+        for token in output:
+            state.push(token)
+        return state
+
+    def _matcher(self, text: str) -> "LLMatcher":
+        """Return a compiled grammar at its beginning; raises as `check`."""
+        from llguidance import LLMatcher
+
+        found = self._compiled.get(text)
+        if found is not None:
+            self._compiled.move_to_end(text)
+            return found
+        found = LLMatcher(self._vocabulary, text, log_level=0, limits=_limits())
+        if found.is_error():
+            raise ValueError(f"cannot be compiled: {_error_of(found)}")
+        if warnings := found.get_grammar_warnings():
+            raise ValueError(f"is not followed in full: {'; '.join(warnings)}")
+        trial = found.deep_copy()
+        first = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
+        # Of characters that no token has, llguidance allows the token behind them, and refuses it when it comes.
+        if trial.is_error() or (first.size == 1 and not found.validate_tokens(first.tolist())):
+            raise ValueError(f"no token of the vocabulary can begin it: {_error_of(trial)}")
+        self._compiled[text] = found
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return found
+
+
+def token_masks(
+    states: Sequence[GrammarState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
+) -> np.ndarray | None:
+    """Return the masks of every lane, or None if no lane has a grammar; lanes without one may sample any token.
+
+    Args:
+        states: of the lanes.
+        words: words of a mask.
+        drafts: of the lanes; None for a step that verifies none.
+        tokens: of a lane in a step that verifies.
+
+    Returns:
+        uint32 [lanes, words], or with drafts [lanes, tokens, words].
+    """
+    width = max((state.words for state in states if state is not None), default=0)
+    if not width:
+        return None
+    masks = np.full((len(states), tokens, width), 0xFFFFFFFF, np.uint32)
+    if drafts is None:
+        GrammarState.fill_all([(state, lane) for lane, state in enumerate(states) if state is not None], masks[:, 0])
+        return np.ascontiguousarray(masks[:, 0, :words])
+    for state, lane_drafts, rows in zip(states, drafts, masks, strict=True):
+        if state is not None:
+            state.fill(rows, lane_drafts)
+    return np.ascontiguousarray(masks[:, :, :words])
+
+
+@cache
+def _executor() -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    return LLExecutor()
+
+
+@cache
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def _error_of(matcher: "LLMatcher") -> str:
+    """Return why a matcher has stopped."""
+    return " ".join(matcher.get_error().split()) or matcher.stop_reason()

@@ -1,0 +1,106 @@
+"""Descriptions of structured outputs, under the names that vLLM gives them, as grammars of llguidance."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, TypedDict
+
+from hybridlm.errors import require_extra
+
+MAX_GRAMMAR_LENGTH = 4_000_000
+"""Maximum characters of a grammar as llguidance reads it."""
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class StructuredOutputs(TypedDict, total=False):
+    """The form of a completion: exactly one of the first five.
+
+    Keys:
+        json: a JSON schema, as a mapping or as JSON text.
+        json_object: True for any JSON object.
+        regex: a regular expression that the whole completion matches, in the syntax of Rust's regex.
+        choice: texts, of which the completion is one.
+        grammar: a Lark grammar, as llguidance reads it.
+        disable_any_whitespace: with a schema or an object: no white space between the parts of the JSON.
+    """
+
+    json: Mapping[str, Any] | str
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
+    disable_any_whitespace: bool
+
+
+def grammar_text(asked: Any) -> str:
+    """Return a grammar as llguidance reads it, not yet compiled.
+
+    Args:
+        asked: `StructuredOutputs`.
+
+    Raises:
+        ValueError: something else, or a value of another kind; the message names the key.
+        MissingExtra: llguidance is not installed.
+    """
+    require_extra("structured_outputs", "llguidance", "grammar")
+    from llguidance import LLMatcher
+
+    keys = [*KINDS, "disable_any_whitespace"]
+    if not isinstance(asked, Mapping) or [key for key in asked if key not in keys]:
+        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {_shown(asked)}")
+    given = [key for key in KINDS if asked.get(key) is not None and (asked[key] is not False or key == "json")]
+    if len(given) != 1:
+        raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {', '.join(given) or 'none'}")
+    (kind,), value, compact = given, asked[given[0]], asked.get("disable_any_whitespace") or False
+    if compact not in (True, False) or (compact and not kind.startswith("json")):
+        raise ValueError(f"disable_any_whitespace: expected True or False, with json or json_object, got {compact!r}")
+    if kind in ("json", "json_object"):
+        schema = _schema(value) if kind == "json" else _any_object(value)
+        text = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False} if compact else None)
+    elif kind == "choice":
+        text = LLMatcher.grammar_from_lark(_choice(value))
+    elif not isinstance(value, str):
+        raise ValueError(f"{kind}: expected a string, got {_shown(value)}")
+    else:
+        text = LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise ValueError(f"{kind}: expected at most {MAX_GRAMMAR_LENGTH} characters, got {len(text)}")
+    return text
+
+
+def compiler_version() -> str:
+    """Return the version of llguidance, which masks depend on; "none" without it."""
+    return metadata.version("llguidance") if find_spec("llguidance") is not None else "none"
+
+
+def _schema(value: Any) -> str:
+    """Return a JSON schema as text; the order of its properties is that of the completion."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"json: expected a JSON schema: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"json: expected a JSON schema, which is an object, got {_shown(found)}")
+    return json.dumps(found)
+
+
+def _any_object(value: Any) -> str:
+    if value is not True:
+        raise ValueError(f"json_object: expected True, got {_shown(value)}")
+    return '{"type": "object"}'
+
+
+def _choice(value: Any) -> str:
+    """Return the Lark grammar of a list of texts: one terminal, since llguidance limits the alternatives of a rule."""
+    texts = value if isinstance(value, list | tuple) else []
+    if not texts or not all(isinstance(one, str) and one for one in texts):
+        raise ValueError(f"choice: expected a list of texts that are not empty, got {_shown(value)}")
+    # Strings of Lark are those of JSON, but for DEL, which has to be escaped, too.
+    quoted = (json.dumps(one, ensure_ascii=False).replace("\x7f", "\\u007f") for one in texts)
+    return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,159 @@
+"""Order in which rows are scored: rows that begin alike one behind the other, so that their beginning is computed once.
+
+Rows are sorted within a sort window, consecutive rows of a file, by the text that they begin with. A part of the output
+has a piece of the sorted rows; when the parts are joined the rows go back to their places.
+"""
+
+import json
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from hybridlm.score_files.rows import InputRow, TextSource
+from hybridlm.score_files.survey import RowWindow
+
+DEFAULT_SORT_WINDOW = 1 << 26
+"""Bytes of consecutive rows that are sorted together."""
+MIN_SAVED = 0.1
+"""Share of a sort window that its rows must have in common for them to be sorted."""
+MAX_PART_WINDOWS = 8
+"""Largest size of a part of sorted rows, in windows: of what is common it counts every copy."""
+FIRST_LEVEL, LEVELS = 64, 12
+"""Characters of the shortest beginning that is compared, and the number of beginnings, each twice as long as the last.
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of parts and of sort windows.
+
+    Attributes:
+        rows: maximum rows of a part.
+        bytes: size at which a part ends; a common beginning counts once.
+        sorted: size at which a sort window ends; 0 sorts nothing.
+    """
+
+    rows: int
+    bytes: int
+    sorted: int
+
+
+@dataclass(frozen=True)
+class SortWindow:
+    """Parts of consecutive rows.
+
+    Attributes:
+        parts: number of parts.
+        order: int64 [rows], the row in each place of the parts, counted from the first row; None if all are in order.
+    """
+
+    parts: int
+    order: np.ndarray | None
+
+
+Planned = tuple[SortWindow, Iterator[list[InputRow]]]
+"""A sort window, and the rows of each of its parts."""
+
+
+def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
+    """Yield the sort windows of consecutive windows of rows. It is a function of the rows and the limits alone.
+
+    Rows that have little in common stay in their windows and are never in memory together: the file is read twice, once
+    to see what they have in common. Take the rows of one sort window before the next one is asked for.
+    """
+    if not windows:
+        return
+    ahead, behind = source.rows(windows[0].start), source.rows(windows[0].start)
+    for group in _groups(windows, limits.sorted):
+        count = sum(window.rows for window in group)
+        share = common_share(row for row, _ in islice(ahead, count)) if limits.sorted else 0.0
+        rows = (row for row, _ in islice(behind, count))
+        if share >= MIN_SAVED:
+            held = list(rows)
+            cut = sorted_parts(held, limits)
+            yield SortWindow(len(cut), np.concatenate(cut)), ([held[place] for place in part] for part in cut)
+        else:
+            yield SortWindow(len(group), None), (list(islice(rows, window.rows)) for window in group)
+            deque(rows, maxlen=0)  # those that were not needed
+
+
+def _groups(windows: Sequence[RowWindow], size: int) -> Iterator[list[RowWindow]]:
+    """Yield consecutive windows together, as long as they have at most `size` bytes; at least one."""
+    group: list[RowWindow] = []
+    for window in windows:
+        if group and sum(one.size for one in group) + window.size > size:
+            yield group
+            group = []
+        group.append(window)
+    if group:
+        yield group
+
+
+def beginning(row: InputRow) -> str:
+    """Return the text that decides what a row's tokens begin with; "" for a row that cannot be read."""
+    if row.fault is not None:
+        return ""
+    item = row.item
+    if not isinstance(item, dict):
+        return item if isinstance(item, str) else json.dumps(item)
+    if "messages" in item:
+        # Templates write tools before the messages.
+        return json.dumps([item.get("tools"), item.get("chat_template_kwargs"), item["messages"]], sort_keys=True)
+    if "prompt" not in item:
+        return json.dumps(item)
+    prompt = item["prompt"]
+    return (prompt if isinstance(prompt, str) else json.dumps(prompt)) + json.dumps(item.get("completion"))
+
+
+def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
+    """Return the places of the rows of each part, int64, sorted by the rows' beginnings."""
+    begins = [beginning(row) for row in rows]
+    order = sorted(range(len(rows)), key=begins.__getitem__)
+    parts: list[np.ndarray] = []
+    part, distinct, size, before = list[int](), 0, 0, ""
+    for place in order:
+        shared = common_length(before, begins[place]) if part else 0
+        part.append(place)
+        before = begins[place]
+        distinct, size = distinct + max(rows[place].size - shared, 1), size + rows[place].size
+        if len(part) >= limits.rows or distinct >= limits.bytes or size >= MAX_PART_WINDOWS * limits.bytes:
+            parts.append(np.array(part, np.int64))
+            part, distinct, size = [], 0, 0
+    if part:
+        parts.append(np.array(part, np.int64))
+    return parts
+
+
+def common_length(a: str, b: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def common_share(rows: Iterable[InputRow]) -> float:
+    """Return which share of the rows need not be computed again, estimated from a few numbers for each row."""
+    sums = [array("I") for _ in range(LEVELS)]
+    total = 0
+    for row in rows:
+        text, total = beginning(row), total + row.size
+        checksum, done = 0, 0
+        for level in range(LEVELS):
+            end = FIRST_LEVEL << level
+            if len(text) < end:
+                break
+            checksum = zlib.crc32(text[done:end].encode("utf-8", "surrogatepass"), checksum)
+            sums[level].append(checksum)
+            done = end
+    saved = 0
+    for level, values in enumerate(sums):
+        repeated = len(values) - np.unique(np.frombuffer(values, np.uint32)).size if values else 0
+        saved += repeated * (FIRST_LEVEL << level) // (1 if level == 0 else 2)
+    return saved / max(total, 1)

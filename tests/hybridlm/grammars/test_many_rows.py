@@ -1,0 +1,18 @@
+"""Thousands of classified rows, every one in its form."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("drafts", [[], ["--speculate", "ngram"]], ids=["plain", "drafts"])
+def test_every_row_has_its_form(root: Path, drafts: list[str]) -> None:
+    command = [sys.executable, root / "scripts" / "structured_rows.py", "5000", *drafts]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("5,000 rows") and done.stdout.endswith(" 0 without their form\n")

@@ -1,0 +1,95 @@
+"""Lines of a batch whose prompts begin alike are answered together, and written in the order of the input."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hybridlm
+
+SHOTS = ["".join(random.Random(i).choices("abcdefgh ", k=90)) for i in range(3)]
+
+
+def write(path: Path, count: int = 18) -> Path:
+    """Lines of three prompts by turns; the last one has the custom_id of the second."""
+    lines = [
+        {
+            "custom_id": str(i if i < count - 1 else 1),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": f"{SHOTS[i % 3]}{i}", "max_tokens": 4, "seed": i},
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The output, but for the time of its run."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for one in found:
+        if one["response"]["body"] is not None:
+            del one["response"]["body"]["created"]
+    return found
+
+
+def stopping(calls: int) -> Any:
+    """A bar that interrupts the run after so many parts."""
+
+    @contextmanager
+    def progress(*_: object) -> Iterator[Any]:
+        seen = []
+
+        def bar(*_: object) -> None:
+            seen.append(1)
+            if len(seen) == calls:
+                raise KeyboardInterrupt
+
+        yield bar
+
+    return progress
+
+
+@pytest.mark.slow
+def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridlm.openai_batch.batch_file.MIN_SAVED", 2.0)
+        plain = cached_lm.batch_file(source, tmp_path / "plain.jsonl", window=6)
+    report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
+    found, expected = rows(tmp_path / "out.jsonl"), rows(tmp_path / "plain.jsonl")
+    assert [one["custom_id"] for one in found] == [*map(str, range(17)), "1"]
+    assert "is that of line 2, too" in found[-1]["error"]["message"]
+    assert (report.responses, report.bad_lines) == (17, 1)
+    texts, plain_texts = ([one["response"]["body"] for one in some[:-1]] for some in (found, expected))
+    assert [one["choices"][0]["text"] for one in texts] == [one["choices"][0]["text"] for one in plain_texts]
+    # Of six lines with one prompt five do not read it again; of six with three prompts three.
+    assert report.prefix_tokens_saved > 1.3 * plain.prefix_tokens_saved > 0
+    assert report.prefix_tokens_saved > 0.7 * report.prompt_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, parts: int) -> None:
+    """The states that the interrupted run had cached change nothing."""
+    source = write(tmp_path / "in.jsonl")
+    whole = cached_lm.batch_file(source, tmp_path / "whole.jsonl", window=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridlm.openai_batch.batch_file.file_progress", stopping(parts))
+        with pytest.raises(KeyboardInterrupt):
+            cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
+    report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
+    assert report.kept == 6 * parts and report.prefix_tokens_saved == whole.prefix_tokens_saved
+    assert rows(tmp_path / "out.jsonl") == rows(tmp_path / "whole.jsonl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridlm.openai_batch.batch_file.file_progress", stopping(1))
+        with pytest.raises(KeyboardInterrupt):
+            cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
+        patch.setattr(cached_lm.engine, "_cache_budget", None)
+        with pytest.raises(ValueError, match="prefix cache: 600000, 600000 bytes there, none now"):
+            cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)

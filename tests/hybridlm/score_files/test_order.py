@@ -1,0 +1,245 @@
+"""Rows that begin alike are scored together, their beginning once, and written in the order of the input."""
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_scorer import TOY, read_lines, score, write_lines
+
+import hybridlm
+from hybridlm.score_files import order
+from hybridlm.score_files.formats import open_source
+from hybridlm.score_files.order import MAX_PART_WINDOWS, Limits, beginning, common_length, plan, sorted_parts
+from hybridlm.score_files.rows import START, InputRow
+from hybridlm.score_files.score_file import score_file
+from hybridlm.score_files.score_rows import Scorer
+from hybridlm.score_files.survey import RowWindow
+from hybridlm.scoring.items import ScoredIds
+from hybridlm.scoring.queue import ScoringQueue
+
+CHUNK = 8
+
+
+def prompts(count: int, length: int) -> list[str]:
+    """Texts that part early."""
+    rng = random.Random(count)
+    return ["".join(rng.choices("abcdefgh ", k=length)) for _ in range(count)]
+
+
+def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any]]:
+    """Rows of every prompt with answers of its own, in no order."""
+    rng = random.Random(each)
+    rows = [{"text": shot + "".join(rng.choices("xyz", k=answer))} for shot in shots for _ in range(each)]
+    rng.shuffle(rows)
+    return [{"id": i, **row} for i, row in enumerate(rows)]
+
+
+LONG = replace(TOY, encode=lambda item, where: [ScoredIds(tuple(item.encode()))])
+"""The toy scorer of texts of any length."""
+
+
+class Counting:
+    """A scorer of texts that counts the tokens that a model would compute."""
+
+    def __init__(self) -> None:
+        self.computed, self.calls = 0, 0
+        self.scorer = replace(LONG, score=self.score)
+
+    def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
+        self.calls += 1
+        queue, alive = ScoringQueue(dict(enumerate(texts)), None, CHUNK, 5), []
+        while queue or alive:
+            while len(alive) < 4 and (one := queue.take()) is not None:
+                queue.begun(one)
+                alive.append(one)
+            one = alive.pop(0)
+            begin = 0 if one.parent is None else len(one.parent.tokens) - 1
+            self.computed += len(one.tokens) - 1 - begin
+            if one.index is None:
+                queue.prefilled(one)
+        return score(texts)
+
+
+def distinct(rows: Sequence[dict[str, Any]]) -> int:
+    """Tokens of all rows, each beginning counted once."""
+    texts = sorted(row["text"] for row in rows)
+    return sum(len(text) - common_length(before, text) for before, text in itertools.pairwise(["", *texts]))
+
+
+def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rows = shuffled(prompts(64, 200), 157, 20)[:10_000]
+    texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting()
+    report = score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
+    assert report.texts == 10_000 and counted.calls >= 10
+    assert counted.computed <= 1.3 * distinct(rows)
+    assert [row["id"] for row in read_lines(tmp_path / "out.jsonl")] == list(range(10_000))
+
+
+def test_unsorted_rows_take_more_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rows = shuffled(prompts(16, 300), 16, 20)
+    texts, counted, unsorted = write_lines(tmp_path / "in.jsonl", rows), Counting(), Counting()
+    score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=64)
+    score_file(unsorted.scorer, texts, tmp_path / "unsorted.jsonl", window=64, sort_window=0)
+    assert unsorted.computed > 1.5 * counted.computed
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "unsorted.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("parts", [1, 3, 5])
+def test_continues_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int
+) -> None:
+    """Two sort windows, of which the second has rows of its own and faults."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rows: list[Any] = shuffled(prompts(4, 200), 5, 9) + [{"id": 20 + i, "text": f"{i} alone"} for i in range(20)]
+    rows[7] = {"id": 3, "text": rows[7]["text"]}
+    rows[9] = b"no JSON"
+    texts = write_lines(tmp_path / "in.jsonl", rows)
+    asked: dict[str, Any] = {"window": 4, "sort_window": 5000}
+    score_file(LONG, texts, tmp_path / f"whole-{output}", **asked)
+    score_file(LONG, texts, tmp_path / f"plain-{output}", window=4, sort_window=0)
+    seen = []
+
+    def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
+        seen.append(len(texts))
+        if len(seen) > parts:
+            raise KeyboardInterrupt
+        return score(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        score_file(replace(LONG, score=some), texts, tmp_path / output, **asked)
+    with pytest.raises(ValueError, match="sort window: 5000 bytes there, 0 bytes now"):
+        score_file(LONG, texts, tmp_path / output, window=4, sort_window=0)
+    report = score_file(LONG, texts, tmp_path / output, **asked)
+    assert (report.kept, report.texts, report.errors) == (4 * parts, 38, 2)
+    assert (tmp_path / output).read_bytes() == (tmp_path / f"whole-{output}").read_bytes()
+    if output == "out.jsonl":
+        assert (tmp_path / output).read_bytes() == (tmp_path / f"plain-{output}").read_bytes()
+    else:
+        assert pq.read_table(tmp_path / output) == pq.read_table(tmp_path / f"plain-{output}")
+
+
+def test_scores_have_the_same_bits_and_saved_tokens_are_reported(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    rows = shuffled(prompts(6, 100), 7, 12)
+    texts = write_lines(tmp_path / "in.jsonl", rows)
+    before = dict(text_lm.stats)
+    plain = text_lm.score_file(texts, tmp_path / "plain.jsonl", window=6, sort_window=0)
+    between = dict(text_lm.stats)
+    report = text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+    computed = [
+        text_lm.stats["scored_tokens"] - between["scored_tokens"],
+        between["scored_tokens"] - before["scored_tokens"],
+    ]
+    total = sum(len(row["text"]) - 1 for row in rows)
+    assert (computed[0] + report.prefix_tokens_saved, computed[1] + plain.prefix_tokens_saved) == (total, total)
+    # Of each prompt 20 chunks of 5 tokens, twice where a part ends within its rows.
+    assert computed[0] < 0.5 * computed[1]
+
+
+def test_saved_tokens_of_earlier_runs_count(
+    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
+    whole = text_lm.score_file(texts, tmp_path / "whole.jsonl", window=6)
+    scorer, calls = text_lm._scorer, itertools.count()
+
+    def some(*given: Any, **settings: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return scorer.score(*given, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(text_lm), "_scorer", replace(scorer, score=some))
+        with pytest.raises(KeyboardInterrupt):
+            text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
+    report = text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
+    assert report.kept == 12 and report.prefix_tokens_saved == whole.prefix_tokens_saved > 0
+
+
+def row(number: int, text: str) -> InputRow:
+    return InputRow(number, None, "text", text, len(text))
+
+
+@given(st.lists(st.text("ab", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 20))
+def test_parts_have_every_row_once_and_end_in_time(texts: list[str], most: int, size: int) -> None:
+    rows = [row(i, text) for i, text in enumerate(texts)]
+    parts = sorted_parts(rows, Limits(most, size, 1 << 20))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(texts)))
+    assert [texts[place] for part in parts for place in part] == sorted(texts)
+    for number, part in enumerate(parts):
+        chosen = [texts[place] for place in part]
+        shared = [common_length(a, b) for a, b in itertools.pairwise(["", *chosen])]
+        counted = list(itertools.accumulate(max(len(t) - s, 1) for t, s in zip(chosen, shared, strict=True)))
+        assert len(part) <= most and (len(part) == 1 or counted[-2] < size)
+        assert sum(map(len, chosen[:-1])) < MAX_PART_WINDOWS * size
+        full = len(part) == most or counted[-1] >= size or sum(map(len, chosen)) >= MAX_PART_WINDOWS * size
+        assert full or number == len(parts) - 1
+
+
+@given(st.text("ab"), st.text("ab"))
+def test_common_length(a: str, b: str) -> None:
+    assert common_length(a, b) == len(os.path.commonprefix([a, b]))
+
+
+@pytest.mark.parametrize("kind", ["text", "token_ids", "prompt", "messages"])
+def test_rows_of_every_kind_are_sorted(tmp_path: Path, kind: str) -> None:
+    shots = prompts(3, 200)
+
+    def made(shot: int, i: int) -> dict[str, Any]:
+        if kind == "token_ids":
+            return {"token_ids": [*shots[shot].encode(), i]}
+        if kind == "messages":
+            return {
+                "messages": [{"role": "user", "content": f"{shots[shot]}{i}"}, {"role": "assistant", "content": "x"}]
+            }
+        return {"prompt": shots[shot], "completion": f" {i}"} if kind == "prompt" else {"text": f"{shots[shot]}{i}"}
+
+    texts = write_lines(tmp_path / "in.jsonl", [made(i % 3, i) for i in range(12)])
+    source = open_source(texts)
+    ((window, parts),) = plan(source, [RowWindow(START, 12, texts.stat().st_size)], Limits(4, 1 << 20, 1 << 20))
+    found = [[one.number for one in part] for part in parts]
+    assert window.parts == 3 and sorted(map(sorted, found)) == [list(range(1 + i, 13, 3)) for i in range(3)]
+    assert window.order is not None and (window.order + 1).tolist() == sum(found, [])
+
+
+def test_rows_with_little_in_common_stay_and_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = write_lines(tmp_path / "in.jsonl", [{"text": one} for one in prompts(12, 200)])
+    source, windows = open_source(texts), [RowWindow(START, 7, 1500), RowWindow(START._replace(row=7), 5, 1100)]
+    monkeypatch.setattr(order, "sorted_parts", None)
+    for window, parts in plan(source, windows, Limits(7, 1 << 20, 1 << 20)):
+        assert window == order.SortWindow(2, None)
+        assert [[one.number for one in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
+    # One that is skipped leaves the next one in its place.
+    skipped = plan(source, windows, Limits(7, 1 << 20, 2000))
+    next(skipped)
+    assert [one.number for one in next(next(skipped)[1])] == list(range(8, 13))
+    assert [len(list(parts)) for _, parts in plan(source, windows, Limits(7, 1 << 20, 2000))] == [1, 1]
+
+
+def test_beginnings_of_rows_that_cannot_be_read() -> None:
+    assert beginning(InputRow(3, None, "", None, 9, "blank")) == ""
+    assert beginning(InputRow(3, None, "request", {"state": "s", "questions": []}, 9)).startswith('{"state": "s"')
+    assert beginning(InputRow(3, None, "token_ids", [1, "x"], 9)) == json.dumps([1, "x"])
+
+
+def test_sort_window_is_checked(tmp_path: Path) -> None:
+    texts = write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
+    for wrong in (-1, True, "64MB"):
+        with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):
+            score_file(TOY, texts, tmp_path / "out.jsonl", sort_window=wrong)  # type: ignore[arg-type]
+    assert isinstance(TOY, Scorer)

@@ -47,7 +47,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
         "drafted": [one.token_ids for one in drafted],
         "continued": [one.token_ids for one in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
         "scores": [one.logprobs[1:].tolist() for one in lm.score(PROMPTS[:7])],
-        "chosen": [one.chosen.logprobs.tolist() + one.top.logprobs.tolist() for one in asked],
+        "chosen": [found.logprobs.tolist() for one in asked for found in (one.chosen, one.top) if found is not None],
         "vectors": lm.embed([*PROMPTS, [3] * 12]).tolist(),
     }
 

@@ -15,11 +15,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_text
+from models.families.tokenizers import TIKTOKEN as MODEL_TYPES
 
 NAME = "tiktoken.model"
 MAX_TIKTOKEN_BYTES = 50 * MEGABYTE
-MODEL_TYPE, CLASS, CODE = "kimi_linear", "TikTokenTokenizer", "tokenization_kimi.py"
-"""Checkpoints that are read: their `model_type`, `tokenizer_class` and Python file."""
+CLASS, CODE = "TikTokenTokenizer", "tokenization_kimi.py"
+"""Checkpoints that are read: their `tokenizer_class` and Python file."""
 RESERVED = 258
 """Tokens behind the ranks; those without a name of their own are <|reserved_token_ID|>."""
 DEFAULT_SPECIAL = (
@@ -46,7 +47,7 @@ MAX_PIECE, MAX_RUN = 400_000, 25_000
 
 def is_read(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether tiktoken.model of a checkpoint with these settings is of the known kind."""
-    return config.get("model_type") == MODEL_TYPE and settings.get("tokenizer_class") == CLASS
+    return config.get("model_type") in MODEL_TYPES and settings.get("tokenizer_class") == CLASS
 
 
 def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequence[str]) -> Tokenizer:

@@ -12,23 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from hybridlm.gguf_files.companions import GGUF_TOKENIZER
-
-PLAIN = "TokenizersBackend"
-"""The class that uses tokenizer.json as it is."""
-REGISTERED = {
-    "granitemoehybrid": PLAIN,
-    "kimi_linear": PLAIN,
-    "mamba2": "GPTNeoXTokenizer",
-    "olmo_hybrid": PLAIN,
-    "qwen3_5": "Qwen3_5Tokenizer",
-    "qwen3_5_moe": "Qwen3_5Tokenizer",
-    "qwen3_5_moe_text": "Qwen3_5Tokenizer",
-    "qwen3_5_text": "Qwen3_5Tokenizer",
-    "qwen3_next": "Qwen2Tokenizer",
-}
-"""`model_type` -> class that transformers has for it; the other families have none of their own."""
-CORRECTED = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Model types whose files name a wrong class: the registered one is used."""
+from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 _END = "<|endoftext|>"
 DEFAULTS: dict[str, dict[str, str | None]] = {

@@ -27,7 +27,7 @@ from hybridlm.text.added_tokens import (
     str_of,
     token_of,
 )
-from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPE, is_read, read_tiktoken
+from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPES, is_read, read_tiktoken
 from hybridlm.text.tiktoken_file import NAME as TIKTOKEN
 from hybridlm.text.tokenizer_classes import DEFAULTS, PLAIN, build, class_of, finish
 
@@ -106,7 +106,7 @@ def _of_another_format(path: Path) -> TokenizerParts | None:
     if others:
         warnings.warn(
             f"{path}: found {', '.join(others)} but no tokenizer.json, the only format that is read, but for "
-            f"{TIKTOKEN} of {MODEL_TYPE}: prompts have to be token ids. transformers can write one: "
+            f"{TIKTOKEN} of {', '.join(MODEL_TYPES)}: prompts have to be token ids. transformers can write one: "
             f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
             stacklevel=4,
         )

@@ -69,8 +69,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
 
 def traffic(lm: hybridlm.LM, seed: int) -> None:
     """Sessions side by side, with all kinds of requests, cancellations and drafters; prefixes and scores between."""
-    rng = random.Random(seed)
+    rng, forms = random.Random(seed), random.Random(seed + 100)
     sessions = [lm.session(speculate="ngram"), lm.session(speculate=RandomDrafter(seed))]
+    lm.prefix(STEMS[1])
+    lm.engine.clear_prefix_cache()  # counts begin anew
     prefix = lm.prefix(STEMS[0])
     asked: list[set[int]] = [set(), set()]
     for at in range(90):
@@ -80,8 +82,8 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
             settings: dict[str, Any] = {"max_tokens": rng.randrange(1, 40), "stop": rng.sample("aeiou sn", 2)}
             if rng.random() < 0.5:
                 settings |= {"temperature": 1.0, "seed": rng.randrange(99)}
-            if rng.random() < 0.2:
-                settings["structured_outputs"] = {"regex": rng.choice(["[a-c]{2,9}d", "(once|upon) a time"])}
+            if forms.random() < 0.2:
+                settings["structured_outputs"] = {"regex": forms.choice(["[a-c]{2,9}d", "(once|upon) a time"])}
             text = rng.choice(STEMS[1:]) + "".join(rng.choices("abc de", k=rng.randrange(1, 20)))
             given = prefix if rng.random() < 0.3 else None
             alive.add(session.submit(text, priority=rng.randrange(2), prefix=given, **settings))
@@ -93,7 +95,6 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
     lm.score([STEMS[1] * 3 + end for end in "abc"])
     lm.score([STEMS[1] + end for end in "abc"], token_ids=[[5], [[6]] * 44, []], top=2)
     lm.embed([STEMS[1] + end for end in "abc"], pooling="mean")
-    lm.engine.clear_prefix_cache()
     del prefix
     sessions[0].close()
     while sessions[1].busy:

@@ -64,7 +64,7 @@ def test_every_product_of_a_head(name: str) -> None:
 
 @pytest.mark.parametrize(("form", "count"), [(gather_form, 1), (block_form, 1), (grouped_form, 2), (ragged_form, 1)])
 def test_every_form_of_the_experts(form: Any, count: int) -> None:
-    """All forms of the experts' product, of which a device has one; the grouped one has a second, for further passes."""
+    """All forms of the experts' product, of which a device has one; the grouped one has a second for further passes."""
     x, weight = jnp.zeros((40, 8), jnp.float32), jnp.zeros((3, 4, 8), jnp.float32)
     assert products(ir.trace(form, x, weight, jnp.zeros(40, jnp.int32))) == (count, [])
 

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from models.decoder.traced_once import traced_once
+from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
@@ -272,13 +272,14 @@ class Decoder(Stateful):
         new_state = []
         if hooks is not None:
             x = hooks.residual(x, 0)
-        for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
-            # With hooks layers differ; and functions that are differentiated have hooks: they stay one without calls.
-            own, inline = info if hooks is None else info._replace(layer=number), hooks is not None
-            x, kept = _rematerialised(layer, x, own, layer_state) if remat else layer(x, own, layer_state, inline)
-            new_state.append(kept)
-            if hooks is not None:
-                x = hooks.residual(x, number + 1)
+        with one_pass():
+            for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
+                # With hooks layers differ; and functions that are differentiated have hooks: they stay without calls.
+                own, inline = info if hooks is None else info._replace(layer=number), hooks is not None
+                x, kept = _rematerialised(layer, x, own, layer_state) if remat else layer(x, own, layer_state, inline)
+                new_state.append(kept)
+                if hooks is not None:
+                    x = hooks.residual(x, number + 1)
         return self.norm(x), tuple(new_state)
 
     def commit(
@@ -300,8 +301,9 @@ class Decoder(Stateful):
             lengths: accepted tokens of each lane, 0..T; a lane without any keeps its rows, bit for bit.
             tokens, positions, state, kv_blocks: operands of the step.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks)
-        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
+        info, entries = lane_info(tokens, lengths, positions, kv_blocks), zip(self.layers, kept, state, strict=True)
+        with one_pass():
+            return tuple(layer.commit(given, info, own) for layer, given, own in entries)
 
     @property
     def head(self) -> nnx.Param:

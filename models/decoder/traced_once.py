@@ -3,9 +3,13 @@
 A model of 40 layers has two or three kinds of branches. JAX keeps what `jax.jit` has traced by its static arguments and
 the types of the arrays; here the static part is a module without its arrays. `ir_passes` puts the body in the place of
 each call, so that what is proved and compiled is the same program.
+
+Bodies are shared within one forward pass: code that is patched between two passes is traced anew.
 """
 
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -14,11 +18,36 @@ from flax import nnx
 _LEAVES = (jax.Array, bool, int, float)
 
 
+class _Pass(threading.local):
+    """The forward pass that this thread traces: what its layers call, None outside of one."""
+
+    call: Callable[..., Any] | None = None
+
+
+_pass = _Pass()
+
+
+@contextmanager
+def one_pass() -> Iterator[None]:
+    """Let equal modules share what they are traced to, as long as the context lasts."""
+    before = _pass.call
+
+    def _call(*args: Any) -> Any:
+        return _body(*args)
+
+    # JAX forgets what it has traced together with the function.
+    _pass.call = before or jax.jit(_call, static_argnums=(0, 1, 2, 3))
+    try:
+        yield
+    finally:
+        _pass.call = before
+
+
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     """Return `getattr(module, method)(*args)`; inside a trace as a call of a body that equal modules share.
 
-    A step on a mesh is one `shard_map`, in which `ir_passes` leaves calls as they are; there it is no call. Nor is it
-    one where an argument holds anything but arrays and Python numbers: an object may do more than the trace shows.
+    It is no call outside of `one_pass`; in a `shard_map`, as a step on a mesh is, where `ir_passes` leaves calls as they
+    are; or where an argument holds anything but arrays and Python numbers: an object may do more than the trace shows.
 
     Args:
         module: its structure and the types of its arrays and arguments say all of what the method traces.
@@ -28,11 +57,11 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     graph, state = nnx.split(module)
     leaves, tree = jax.tree.flatten((state, args))
     plain = jax.sharding.get_abstract_mesh().manual_axes or not all(isinstance(leaf, _LEAVES) for leaf in leaves)
-    if plain or not any(map(_is_traced, leaves)):
+    if _pass.call is None or plain or not any(map(_is_traced, leaves)):
         return getattr(module, method)(*args)
     arrays = tuple(leaf for leaf in leaves if isinstance(leaf, jax.Array))
     fixed = tuple(None if isinstance(leaf, jax.Array) else _Fixed(leaf) for leaf in leaves)
-    return _call(graph, method, tree, fixed, arrays)
+    return _pass.call(graph, method, tree, fixed, arrays)
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -58,8 +87,7 @@ class _Fixed:
         return hash(self.value)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _call(graph: Any, method: str, tree: Any, fixed: tuple[_Fixed | None, ...], arrays: tuple[jax.Array, ...]) -> Any:
+def _body(graph: Any, method: str, tree: Any, fixed: tuple[_Fixed | None, ...], arrays: tuple[jax.Array, ...]) -> Any:
     rest = iter(arrays)
     state, args = jax.tree.unflatten(tree, [next(rest) if one is None else one.value for one in fixed])
     return getattr(nnx.merge(graph, state), method)(*args)

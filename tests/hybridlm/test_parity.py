@@ -10,7 +10,7 @@ import pytest
 from random_checkpoint import FAMILIES
 
 SCRIPT = Path(__file__).resolve().parents[1] / "reference" / "parity.py"
-QUICK = [("dense_base", "float32"), ("kimi_base", "bfloat16")]
+QUICK = [("dense_base", "float32")]
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1}
 """Most that another chunk size changes log-probabilities by; what docs/research.md says."""
 

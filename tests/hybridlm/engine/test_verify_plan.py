@@ -70,7 +70,6 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
         return jax.tree.map(last, state, *states)
 
     monkeypatch.setattr(Recurrent, "commit", of_each)
-    jax.clear_caches()  # of layers that were traced before
     assert needed_beside(config) >= sizes(config)[1]
 
 

@@ -14,7 +14,7 @@ from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import fingerprint
 from models.decoder import decoder
-from models.decoder.traced_once import traced_once
+from models.decoder.traced_once import one_pass, traced_once
 from models.families.qwen3_5 import QWEN3_5
 from models.state.shapes import Hooks
 
@@ -86,7 +86,8 @@ def test_modules_share_a_body_and_keep_their_arrays() -> None:
         modules = Scaled(2.0, 0.0), Scaled(2.0, 0.0), Scaled(3.0, 0.0)
         for module, weight in zip(modules, weights, strict=True):
             module.weight[...] = weight
-        return [traced_once(module, "apply", x) for module in modules]
+        with one_pass():
+            return [traced_once(module, "apply", x) for module in modules]
 
     Scaled.runs.clear()
     found = jax.jit(both)(X, (jnp.float32(5), jnp.float32(7), jnp.float32(11)))
@@ -98,7 +99,22 @@ def test_modules_share_a_body_and_keep_their_arrays() -> None:
 def test_python_values_are_part_of_the_structure(more: Any, added: int) -> None:
     """1 and True are equal, and are other programs."""
     module = Scaled(2.0, 1.0)
-    np.testing.assert_array_equal(jax.jit(lambda x: traced_once(module, "apply", x, more))(X), X * 2 + added)
+
+    def run(x: Any) -> Any:
+        with one_pass():
+            return traced_once(module, "apply", x, 1) * 0 + traced_once(module, "apply", x, more)
+
+    np.testing.assert_array_equal(jax.jit(run)(X), X * 2 + added)
+
+
+def test_code_that_is_patched_between_two_passes_is_traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(x: Any) -> Any:
+        with one_pass():
+            return traced_once(Scaled(2.0, 1.0), "apply", x)
+
+    np.testing.assert_array_equal(jax.jit(run)(X), X * 2)
+    monkeypatch.setattr(Scaled, "apply", lambda self, x: x * 5)
+    np.testing.assert_array_equal(jax.jit(lambda x: run(x))(X), X * 5)
 
 
 def test_outside_of_a_trace_it_runs_as_it_is() -> None:
@@ -123,8 +139,9 @@ def test_an_object_is_called_for_each_module() -> None:
 
     def run(x: Any) -> Any:
         notes = Notes()
-        for _ in range(2):
-            x = traced_once(Noted(), "apply", x, notes)
+        with one_pass():
+            for _ in range(2):
+                x = traced_once(Noted(), "apply", x, notes)
         return notes.seen
 
     np.testing.assert_array_equal(jax.jit(run)(X), [X * 2, X * 4])
@@ -150,6 +167,11 @@ def test_shard_map_has_no_calls() -> None:
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     module = Scaled(2.0, 1.0)
     specs = PartitionSpec("model")
-    run = jax.shard_map(lambda x: traced_once(module, "apply", x), mesh=mesh, in_specs=specs, out_specs=specs)
+
+    def apply(x: Any) -> Any:
+        with one_pass():
+            return traced_once(module, "apply", x)
+
+    run = jax.shard_map(apply, mesh=mesh, in_specs=specs, out_specs=specs)
     names = [eqn.primitive.name for eqn in ir.all_eqns(jax.make_jaxpr(run)(jnp.arange(4.0)).jaxpr)]
     assert "shard_map" in names and "jit" not in names and "pjit" not in names

@@ -46,8 +46,8 @@ def one_pass() -> Iterator[None]:
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
     """Return `getattr(module, method)(*args)`; inside a trace as a call of a body that equal modules share.
 
-    It is no call outside of `one_pass`; in a `shard_map`, as a step on a mesh is, where `ir_passes` leaves calls as they
-    are; or where an argument holds anything but arrays and Python numbers: an object may do more than the trace shows.
+    It is no call outside of `one_pass`; in a `shard_map`, as a step on a mesh is, where `ir_passes` leaves calls as
+    they are; or where an argument holds anything but arrays and numbers: an object may do more than the trace shows.
 
     Args:
         module: its structure and the types of its arrays and arguments say all of what the method traces.

@@ -9,8 +9,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
@@ -50,6 +48,8 @@ def recurrent_step_kernel(
         by_channel: whether the decay is one for each channel of the key.
         corrects: whether what the key reads is taken off the value first, as in the delta rule.
     """
+    from jax.experimental import pallas as pl  # takes a while to import
+
     lane, head = pl.program_id(0), pl.program_id(1)
     real = valid[lane] > 0
     before, key = state[...], k[...]
@@ -70,6 +70,9 @@ def recurrent_step(inputs: RecurrenceInputs, *, interpret: bool) -> RecurrenceOu
         inputs: of a whole step of one token.
         interpret: run by Pallas' interpreter, on any platform.
     """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plgpu
+
     lanes, heads, values, keys = inputs.state.shape
     by_channel = inputs.log_decay.ndim == inputs.key.ndim
     shared = heads // inputs.key.shape[2]

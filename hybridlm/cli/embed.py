@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.file_command import Restart, Shard, Strict, Texts, Window, answered, end
+from hybridlm.cli.file_command import Restart, Shard, Strict, Texts, Window, answered, end, leading
 from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
-from hybridlm.devices.mesh import read_mesh
-from hybridlm.loading import load
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
 
 
@@ -44,17 +42,10 @@ def embed(
     cannot be answered gets its id and "error" instead; the exit status is 3 then.
     """
     with reported(debug, verbose):
-        lm = load(
-            model,
-            lanes=lanes,
-            context=context,
-            dtype=dtype,
-            chunk=chunk,
-            mesh=read_mesh(mesh),
-            tune=tune,
-            adapter=adapter,
+        lm = leading(
+            model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh, tune=tune, adapter=adapter
         )
-        if lm.follow():
+        if lm is None:
             return
         options = {"strict": strict, "window": window, "shard": shard, "restart": restart}
         end(answered(lm.embed_file, "texts", input, output, pooling=pooling, normalised=normalised, **options))

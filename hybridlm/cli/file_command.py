@@ -7,6 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from hybridlm.devices.mesh import read_mesh
+from hybridlm.lm import LM
+from hybridlm.loading import load
 from hybridlm.score_files.score_file import ScoreFileReport
 
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")]
@@ -28,6 +31,17 @@ EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 
 Report = TypeVar("Report", bound=ScoreFileReport)
+
+
+def leading(model: str, **settings: Any) -> LM | None:
+    """Load the model of a command; None where this process has followed another one to its end.
+
+    Args:
+        model: directory, file or id on the hub.
+        **settings: of `hybridlm.load`; the mesh as the option has it.
+    """
+    lm = load(model, **{**settings, "mesh": read_mesh(settings["mesh"])})
+    return None if lm.follow() else lm
 
 
 def answered(compute: Callable[..., Report], what: str, *arguments: Any, **options: Any) -> Report:

@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered
+from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered, leading
 from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
-from hybridlm.devices.mesh import read_mesh
-from hybridlm.loading import load
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.score_file import DEFAULT_WINDOW
 
@@ -66,17 +64,10 @@ def score(
     cannot be scored gets its id and "error" instead.
     """
     with reported(debug, verbose):
-        lm = load(
-            model,
-            lanes=lanes,
-            context=context,
-            dtype=dtype,
-            chunk=chunk,
-            mesh=read_mesh(mesh),
-            tune=tune,
-            adapter=adapter,
+        lm = leading(
+            model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh, tune=tune, adapter=adapter
         )
-        if lm.follow():
+        if lm is None:
             return
         answered(
             lm.score_file,

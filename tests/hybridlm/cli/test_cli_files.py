@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.cli import classify, decide, divergence, embed
+from hybridlm.cli import divergence, file_command
 from hybridlm.cli.main import app
 
 TEXTS = ["Ada has the kite.", "Ben", "", "Where is it?"]
@@ -26,7 +26,7 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
     monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad", "ugly")))
-    for command in (classify, decide, divergence, embed):
+    for command in (file_command, divergence):
         monkeypatch.setattr(command, "load", lambda *args, **settings: text_lm)
     return text_lm
 

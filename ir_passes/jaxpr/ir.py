@@ -336,8 +336,8 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
     return [*eqns[:-1], eqns[-1].replace(outvars=list(eqn.outvars))]
 
 
-def emit_program(eqn: JaxprEqn, fn: Callable[..., Any]) -> list[JaxprEqn]:
-    """The equations of `fn`, an ordinary JAX function of the operands of `eqn`, whose results take its names.
+def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
+    """A call of `fn`, an ordinary JAX function of the operands of an equation, in the place of that equation.
 
     Raises:
         ValueError: it has arrays of its own.
@@ -346,12 +346,7 @@ def emit_program(eqn: JaxprEqn, fn: Callable[..., Any]) -> list[JaxprEqn]:
         traced = without_dead(jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars)))
     if traced.consts:
         raise ValueError(f"expected a function without arrays of its own, got {traced.jaxpr.constvars}")
-    return [_call(traced, eqn)]
-
-
-def _call(program: ClosedJaxpr, eqn: JaxprEqn) -> JaxprEqn:
-    """A call of a program in the place of an equation."""
-    (call,) = jax.make_jaxpr(jax.jit(core.jaxpr_as_fun(program)))(*(atom.aval for atom in eqn.invars)).eqns
+    (call,) = jax.make_jaxpr(jax.jit(core.jaxpr_as_fun(traced)))(*(atom.aval for atom in eqn.invars)).eqns
     return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars), source_info=eqn.source_info)
 
 

@@ -1,4 +1,4 @@
-"""How a kernel's arrays are cut into blocks, and which step of its grid works on which."""
+"""Blocks of a kernel's arrays: their sizes, and the step of the grid that works on each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How one array is cut into blocks.
+    """Blocks of one array.
 
     Attributes:
         shape, dtype: of the array.

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.memory import UnreadableKernel, uninitialized, within
+from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, uninitialized, within
 
 
 class Ref:
@@ -44,7 +44,7 @@ class Ref:
         return uninitialized(self.value.shape, self.value.dtype) if self.has_holes else self.value
 
     def load(self, places: "Places") -> Any:
-        """What stands at a place."""
+        """Return the elements at a place; anything where one has not been written."""
         found = _taken(self.value, places)
         return uninitialized(found.shape, found.dtype) if not self.known or self._open(places) else found
 
@@ -77,10 +77,6 @@ def run_body(jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence
         UnreadableKernel: it does what has no plain form.
     """
     return _Body(tuple(ids), tuple(grid)).run(jaxpr, (), args)
-
-
-MAX_UNROLLED = 32
-"""Rounds of a loop that are written out one by one, to know where it has written."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
         if eqn.primitive.name != "pallas_call" or keep(eqn):
             return [eqn]
         try:
-            eqns = ir.emit_program(eqn, kernel_program(eqn))
+            call = ir.call_instead(eqn, kernel_program(eqn))
         except UnreadableKernel as error:
             unread[id(eqn.params["jaxpr"])] = str(error)
             return [eqn]
@@ -46,6 +46,6 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
             unread[id(eqn.params["jaxpr"])] = f"{type(error).__name__}: {error}"
             return [eqn]
         read.append(eqn)
-        return eqns
+        return [call]
 
     return ReadKernels(map_equations(program, change, keep=keep), read, unread)

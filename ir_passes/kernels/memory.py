@@ -1,4 +1,4 @@
-"""What plain programs lack to say what a kernel does: memory that nobody has written, and indices without bounds."""
+"""Operations that plain programs lack to say what a kernel does: unwritten memory, and indices that nothing clamps."""
 
 from typing import Any
 
@@ -8,6 +8,8 @@ import numpy as np
 from ir_passes.jaxpr import ir
 
 UNINITIALIZED, KERNEL_INDEX = "uninitialized", "kernel_index"
+MAX_UNROLLED = 32
+"""Steps of a grid axis, or rounds of a loop, that are written out one by one where a loop would lose what is known."""
 
 
 class UnreadableKernel(ValueError):

@@ -25,10 +25,7 @@ from jax import lax
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.body import Ref, memory_of, run_body
-from ir_passes.kernels.memory import UnreadableKernel, uninitialized, within
-
-MAX_UNROLLED = 32
-"""Steps of a grid axis that are written out one by one where a loop would lose what is known of each."""
+from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, uninitialized, within
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
@@ -42,7 +39,7 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
 
 @dataclass
 class _State:
-    """What a step hands on.
+    """Memory that a step hands on.
 
     Attributes:
         results: arrays, or the parts of them that the steps inside are about; once the block is picked, its memory.

@@ -90,7 +90,8 @@ def prove_isolation(
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
-    flat = flatten((kernels := opaque_calls.undeclared(program, bound.opaque)).program)
+    kernels = opaque_calls.undeclared(program, bound.opaque)
+    flat = flatten(kernels.program)
     prover = Prover(bound, unread=kernels.unread)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]

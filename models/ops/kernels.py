@@ -22,13 +22,11 @@ class Kernel:
 
     Attributes:
         name: of its function, by which certificates list it.
-        operation: whose place it takes.
         platforms: that it is compiled for.
         unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
     """
 
     name: str
-    operation: str
     platforms: tuple[str, ...]
     unsupported: Callable[..., str | None] = field(repr=False)
 

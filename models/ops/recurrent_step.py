@@ -29,7 +29,7 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     return None
 
 
-KERNEL = Kernel("recurrent_step_kernel", "one token of the delta rule or of SSD", ("gpu",), unsupported)
+KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
 def recurrent_step_kernel(

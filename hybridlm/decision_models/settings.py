@@ -78,7 +78,7 @@ class SlotHead:
 
 @dataclass(frozen=True)
 class DecisionSettings:
-    """How a model is asked and read.
+    """Files and settings by which a model is asked and its answers are read.
 
     Attributes:
         labels: type -> labels of its options; Yes and No, or letters for a type without.

@@ -80,7 +80,7 @@ class StateArrays:
 
 
 class ReadPositions(NamedTuple):
-    """What one step reads of one sequence.
+    """Places that one step reads of one sequence.
 
     Attributes:
         positions: at which hidden states are read, in the order of the step's output.
@@ -92,7 +92,7 @@ class ReadPositions(NamedTuple):
 
 
 class Probing:
-    """What the sequences of one call read and change inside the model.
+    """Reads and changes inside the model by the sequences of one call.
 
     Args:
         arrays: of the model's states.
@@ -157,7 +157,7 @@ class Probing:
 
 
 class RequestProbing(Probing):
-    """What the requests of a session read and change. Hidden states are read where a token is sampled."""
+    """Reads and changes by the requests of a session. Hidden states are read where a token is sampled."""
 
     def shape(self, shape: Shape, lanes: Sequence[ActiveSequence | None]) -> Shape:
         """Return the shape of a step of these lanes, given the one without probes."""

@@ -17,7 +17,7 @@ MAX_SLOTS = 64
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What is read and changed in one sequence.
+    """Reads and changes inside the model for one sequence.
 
     Attributes:
         hidden_states: indices of the hidden states that are read.

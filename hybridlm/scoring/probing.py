@@ -16,7 +16,7 @@ from hybridlm.steps.operands import Feed
 
 
 class TextProbing:
-    """What the texts of one call read and change inside the model.
+    """Reads and changes inside the model by the texts of one call.
 
     The slots of a step follow from all texts of the call. A step in which no text asks for anything is the plain one.
 

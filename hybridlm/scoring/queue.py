@@ -16,7 +16,7 @@ T = TypeVar("T", bound=QueuedText)
 
 
 class AskedText(Protocol):
-    """What is asked about one text."""
+    """Questions about one text."""
 
     def key(self, begin: int, end: int) -> Any:
         """Return what is asked about tokens `begin` to `end`, which has to be equal for them to be shared."""
@@ -24,7 +24,7 @@ class AskedText(Protocol):
 
 
 class Asked(Protocol):
-    """What is asked about the texts of a call.
+    """Questions about the texts of a call.
 
     Attributes:
         texts: for each of them.

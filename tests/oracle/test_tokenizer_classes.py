@@ -177,7 +177,7 @@ def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
 
 
 def test_tables_are_those_of_transformers() -> None:
-    """Which classes there are, which use tokenizer.json as it is, and which one a family has."""
+    """Classes that transformers has, those that use tokenizer.json as it is, and the one of each family."""
     import transformers
     from transformers.models.auto import tokenization_auto as auto
     from transformers.tokenization_utils_tokenizers import TokenizersBackend

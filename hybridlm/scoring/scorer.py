@@ -267,7 +267,7 @@ def _dispatch(
 def _operands(
     shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
 ) -> tuple[Any, ...]:
-    """Return the targets of a scoring step, and what is asked about them."""
+    """Return the operands of a scoring step: the target of each token, and the ids that were chosen for it."""
     targets = np.zeros((len(lanes), shape.tokens), np.int32)
     chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):

@@ -1,4 +1,4 @@
-"""Hooks of a step that reads or changes something inside the model: hidden states, vectors added, heads and experts.
+"""Hooks of a step that returns hidden states, adds vectors to them, or ablates heads and experts.
 
 Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
 """

@@ -119,7 +119,7 @@ def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
 
 
 def _channels(lane: Change = lanes_of, mode: str = "fill", more: Change = same) -> Any:
-    """Channels over devices: layouts shifted, padding clamped, tokens summed inside of the shard_map."""
+    """Return a step with channels split over devices, and a fault in its layout, its padding or its sums."""
 
     def local(w, x, cu, pool, slots):
         before = pool[slots]

@@ -5,31 +5,41 @@ is compared for those lanes.
 """
 
 from collections import Counter
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from idle_predictions import idle_faults
 from jaxpr_mutation import Subject
+from numpy_interpreter import apply as by_numpy
 from predicted_owners import faults, predictions
+from random_calls import random_calls
 from random_forms import random_form
 from random_layouts import random_layout
 from random_steps import random_program
+from xla_equations import apply as by_xla
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Pool
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import LaneRows
+from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
-RANDOM, LAYOUTS, FORMS = 40, 4, 8
+RANDOM, LAYOUTS, FORMS, CALLS = 40, 4, 8, 4
 IDLE = range(20)
 NOT_FOLLOWED = "kept by a view that is not followed"
 
 
-def broken(program: Program, seeds: range = range(3), checked: dict[str, int] | None = None) -> list[str]:
-    subject = Subject(program, seeds)
+def broken(
+    program: Program, seeds: range = range(3), checked: dict[str, int] | None = None, run: Any = by_numpy
+) -> list[str]:
+    subject = Subject(program, seeds, run=run)
     return [f"{program.name}: {fault}" for fault in (*faults(subject), *idle_faults(subject, checked))]
 
 
@@ -49,6 +59,19 @@ def test_predictions_for_random_layouts_hold() -> None:
 def test_predictions_for_random_forms_hold() -> None:
     """Second rows, masks, counts, arrays that are left out."""
     assert [fault for seed in range(FORMS) for fault in broken(random_form(seed), range(2))] == []
+
+
+def test_predictions_for_random_calls_hold() -> None:
+    """Typed random keys; kernels and callbacks that are declared."""
+    assert [fault for seed in range(CALLS) for fault in broken(random_calls(seed), range(2), run=by_xla)] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_predictions_for_many_random_calls_hold(block: int) -> None:
+    seeds = range(100 + 50 * block, 150 + 50 * block)
+    broken_ones = (broken(random_calls(seed, 8 + seed % 12), range(2), run=by_xla) for seed in seeds)
+    assert [fault for faults_of_one in broken_ones for fault in faults_of_one] == []
 
 
 @pytest.mark.long
@@ -71,6 +94,17 @@ def test_random_layouts_are_varied() -> None:
         found = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in found)
     assert all(facts[name] for name in ("Segment", "TokenOf", "SameLane", "PageEntry")), facts
+
+
+def test_random_calls_are_varied() -> None:
+    met = Counter[str]()
+    for seed in range(CALLS, CALLS + 12):
+        program = random_calls(seed)
+        traced = flatten(ir.trace(program.step, *program.args()))
+        prover = Prover(program.bound(), observe=lambda eqn, *_: met.update([eqn.primitive.name]))
+        walk(prover, traced)
+    wanted = "random_split", "random_fold_in", "random_bits", "random_wrap", "random_unwrap", "pure_callback"
+    assert all(met[name] for name in (*wanted, "pallas_call")), met
 
 
 def test_random_forms_are_varied() -> None:

@@ -1,0 +1,164 @@
+"""Steps of random operations with typed random keys, and with calls of kernels and callbacks that are declared."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import random_steps
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from random_steps import LANES, ROWS, WIDTH, Choose
+from zoo.program import Program, slot_map
+
+from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap
+
+GENERATORS = "threefry2x32", "rbg"
+"""Keys of two and of four words; the second one draws the numbers of several keys together."""
+POOL, SLOTS, LENGTH = Pool("p"), SlotMap("p", ROWS), Lane(role="length")
+CONTRACT = LaneContract(
+    inputs=(Shared(), Lane(), POOL, Lane(), LENGTH, POOL, SLOTS),
+    outputs=(Lane(), Shared()),
+    opaque={
+        "mixed_row": Opaque((Lane(), Lane()), (Lane(),)),
+        "row_and_sum": Opaque((Lane(), Shared()), (Lane(), Lane())),
+        "take_rows": Opaque((POOL, SLOTS), (Lane(),)),
+        "put_rows": Opaque((POOL, SLOTS, Lane()), (POOL,)),
+        "put_real_rows": Opaque((POOL, SLOTS, Lane(), LENGTH), (POOL,)),
+    },
+)
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Words of a shared key, of a key for each lane and of a pool of keys; they are keys inside the step."""
+    shared, own, pooled = (rng.integers(0, 2**32, (*lead, 4), dtype=np.uint32) for lead in ((), (LANES,), (ROWS,)))
+    _, _, x, lengths, pool, slots, _ = random_steps.draw(rng)
+    return shared, own, pooled, x, lengths, pool, slot_map(rng, lanes=LANES, slots=len(pool))
+
+
+def mixed_row(x: Any, y: Any, out: Any) -> None:
+    out[...] = x[...] * 2.0 + y[...]
+
+
+def row_and_sum(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(x) * 3, np.asarray(x).sum(1) + np.asarray(w, np.float32).sum()
+
+
+def take_rows(pool: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    return np.asarray(pool)[slots]
+
+
+def put_rows(pool: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    pool = np.array(pool)
+    pool[slots] = rows
+    return pool
+
+
+def put_real_rows(pool: np.ndarray, slots: np.ndarray, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    pool, real = np.array(pool), np.asarray(lengths) > 0
+    pool[np.asarray(slots)[real]] = np.asarray(rows)[real]
+    return pool
+
+
+def is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _of_keys(rng: Choose, keys: Array, numbers: Array, slots: Array) -> Array:
+    """Other keys of keys, or what is drawn from them."""
+    flat = keys.reshape(-1)
+    each: Callable[[Callable[..., Array]], Array] = lambda of: jax.vmap(of)(flat).reshape(keys.shape)  # noqa: E731
+    ways: tuple[Callable[[], Array], ...] = (
+        lambda: each(lambda one: jax.random.split(one)[1]),
+        lambda: each(lambda one: jax.random.fold_in(one, 3)),
+        lambda: jax.vmap(jax.random.fold_in)(keys, numbers),
+        lambda: jax.vmap(jax.random.split)(keys)[:, int(rng.integers(2))],
+        lambda: jax.vmap(lambda one: jax.random.split(one, 3))(keys).T[1],
+        lambda: jax.random.split(keys.reshape(-1)[int(rng.integers(keys.size))], LANES),
+        lambda: keys[slots],
+        lambda: keys.at[slots].set(keys[: len(slots)], mode="drop"),
+        lambda: keys[::-1],
+        lambda: jnp.roll(keys, 1),
+        lambda: keys.reshape(1, -1).T[:, 0],
+        lambda: jnp.where(numbers > 0, keys, keys[0]),
+        lambda: jnp.concatenate([keys[1:], keys[:1]]),
+        lambda: jnp.broadcast_to(keys.reshape(-1)[:1], (LANES,)),
+        lambda: lax.scan(lambda one, _: (jax.vmap(jax.random.split)(one)[:, 0], None), keys, None, length=2)[0],
+        lambda: lax.dynamic_index_in_dim(keys, numbers[0] % len(keys), keepdims=True),
+        lambda: lax.cond(numbers[0] > 0, lambda one: one[::-1], lambda one: one, keys),
+    )
+    return ways[rng.integers(len(ways))]()
+
+
+def _drawn(rng: Choose, keys: Array) -> Array:
+    """Numbers drawn from keys, or the words of keys."""
+    ways: tuple[Callable[[], Array], ...] = (
+        lambda: jax.vmap(lambda one: jax.random.normal(one, (WIDTH,)))(keys.reshape(-1)),
+        lambda: jax.vmap(lambda one: jax.random.uniform(one, (WIDTH,)))(keys.reshape(-1)[:LANES]),
+        lambda: jax.random.uniform(keys.reshape(-1)[int(rng.integers(keys.size))], (LANES, WIDTH)),
+        lambda: jax.random.key_data(keys).astype(jnp.int32)[..., :2],
+        lambda: jax.vmap(lambda one: jax.random.categorical(one, jnp.zeros(WIDTH)))(keys.reshape(-1)),
+    )
+    return ways[rng.integers(len(ways))]()
+
+
+def _called(rng: Choose, rows: Array, other: Array, w: Array, pool: Array, slots: Array, own: Array) -> list[Array]:
+    """The results of a call that is declared; now and then an operand is not what its declaration says."""
+    slots = slots if rng.random() < 0.9 else slots[::-1]
+    like = jax.ShapeDtypeStruct(rows.shape, jnp.float32)
+    ways: tuple[Callable[[], Any], ...] = (
+        lambda: pl.pallas_call(mixed_row, out_shape=like, interpret=True)(rows, other),
+        lambda: pl.pallas_call(mixed_row, out_shape=like, interpret=True)(other, rows),
+        lambda: jax.pure_callback(row_and_sum, (like, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32)), rows, w),
+        lambda: jax.pure_callback(take_rows, like, pool, slots),
+        lambda: jax.pure_callback(put_rows, pool, pool, slots, rows),
+        lambda: jax.pure_callback(put_real_rows, pool, pool, slots, rows, own),
+    )
+    return jax.tree.leaves(ways[rng.integers(len(ways))]())
+
+
+def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
+    """A step of `count` operations; those that do not fit their operands are left out."""
+    generator = GENERATORS[seed % len(GENERATORS)]
+    words = {"threefry2x32": 2, "rbg": 4}[generator]
+
+    def step(shared, own, pooled, x, lengths, pool, slots) -> Any:
+        rng = np.random.default_rng(seed)
+        one, each, rows = (jax.random.wrap_key_data(one[..., :words], impl=generator) for one in (shared, own, pooled))
+        keys, known = [jax.random.split(one, LANES), rows, rows[slots], each, each], [x, x, pool[slots], lengths]
+        pools = [pool]
+
+        def pick(fits: Callable[[Array], bool]) -> Array:
+            fitting = [value for value in known if fits(value)]
+            return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
+
+        def of_lanes() -> Array:
+            return pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
+
+        for _ in range(count):
+            key, kind = keys[-1 - min(int(rng.exponential(2)), len(keys) - 1)], rng.random()
+            with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
+                if kind < 0.3:
+                    new = [_of_keys(rng, key, lengths, slots)]
+                elif kind < 0.55:
+                    new = [_drawn(rng, key)]
+                elif kind < 0.8:
+                    called = of_lanes(), of_lanes(), of_lanes() if rng.random() < 0.2 else shared
+                    new = _called(rng, *called, pools[rng.integers(len(pools))], slots, lengths)
+                else:
+                    new = [random_steps.ANY[rng.integers(len(random_steps.ANY))](rng, pick(lambda v: v.ndim >= 1))]
+                for value in new:
+                    if is_key(value):
+                        keys += [value] if 0 < value.size <= 3 * LANES else []
+                    elif value.ndim <= 4 and 0 < value.size <= 400:
+                        (pools if value.shape == pool.shape else known).append(value)
+        return x, [*known, *pools[1:], *(jax.random.key_data(one) for one in keys[5:])]
+
+    return step
+
+
+def random_calls(seed: int, count: int = 10) -> Program:
+    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    return Program(f"random calls {seed}", random_step(seed, count), CONTRACT, draw)

@@ -34,7 +34,7 @@ CONTRACT = LaneContract(
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
     """Words of a shared key, of a key for each lane and of a pool of keys; they are keys inside the step."""
     shared, own, pooled = (rng.integers(0, 2**32, (*lead, 4), dtype=np.uint32) for lead in ((), (LANES,), (ROWS,)))
-    _, _, x, lengths, pool, slots, _ = random_steps.draw(rng)
+    _, _, x, lengths, pool, _, _ = random_steps.draw(rng)
     return shared, own, pooled, x, lengths, pool, slot_map(rng, lanes=LANES, slots=len(pool))
 
 

@@ -495,7 +495,7 @@ class LM:
             input: lines or columns as for `score_file`, of texts or token ids.
             output: one row per input row, in order: id, token_ids, and of each token kl, reverse_kl, js and same_top,
                 with their means; the first token has no numbers. Or id and error.
-            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+            **options: `strict`, `window`, `shard`, `restart`, `progress` and `sort_window`, as for `score_file`.
 
         Returns:
             The report, with the means over all tokens of the output.
@@ -703,7 +703,7 @@ class LM:
             input: `.jsonl`; lines `{"id": ..., "state": ..., "questions": {name: question}}`, as for `decide`.
             output: `.jsonl`; one line per input line, in order: id and answers (name -> the fields of
                 `Answer.to_dict`), or id and error.
-            **options: `strict`, `window`, `shard`, `restart` and `progress`, as for `score_file`.
+            **options: `strict`, `window`, `shard`, `restart`, `progress` and `sort_window`, as for `score_file`.
 
         Raises:
             ValueError, OSError: as `score_file`.
@@ -915,6 +915,7 @@ class LM:
         window: int | None = None,
         restart: bool = False,
         progress: FileProgress = None,
+        sort_window: int = DEFAULT_SORT_WINDOW,
     ) -> BatchFileReport:
         """Answer a file of OpenAI Batch lines of any length.
 
@@ -932,6 +933,8 @@ class LM:
             restart: delete the parts of an earlier run and begin again.
             progress: show a progress bar, or with "lines" print a line now and then where standard error is no
                 terminal; None shows a bar if it is one.
+            sort_window: bytes of consecutive lines that are sorted by their prompts, so that with a prefix cache what
+                many of them begin with is read once; they are written in the order of the input. 0 sorts nothing.
 
         Raises:
             ValueError: the input has no lines, or the output is the input or not a regular file; its parts belong to
@@ -943,7 +946,7 @@ class LM:
         begin = self.engine.clear_prefix_cache
         model = BatchModel(self._inputs, self.session, self._scores, self.path.name, origin, saved, begin)
         lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
-        return batch_file(model, input, output, lines, restart, progress)
+        return batch_file(model, input, output, lines, restart, progress, sort_window)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
         """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.

@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.batch import batch
 from hybridlm.cli.bench import bench
 from hybridlm.cli.cache import cache
-from hybridlm.cli.classify import classify
-from hybridlm.cli.decide import decide
 from hybridlm.cli.demo import demo
-from hybridlm.cli.divergence import divergence
-from hybridlm.cli.embed import embed
 from hybridlm.cli.eval import evaluate
+from hybridlm.cli.files.batch import batch
+from hybridlm.cli.files.classify import classify
+from hybridlm.cli.files.decide import decide
+from hybridlm.cli.files.divergence import divergence
+from hybridlm.cli.files.embed import embed
+from hybridlm.cli.files.score import score
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.quantise import quantise
-from hybridlm.cli.score import score
 from hybridlm.cli.verify import verify
 from hybridlm.cli.warmup import warmup
 from hybridlm.version import __version__

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,19 @@ from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.progress import FileProgress, file_progress
-from hybridlm.score_files.order import MIN_SAVED, Limits, SortWindow, common_share, sorted_parts
+from hybridlm.score_files.order import (
+    DEFAULT_SORT_WINDOW,
+    MIN_SAVED,
+    Limits,
+    SortWindow,
+    check_sort_window,
+    common_share,
+    sorted_parts,
+)
 from hybridlm.score_files.rows import InputRow
 
+Numbered = tuple[int, bytes]
+"""A line with its number."""
 FORMAT = 2
 """Version of the output's rows: parts of another version are not continued."""
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
@@ -90,6 +100,7 @@ def batch_file(
     window: int,
     restart: bool = False,
     progress: FileProgress = None,
+    sort_window: int = DEFAULT_SORT_WINDOW,
 ) -> BatchFileReport:
     """Answer every line of a file; see `LM.batch_file`.
 
@@ -99,9 +110,11 @@ def batch_file(
         window: lines that share one queue over the lanes and are kept as a part; fewer if they are long.
         restart: delete the parts of an earlier run and begin again.
         progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
+        sort_window: bytes of consecutive lines that are sorted by their prompts, at least a window; 0 sorts nothing.
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    check_sort_window(sort_window)
     path = replaceable(Path(output), Path(input))
     with (
         _rereadable(Path(input)) as (source, sha256),
@@ -110,16 +123,18 @@ def batch_file(
         _custom_ids() as first_use,
     ):
         _require_lines(source, input)
-        parts.resume(_origin(model, sha256, window), restart)
+        parts.resume(_origin(model, sha256, window, sort_window), restart)
         kept = sum(part.rows for part in parts.done)
         done, kept_bytes, total = 0, 0, os.fstat(source.fileno()).st_size
         try:
             # As in vLLM, blank lines are skipped.
             lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
             before, number, sorted_windows = len(parts.done), 0, list[SortWindow]()
-            for numbered in windows(lines):
-                # All custom_ids of the window first: a line may be answered before an earlier one with the same.
-                cut = _parts_of([_row(at, line, first_use) for at, line in numbered], window)
+            for group in _sort_windows(windows(lines, window), sort_window):
+                numbered = list(itertools.chain.from_iterable(group))
+                # All custom_ids of the group first: a line may be answered before an earlier one with the same.
+                rows = [_row(at, line, first_use) for at, line in numbered]
+                cut = _parts_of(rows, [len(one) for one in group], Limits(window, MAX_WINDOW_BYTES, sort_window))
                 order = None if _in_order(cut) else np.concatenate(cut)
                 sorted_windows.append(SortWindow(len(cut), order))
                 for places in cut:
@@ -162,7 +177,7 @@ def _require_lines(source: BinaryIO, input: str | os.PathLike[str]) -> None:
         raise ValueError(f"{os.fspath(input)}: holds no requests; expected at least one line that is not blank")
 
 
-def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
+def _origin(model: BatchModel, sha256: str, window: int, sort_window: int) -> Origin:
     """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {sha256}",
@@ -171,6 +186,7 @@ def _origin(model: BatchModel, sha256: str, window: int) -> Origin:
         "end tokens": ", ".join(map(str, model.inputs.eos_token_ids)),
         "llguidance": compiler_version(),
         "window": f"{window} lines, {MAX_WINDOW_BYTES} bytes",
+        "sort window": f"{sort_window} bytes",
         "output": f"openai batch {FORMAT}",
     }
 
@@ -214,11 +230,32 @@ def _row(number: int, line: bytes, first_use: Callable[[str, int], int]) -> Inpu
     return InputRow(number, None, "body", prompt, len(line))
 
 
-def _parts_of(rows: Sequence[InputRow], window: int) -> list[np.ndarray]:
-    """Return the places of the lines of each part: sorted by their prompts, if these have much in common."""
-    if common_share(rows) < MIN_SAVED:
-        return [np.arange(first, min(first + window, len(rows))) for first in range(0, len(rows), window)]
-    return sorted_parts(rows, Limits(window, MAX_WINDOW_BYTES, MAX_WINDOW_BYTES))
+def _sort_windows(windows: Iterable[list[Numbered]], size: int) -> Iterator[list[list[Numbered]]]:
+    """Yield consecutive windows together, as long as they have at most `size` bytes; at least one."""
+    group, held = list[list[Numbered]](), 0
+    for window in windows:
+        own = sum(len(line) for _, line in window)
+        if group and held + own > size:
+            yield group
+            group, held = [], 0
+        group.append(window)
+        held += own
+    if group:
+        yield group
+
+
+def _parts_of(rows: Sequence[InputRow], windows: Sequence[int], limits: Limits) -> list[np.ndarray]:
+    """Return the places of the lines of each part: sorted by their prompts, if these have much in common.
+
+    Args:
+        rows: the lines.
+        windows: lines of each window; the parts of lines that stay in their order.
+        limits: of parts of sorted lines.
+    """
+    if limits.sorted and common_share(rows) >= MIN_SAVED:
+        return sorted_parts(rows, limits)
+    ends = list(itertools.accumulate(windows))
+    return [np.arange(end - count, end) for end, count in zip(ends, windows, strict=True)]
 
 
 def _in_order(parts: Sequence[np.ndarray]) -> bool:

@@ -11,7 +11,7 @@ from hybridlm.requests.captured import Captured, parse_path
 from hybridlm.steps.edit import EDITED
 from models.state.shapes import HeadKind
 
-Kind = Literal["add", "ablate_head", "ablate_expert", "scale_state", "replace_state"]
+Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "scale_state", "replace_state"]
 Positions = int | range | Sequence[int] | None
 
 
@@ -32,7 +32,7 @@ class Intervention:
 
     Attributes:
         kind: name of the method that made it.
-        layer: number of the layer, or index of the hidden states that a vector is added to.
+        layer: number of the layer, or index of the hidden states that a vector changes.
         runs: positions, in order; None for all.
         unit: number of the head or expert; None for all heads of a state.
         mixer: kind of mixer whose head is ablated; None for the only one of the layer.
@@ -62,6 +62,17 @@ class Intervention:
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("add", index, _runs(positions), value=_numbers(vector, "vector"))
+
+    @classmethod
+    def replace_hidden_state(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
+        """Replace the residual stream by a vector, by what another run had there, for instance (activation patching).
+
+        Args:
+            vector: float [hidden], used as float32.
+            hidden_state, positions: as for `add`.
+        """
+        index = _whole(hidden_state, "hidden_state")
+        return cls("replace_hidden_state", index, _runs(positions), value=_numbers(vector, "vector"))
 
     @classmethod
     def ablate_head(cls, layer: int, head: int, *, mixer: HeadKind | None = None, positions: Positions = None) -> Self:

@@ -10,12 +10,13 @@ from hybridlm.requests.interventions import Intervention, Run
 from hybridlm.steps.edit import StateType
 
 
-class Addition(NamedTuple):
-    """A vector, float32 [hidden], added to hidden states of a run of positions."""
+class ResidualVector(NamedTuple):
+    """A vector, float32 [hidden], that is added to hidden states of a run of positions, or replaces them."""
 
     index: int
     run: Run
     vector: np.ndarray
+    replaces: bool
 
 
 class Ablation(NamedTuple):
@@ -64,7 +65,7 @@ class Places:
     sites: tuple[Mapping[str, int], ...]
     states: Mapping[tuple[int, str], StateType]
 
-    def resolve(self, one: Intervention, where: str, length: int) -> list[Addition | Ablation | Edit]:
+    def resolve(self, one: Intervention, where: str, length: int) -> list[ResidualVector | Ablation | Edit]:
         """Check an intervention and return what it does.
 
         Args:
@@ -80,14 +81,14 @@ class Places:
         runs = (Run(0, self.context),) if one.runs is None else one.runs
         if one.runs is not None and runs[-1].end > length:
             raise ValueError(f"{where}: expected positions below {length}, got {runs[-1].end - 1}")
-        if one.kind == "add":
+        if one.kind in ("add", "replace_hidden_state"):
             if one.layer > len(self.sites):
                 raise ValueError(f"{where}: hidden_state: expected 0..{len(self.sites)}, got {one.layer}")
             assert one.value is not None
             if one.value.shape != (self.hidden,):
                 raise ValueError(f"{where}: vector: expected [{self.hidden}], got {list(one.value.shape)}")
-            vector = one.value.astype(np.float32)
-            return [Addition(one.layer, run, vector) for run in runs]
+            vector, replaces = one.value.astype(np.float32), one.kind == "replace_hidden_state"
+            return [ResidualVector(one.layer, run, vector, replaces) for run in runs]
         if one.layer >= len(self.sites):
             raise ValueError(f"{where}: layer: expected 0..{len(self.sites) - 1}, got {one.layer}")
         if one.kind in ("ablate_head", "ablate_expert"):

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridlm.requests.interventions import Intervention, Run
-from hybridlm.requests.places import Ablation, Addition, Edit, Places
+from hybridlm.requests.places import Ablation, Edit, Places, ResidualVector
 from hybridlm.steps.edit import StateEdit, no_edits
-from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, Additions, Probes, ProbeShape, site_of
+from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, Probes, ProbeShape, Vectors, site_of
 
 MAX_SLOTS = 64
-"""Maximum number of additions, and of ablations, of one sequence; a run of consecutive positions counts as one."""
+"""Maximum number of vectors, and of ablations, of one sequence; a run of consecutive positions counts as one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +24,21 @@ class Probe:
         states: whether states are read.
         runs: positions at which they are read.
         last: keep only what is read at the last of them.
-        additions, ablations, edits: what is changed.
+        vectors, ablations, edits: what is changed.
     """
 
     hidden_states: tuple[int, ...] = ()
     states: bool = False
     runs: tuple[Run, ...] = ()
     last: bool = False
-    additions: tuple[Addition, ...] = ()
+    vectors: tuple[ResidualVector, ...] = ()
     ablations: tuple[Ablation, ...] = ()
     edits: tuple[Edit, ...] = ()
 
     @property
     def intervenes(self) -> bool:
         """Whether anything is changed: the state of the sequence is not that of its tokens."""
-        return bool(self.additions or self.ablations or self.edits)
+        return bool(self.vectors or self.ablations or self.edits)
 
     def reads(self, position: int) -> bool:
         """Whether something is read at a position."""
@@ -179,9 +179,9 @@ def probe(
         TypeError, ValueError: an intervention is wrong, or there are too many.
     """
     found = [one for i, given in enumerate(interventions) for one in places.resolve(given, f"{where}[{i}]", length)]
-    additions = tuple(one for one in found if isinstance(one, Addition))
+    vectors = tuple(one for one in found if isinstance(one, ResidualVector))
     ablations = tuple(one for one in found if isinstance(one, Ablation))
-    for what, count in (("additions", len(additions)), ("ablations", len(ablations))):
+    for what, count in (("vectors", len(vectors)), ("ablations", len(ablations))):
         if count > MAX_SLOTS:
             raise ValueError(
                 f"{where}: expected at most {MAX_SLOTS} {what} of a sequence, one for a run of positions, got {count}"
@@ -190,7 +190,7 @@ def probe(
     if not found and not (capture.given and runs):
         return None
     runs = runs if capture.given else ()
-    return Probe(capture.hidden_states, capture.states, runs, last, additions, ablations, edits)
+    return Probe(capture.hidden_states, capture.states, runs, last, vectors, ablations, edits)
 
 
 def slots(counts: Iterable[int]) -> int:
@@ -208,8 +208,8 @@ def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
     """
     given = [one for one in probes if one is not None]
     hidden = tuple(sorted({i for one in given for i in one.hidden_states}))
-    additions, ablations = slots(len(one.additions) for one in given), slots(len(one.ablations) for one in given)
-    return ProbeShape(hidden, places if hidden else 0, additions, ablations)
+    vectors, ablations = slots(len(one.vectors) for one in given), slots(len(one.ablations) for one in given)
+    return ProbeShape(hidden, places if hidden else 0, vectors, ablations)
 
 
 def probe_operands(probes: Sequence[Probe | None], shape: ProbeShape, hidden: int, places: np.ndarray | None) -> Probes:
@@ -226,26 +226,24 @@ def probe_operands(probes: Sequence[Probe | None], shape: ProbeShape, hidden: in
     def empty(count: int, fill: int) -> np.ndarray:
         return np.full((lanes, count), fill, np.int32)
 
-    additions = ablations = None
-    if shape.additions:
-        count = shape.additions
-        vector = np.zeros((lanes, count, hidden), np.float32)
-        additions = Additions(empty(count, EMPTY_SLOT), empty(count, 0), empty(count, 0), vector)
+    vectors = ablations = None
+    if shape.vectors:
+        count = shape.vectors
+        vector, replaces = np.zeros((lanes, count, hidden), np.float32), np.zeros((lanes, count), bool)
+        vectors = Vectors(empty(count, EMPTY_SLOT), empty(count, 0), empty(count, 0), replaces, vector)
         for lane, one in enumerate(probes):
-            for slot, added in enumerate(() if one is None else one.additions):
-                at = (lane, slot)
-                _set(additions[:3], at, (added.index, *added.run))
-                vector[at] = added.vector
+            for slot, given in enumerate(() if one is None else one.vectors):
+                _set(vectors, (lane, slot), (given.index, *given.run, given.replaces, given.vector))
     if shape.ablations:
         count = shape.ablations
         ablations = Ablations(empty(count, EMPTY_SLOT), empty(count, 0), empty(count, 0), empty(count, 0))
         for lane, one in enumerate(probes):
             for slot, ablated in enumerate(() if one is None else one.ablations):
                 _set(ablations, (lane, slot), (site_of(ablated.layer, ablated.kind), ablated.unit, *ablated.run))
-    return Probes(places, additions, ablations)
+    return Probes(places, vectors, ablations)
 
 
-def _set(arrays: Sequence[Any], at: tuple[int, int], values: Sequence[int]) -> None:
+def _set(arrays: Sequence[Any], at: tuple[int, int], values: Sequence[Any]) -> None:
     for array, value in zip(arrays, values, strict=True):
         array[at] = value
 

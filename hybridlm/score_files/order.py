@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,12 @@ class SortWindow:
 
     parts: int
     order: np.ndarray | None
+
+
+def check_sort_window(given: Any) -> None:
+    """Raise ValueError if a user's size of a sort window is none."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {given!r}")
 
 
 Planned = tuple[SortWindow, Iterator[list[InputRow]]]

@@ -11,7 +11,7 @@ from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
-from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, plan
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, plan
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, SortedParts, TextSource
 from hybridlm.score_files.score_rows import Scorer, score_rows
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey, used_twice
@@ -76,8 +76,7 @@ def score_file(
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
-    if isinstance(sort_window, bool) or not isinstance(sort_window, int) or sort_window < 0:
-        raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {sort_window!r}")
+    check_sort_window(sort_window)
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
     make_target, values = target_for(path), scorer.values

@@ -68,8 +68,8 @@ class TextProbing:
         own = self._shape
         if not any(read):
             own = own._replace(hidden_states=(), places=0)
-        if not any(probe.additions for probe in given):
-            own = own._replace(additions=0)
+        if not any(probe.vectors for probe in given):
+            own = own._replace(vectors=0)
         if not any(probe.ablations for probe in given):
             own = own._replace(ablations=0)
         if own == ProbeShape():

@@ -1,4 +1,4 @@
-"""Hooks of a step that returns hidden states, adds vectors to them, or ablates heads and experts.
+"""Hooks of a step that returns hidden states, changes them by vectors, or ablates heads and experts.
 
 Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
 """
@@ -30,12 +30,12 @@ class ProbeShape(NamedTuple):
     Attributes:
         hidden_states: indices of those that are returned, as in `LM.forward`: 0 after the embedding.
         places: number of tokens of a lane whose hidden states are returned; of a generating step 1, the last.
-        additions, ablations: slots of each lane.
+        vectors, ablations: slots of each lane.
     """
 
     hidden_states: tuple[int, ...] = ()
     places: int = 0
-    additions: int = 0
+    vectors: int = 0
     ablations: int = 0
 
     def __str__(self) -> str:
@@ -44,18 +44,20 @@ class ProbeShape(NamedTuple):
         return " ".join([hidden, *slots] if hidden else slots)
 
 
-class Additions(NamedTuple):
-    """Vectors that are added to the residual stream, in the order of the slots.
+class Vectors(NamedTuple):
+    """Vectors that are added to the residual stream, or take its place, in the order of the slots.
 
     Attributes:
-        index: index of the hidden states that a vector is added to: 0 after the embedding, i after layer i - 1.
+        index: index of the hidden states that a vector changes: 0 after the embedding, i after layer i - 1.
         first, end: positions from `first` on and before `end`.
+        replaces: whether a vector takes the place of the hidden states, and is not added to them.
         vector: the vectors.
     """
 
     index: Int32[Array | np.ndarray, "lane slot"]
     first: Int32[Array | np.ndarray, "lane slot"]
     end: Int32[Array | np.ndarray, "lane slot"]
+    replaces: Bool[Array | np.ndarray, "lane slot"]
     vector: Float32[Array | np.ndarray, "lane slot hidden"]
 
 
@@ -80,11 +82,11 @@ class Probes(NamedTuple):
     Attributes:
         places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
             those of the last token are.
-        additions, ablations: what is changed.
+        vectors, ablations: what is changed.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
-    additions: Additions | None
+    vectors: Vectors | None
     ablations: Ablations | None
 
 
@@ -104,13 +106,14 @@ class ProbeHooks(Hooks):
         self._found: dict[int, Array] = {}
 
     def residual(self, x: Activations, index: int) -> Activations:
-        added = self._probes.additions
-        if added is not None:
-            hit = self._hit(added.index, index, added.first, added.end)
+        given = self._probes.vectors
+        if given is not None:
+            hit = self._hit(given.index, index, given.first, given.end)
             for slot in range(hit.shape[2]):
                 # A sum with zero would turn -0.0 into 0.0.
-                vector = jnp.asarray(added.vector)[:, slot][:, None]
-                x = jnp.where(hit[:, :, slot, None], x + vector, x)
+                vector = jnp.asarray(given.vector)[:, slot][:, None]
+                replaces = jnp.asarray(given.replaces)[:, slot][:, None, None]
+                x = jnp.where(hit[:, :, slot, None], jnp.where(replaces, vector, x + vector), x)
         if index in self._wanted:
             self._found[index] = x
         return x

@@ -137,8 +137,7 @@ class KimiDeltaAttention(Recurrent):
             info.valid,
             info.fresh,
             tokens.beta,
-            c.devices.platform,
-            c.devices.kernels,
+            c.devices,
         )
         out, recurrent = delta_rule(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(conv, recurrent)

@@ -157,8 +157,7 @@ class Mamba2(Recurrent):
             info.valid,
             info.fresh,
             None,
-            c.devices.platform,
-            c.devices.kernels,
+            c.devices,
         )
         out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)

@@ -79,7 +79,7 @@ def scan_chunks(
     def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
         (reads, keys, decay, rest), begins = operands
         # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
-        read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state, inputs.platform))
+        read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state, inputs.devices.platform))
         values, out = write(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
         written = materialize(full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)))

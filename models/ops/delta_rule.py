@@ -56,16 +56,16 @@ def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
     For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
     """
-    if KERNEL.chosen(inputs.kernels, inputs.platform, inputs):
-        return recurrent_step(inputs, interpret=inputs.kernels == "interpret")
-    if inputs.platform == "gpu":
+    if KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs):
+        return recurrent_step(inputs, interpret=inputs.devices.kernels == "interpret")
+    if inputs.devices.platform == "gpu":
         return _step_for_gpus(inputs)
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read = jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state, inputs.platform))
+    read = jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state, inputs.devices.platform))
     read_q, read_k = jnp.moveaxis(read, 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k
@@ -86,13 +86,13 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """
     state, beta = inputs.state, _beta(inputs)
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
-    q, k = unfused(q, inputs.platform), unfused(k, inputs.platform)
+    q, k = unfused(q, inputs.devices.platform), unfused(k, inputs.devices.platform)
     decay = jnp.exp(g if g.ndim == k.ndim else g[:, :, None])
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, decay[:, :, None] * state)
-    delta = b[:, :, None] * (v - unfused(jnp.sum(decayed * k[:, :, None], axis=-1), inputs.platform))
+    delta = b[:, :, None] * (v - unfused(jnp.sum(decayed * k[:, :, None], axis=-1), inputs.devices.platform))
     real = inputs.valid[:, :, None, None]
     updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], state)
-    out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.platform)
+    out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.devices.platform)
     return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), updated)
 
 

@@ -14,6 +14,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float32
 
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import LaneMask, RecurrentState, TokenMask
 
 KeyVectors = Float32[Array, "lane token key_head key"]
@@ -36,8 +37,7 @@ class RecurrenceInputs:
         valid: mask of the real tokens, a prefix of each lane.
         fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
         beta: write strength of the delta rule; None in SSD.
-        platform: that the step is for.
-        kernels: one of `kernels.MODES`.
+        devices: of the model: their platform, and whether they run kernels.
     """
 
     query: KeyVectors
@@ -48,8 +48,7 @@ class RecurrenceInputs:
     valid: TokenMask
     fresh: LaneMask
     beta: HeadGates | None = None
-    platform: str = struct.field(pytree_node=False, default="cpu")
-    kernels: str = struct.field(pytree_node=False, default="off")
+    devices: Devices = struct.field(pytree_node=False, default=SINGLE_DEVICE)
 
     @property
     def tokens(self) -> int:

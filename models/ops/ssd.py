@@ -37,8 +37,8 @@ def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs
 
 def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token. The output is read from the new state (ops/layout: in place)."""
-    if KERNEL.chosen(inputs.kernels, inputs.platform, inputs):
-        return recurrent_step(inputs, interpret=inputs.kernels == "interpret")
+    if KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs):
+        return recurrent_step(inputs, interpret=inputs.devices.kernels == "interpret")
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (inputs.query, inputs.key))
     v, g = inputs.value[:, 0], inputs.log_decay[:, 0]
@@ -46,7 +46,7 @@ def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * inputs.state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
     # ops/layout, fusion: every use would repeat the last additions.
-    out = unfused(multiply_few(q[:, :, None], updated, inputs.platform)[:, None, :, 0], inputs.platform)
+    out = unfused(multiply_few(q[:, :, None], updated, inputs.devices.platform)[:, None, :, 0], inputs.devices.platform)
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
 
 

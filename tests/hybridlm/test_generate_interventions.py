@@ -81,7 +81,10 @@ def test_vectors_of_one_request_and_the_scores_of_its_text(text_lm: hybridlm.LM)
     asked = [
         [Intervention.add(vector, hidden_state=1, positions=range(2, 9))],
         [],
-        [Intervention.add(-vector, hidden_state=2)],
+        [
+            Intervention.add(-vector, hidden_state=2),
+            Intervention.replace_hidden_state(vector, hidden_state=1, positions=[1, 12]),
+        ],
     ]
     plain = text_lm.generate(PROMPTS[:3], max_tokens=COUNT, logprobs=0)
     found = text_lm.generate(PROMPTS[:3], max_tokens=COUNT, logprobs=0, interventions=asked, n=2)

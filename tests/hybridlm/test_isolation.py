@@ -88,8 +88,8 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     found = measure(lm, shape)
     assert found.leaks == []
-    seen = [source for source in ("args[8].additions.vector", "args[8].ablations.unit") if shape.step == "generate"]
-    seen = seen or ["args[8].additions.vector", "args[8].ablations.unit", "args[8].places"]
+    seen = [source for source in ("args[8].vectors.vector", "args[8].ablations.unit") if shape.step == "generate"]
+    seen = seen or ["args[8].vectors.vector", "args[8].ablations.unit", "args[8].places"]
     assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
 
 

@@ -1,6 +1,7 @@
 """Decisions against transformers' decision pipeline, which answers one request at a time."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,40 @@ def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
 
 
 LONG = pytest.mark.long
+WORDS = "the order was charged twice and nobody answered naïve 漢 <|im_end|> refund now please thanks".split()
+
+
+def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Requests of every kind, each with some questions about a state of its own or one that others have, too."""
+    rng = random.Random(seed)
+
+    def text(most: int) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+
+    def question() -> dict[str, Any]:
+        kind = rng.choice(["noul", "choice", "score"])
+        said = {"instructions": text(6)} if rng.random() < 0.8 else {}
+        if kind == "noul":
+            return {"type": kind, **said, **({"criteria": {"true": text(3)}} if rng.random() < 0.5 else {})}
+        options = [f"{i} {text(2)}" for i in range(rng.randint(1, 6))]
+        if kind == "score":
+            return {"type": kind, **said, "criteria": options}
+        return {"type": kind, **said, "criteria": {one: rng.choice([None, text(3)]) for one in options}}
+
+    shared = [text(40) for _ in range(5)]
+    states = [rng.choice([text(30), {"text": text(20), "n": i}, *shared]) for i in range(count)]
+    return [{"state": one, "questions": {f"q{i}": question() for i in range(rng.randint(1, 3))}} for one in states]
+
+
+@pytest.mark.parametrize("head", ["labels", "jev"])
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=LONG)])
+def test_many_requests_in_lanes(tmp_path: Path, head: str, count: int) -> None:
+    """All in one call here, one at a time there."""
+    hidden = write_model(tmp_path, "dense_interval")
+    if head == "jev":
+        write_jev(tmp_path, hidden, softcap=2.0)
+    lm = compare(tmp_path, many(count))
+    assert lm.stats["prefix_tokens_saved"] > 30 * count
 
 
 @pytest.mark.parametrize(

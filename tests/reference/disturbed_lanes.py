@@ -16,7 +16,7 @@ from perturbation import Influence, influence
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
-from hybridlm.steps.hooks import Ablations, Additions, Probes, site_of
+from hybridlm.steps.hooks import Ablations, Probes, Vectors, site_of
 from hybridlm.steps.score import Chosen
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
@@ -82,7 +82,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> Probes:
     """Vectors at every second lane, ablations at the others, everywhere in the text or from its third token on."""
     assert shape.probes is not None
-    _, wanted, additions, ablations = shape.probes
+    _, wanted, vectors, ablations = shape.probes
 
     def slots(values: Any, count: int) -> np.ndarray:
         return np.tile(repeated(values, np.int32)[:, None], (1, count))
@@ -91,11 +91,12 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
         return slots([0, 2, 0, 0], count), slots([999, 4, 999, 999], count)
 
     layer = next(i for i, sites in enumerate(lm.model.sites()) if "recurrent" in sites)
-    vector = np.random.default_rng(1).normal(size=(shape.lanes, additions, lm.config.hidden_size)).astype(np.float32)
+    vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
-    added = Additions(slots([1, -1, 0, 1], additions), *span(additions), vector)
+    replaces = slots([0, 0, 1, 0], vectors).astype(bool)
+    given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, "recurrent"), -1, -1], ablations)
-    return Probes(places, added, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    return Probes(places, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:

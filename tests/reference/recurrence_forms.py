@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.sharding.devices import Devices
 
 
 def on_arrays(
@@ -14,7 +15,10 @@ def on_arrays(
     def run(query: Any, key: Any, value: Any, log_decay: Any, *rest: Any) -> RecurrenceOutputs:
         *beta, state, valid, fresh = rest
         return form(
-            RecurrenceInputs(query, key, value, log_decay, state, valid, fresh, *beta, platform=platform), **options
+            RecurrenceInputs(
+                query, key, value, log_decay, state, valid, fresh, *beta, devices=Devices(platform=platform)
+            ),
+            **options,
         )
 
     return run

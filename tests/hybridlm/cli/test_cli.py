@@ -21,9 +21,10 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import demo
-from hybridlm.cli import batch, bench, file_command, generate, verify
+from hybridlm.cli import bench, generate, verify
 from hybridlm.cli import demo as cli_demo
 from hybridlm.cli import eval as cli_eval
+from hybridlm.cli.files import batch, row_command
 from hybridlm.cli.main import app
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
@@ -44,7 +45,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, so that its steps are compiled once."""
-    for command in (batch, generate, file_command):
+    for command in (batch, generate, row_command):
         monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
     return loaded
 
@@ -225,7 +226,7 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"{model} {settings}")
 
-    module = generate if command[0] == "generate" else file_command
+    module = generate if command[0] == "generate" else row_command
     monkeypatch.setattr(module, "load", load)
     options = "--lanes 3 --context 40 --dtype float32 --chunk 5"
     expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
@@ -241,7 +242,7 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     ("command", "module"),
     [
         (("generate", "A"), generate),
-        (("score", "in.jsonl", "out.jsonl"), file_command),
+        (("score", "in.jsonl", "out.jsonl"), row_command),
         (("batch", "-i", "in.jsonl", "-o", "out.jsonl"), batch),
         (("verify",), verify),
         (("bench", "--lanes", "1"), bench),

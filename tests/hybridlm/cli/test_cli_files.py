@@ -1,6 +1,7 @@
 """Commands that answer every row of a file: decide, classify, embed, divergence."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.cli import divergence, file_command
+from hybridlm.cli.files import row_command
 from hybridlm.cli.main import app
 
 TEXTS = ["Ada has the kite.", "Ben", "", "Where is it?"]
@@ -26,8 +27,7 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
     monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad", "ugly")))
-    for command in (file_command, divergence):
-        monkeypatch.setattr(command, "load", lambda *args, **settings: text_lm)
+    monkeypatch.setattr(row_command, "load", lambda *args, **settings: text_lm)
     return text_lm
 
 
@@ -106,7 +106,7 @@ def test_divergence(
     ending: str,
 ) -> None:
     other = changed()
-    monkeypatch.setattr(divergence, "load", lambda name, **settings: {"plain": text_lm, "changed": other}[name])
+    monkeypatch.setattr(row_command, "load", lambda name, **settings: {"plain": text_lm, "changed": other}[name])
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, "A", "x" * 300]))
     output = tmp_path / f"out{ending}"
     arguments = ("divergence", "-m", "plain", "--other", "changed", "--window", "2", tmp_path / "in.txt", output)
@@ -127,6 +127,29 @@ def test_divergence(
         assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-4)
     said = f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, "
     assert result.stdout.startswith(said) and f"{report.agreement:.2%}" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["score", "decide", "classify", "embed"])
+def test_rows_anywhere_share_what_they_begin_with(lm: hybridlm.LM, tmp_path: Path, command: str) -> None:
+    """Rows of three beginnings by turns, so that no window of three has two of one unless they are sorted."""
+    beginnings = ["Ada has the kite. " * 5, "Ben is at the lake. " * 5, "Where is the red cup? " * 4]
+    texts = [f"{beginnings[i % 3]}{i}" for i in range(9)]
+    rows = [{"id": i, "text": one} for i, one in enumerate(texts)]
+    if command == "decide":
+        rows = [{"id": i, "state": one, "questions": QUESTIONS} for i, one in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    arguments = (command, "-m", "tiny", "--window", "3", tmp_path / "in.jsonl")
+    sorted_, plain = (
+        run(*arguments, tmp_path / name, *more)
+        for name, more in (("sorted.jsonl", ()), ("plain.jsonl", ("--sort-window", "0")))
+    )
+    assert sorted_.exit_code == plain.exit_code == 0, sorted_.output
+    assert (tmp_path / "sorted.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+    saved = [
+        int(found[1].replace(",", "")) if (found := re.search(r"([\d,]+) tokens of common prefixes", one.stderr)) else 0
+        for one in (sorted_, plain)
+    ]
+    assert saved[0] >= 6 * 80 > 6 * 20 > saved[1], "all prompts of decide have the first words of the chat template"
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 import hybridlm
+from hybridlm.engine.inputs import Inputs
+from hybridlm.openai_batch.answers import BatchLine, BatchModel
+from hybridlm.openai_batch.batch_file import batch_file
 
 SHOTS = ["".join(random.Random(i).choices("abcdefgh ", k=90)) for i in range(3)]
 
@@ -93,3 +96,25 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
         patch.setattr(cached_lm.engine, "_cache_budget", None)
         with pytest.raises(ValueError, match="prefix cache: 600000, 600000 bytes there, none now"):
             cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1, 0])
+def test_the_sort_window_says_how_many_lines_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Six lines of three prompts by turns: together they are sorted, in windows of two they have nothing in common."""
+    source, seen = write(tmp_path / "in.jsonl", 7), list[list[int]]()
+    source.write_text("".join(source.read_text().splitlines(keepends=True)[:6]))
+
+    def answered(model: object, lines: list[BatchLine], created: int) -> Iterator[tuple[BatchLine, None]]:
+        seen.append([line.number - 1 for line in lines])
+        return ((line, None) for line in lines)
+
+    monkeypatch.setattr("hybridlm.openai_batch.batch_file.answers", answered)
+    nothing: Any = None
+    model = BatchModel(Inputs(None, 300, 256, (), nothing), nothing, nothing, "tiny")
+    batch_file(model, source, tmp_path / "out.jsonl", 2, sort_window=size)
+    found = sorted(map(sorted, seen))
+    assert found == ([[0, 3], [1, 4], [2, 5]] if size > 1 else [[0, 1], [2, 3], [4, 5]])
+    with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):
+        batch_file(model, source, tmp_path / "out.jsonl", 2, sort_window=-1)

@@ -136,6 +136,26 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
+def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
+    """A replaced row is what adding the difference makes of it; the last of two vectors of one place counts."""
+    index, at, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
+    donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=at)[0].captured
+    assert donor is not None
+    rows = donor.hidden_states[index]
+    own = np.asarray(lm.forward(text[:-1]).hidden_states[index])
+    added = np.zeros((lm.config.num_layers + 1, 11, lm.config.hidden_size), np.float32)
+    added[index, at] = rows - own[at]
+    patch = [
+        Intervention.replace_hidden_state(row, hidden_state=index, positions=p) for row, p in zip(rows, at, strict=True)
+    ]
+    nan = Intervention.replace_hidden_state(np.full(own.shape[1], np.nan), hidden_state=index, positions=at)
+    plain, found = lm.score(TEXTS[:3]), lm.score(TEXTS[:3], interventions=[[], [nan, *patch], []])
+    np.testing.assert_allclose(found[1].logprobs[1:], with_added(lm)(text, added), **CLOSE)
+    assert np.abs(found[1].logprobs - plain[1].logprobs)[1:].max() > 1e-3, "the change is seen"
+    for i in (0, 2):
+        assert found[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
+
+
 def test_states(lm: hybridlm.LM) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(lm.engine.new_rows(1).layers)
     named = {parse_path(f"layers{jax.tree_util.keystr(path)}"): leaf.shape[1:] for path, leaf in leaves}
@@ -256,8 +276,8 @@ def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
     right = ProbeHooks.residual
 
     def wrong(self: ProbeHooks, x: jax.Array, index: int) -> jax.Array:
-        vector = jnp.roll(jnp.asarray(self._probes.additions.vector), 1, axis=0)  # type: ignore[union-attr]
-        self._probes = self._probes._replace(additions=self._probes.additions._replace(vector=vector))  # type: ignore[union-attr]
+        vector = jnp.roll(jnp.asarray(self._probes.vectors.vector), 1, axis=0)  # type: ignore[union-attr]
+        self._probes = self._probes._replace(vectors=self._probes.vectors._replace(vector=vector))  # type: ignore[union-attr]
         return right(self, x, index)
 
     monkeypatch.setattr(ProbeHooks, "residual", wrong)
@@ -287,6 +307,7 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
     [
         (lambda: Intervention.add(np.ones(3), hidden_state=1), r"vector: expected \[32\], got \[3\]"),
         (lambda: Intervention.add(np.ones(32), hidden_state=3), "hidden_state: expected 0..2"),
+        (lambda: Intervention.replace_hidden_state(np.ones((2, 32)), hidden_state=1), r"vector: .*got \[2, 32\]"),
         (lambda: Intervention.ablate_head(2, 0), "layer: expected 0..1"),
         (lambda: Intervention.ablate_head(0, 8), "head: expected 0..7, got 8"),
         (

@@ -17,6 +17,7 @@ from models.ops.delta_rule import delta_rule_step
 from models.ops.expert_dot import expert_dot
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd_step
+from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_cuda
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
@@ -53,7 +54,7 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     lanes, heads, size = 64, 8, 128
 
     def run(q, k, v, g, b, state, valid, fresh):
-        return step(RecurrenceInputs(q, k, v, g, state, valid, fresh, b, platform="gpu"))
+        return step(RecurrenceInputs(q, k, v, g, state, valid, fresh, b, devices=Devices(platform="gpu")))
 
     vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
     mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)

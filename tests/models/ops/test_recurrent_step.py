@@ -17,6 +17,7 @@ from models.ops.delta_rule import delta_rule_reference, delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.recurrent_step import KERNEL, MAX_KEY, recurrent_step
 from models.ops.ssd import ssd_reference, ssd_step
+from models.sharding.devices import Devices
 
 LANES, HEADS = 5, 6
 FORMS = ("head", "channel", "ssd", "ssd in groups")
@@ -100,7 +101,7 @@ def test_operations_choose_it(form: str):
     step = ssd_step if form.startswith("ssd") else delta_rule_step
 
     def kernels(**changes: Any) -> bool:
-        return "pallas_call" in str(jax.make_jaxpr(step)(replace(given, **changes)))
+        return "pallas_call" in str(jax.make_jaxpr(step)(replace(given, devices=Devices(**changes))))
 
     assert kernels(kernels="interpret") and kernels(kernels="auto", platform="gpu")
     assert not kernels() and not kernels(kernels="auto") and not kernels(kernels="off", platform="gpu")

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.file_command import Restart, Shard, Strict, Window, answered, leading
-from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, Model, OnMesh, Tune, Verbose, reported
-from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
-from hybridlm.score_files.score_file import DEFAULT_WINDOW
+from hybridlm.cli.files.row_command import RowRun, row_command
+from hybridlm.cli.options import Model
 
 
+@row_command
 def score(
+    run: RowRun,
     model: Model,
     input: Annotated[
         Path,
@@ -29,10 +29,6 @@ def score(
             "sum_logprob, perplexity.",
         ),
     ],
-    strict: Strict = False,
-    window: Window = DEFAULT_WINDOW,
-    shard: Shard = None,
-    restart: Restart = False,
     token_ids: Annotated[
         str | None,
         typer.Option(
@@ -44,47 +40,17 @@ def score(
     top: Annotated[int, typer.Option(help="Also write this many most likely ids of each position.")] = 0,
     start: Annotated[int | None, typer.Option(help="First token of a text or completion to report on.")] = None,
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
-    sort_window: Annotated[
-        int, typer.Option(help="Bytes of consecutive rows that are sorted by their beginnings; 0 sorts nothing.")
-    ] = DEFAULT_SORT_WINDOW,
     entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy at each position.")] = False,
-    lanes: Lanes = 8,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
-    mesh: OnMesh = None,
-    tune: Tune = False,
-    verbose: Verbose = False,
-    adapter: Adapter = None,
-    debug: Debug = False,
 ) -> None:
     """Write the log-probability of every token of every text of a file.
 
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be scored gets its id and "error" instead.
     """
-    with reported(debug, verbose):
-        lm = leading(
-            model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh, tune=tune, adapter=adapter
-        )
-        if lm is None:
-            return
-        answered(
-            lm.score_file,
-            "texts",
-            input,
-            output,
-            strict=strict,
-            window=window,
-            shard=shard,
-            restart=restart,
-            token_ids=_ids(token_ids),
-            top=top,
-            start=start,
-            temperature=temperature,
-            entropy=entropy,
-            sort_window=sort_window,
-        )
+    if (lm := run.leading(model)) is None:
+        return
+    asked = {"token_ids": _ids(token_ids), "top": top, "start": start, "temperature": temperature, "entropy": entropy}
+    run.answered(lm.score_file, "texts", input, output, **asked)
 
 
 def _ids(given: str | None) -> str | list[int] | None:

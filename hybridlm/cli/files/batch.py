@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hybridlm.cli.files.row_command import Restart, SortWindow
 from hybridlm.cli.options import (
     Adapter,
     Chunk,
@@ -14,13 +15,15 @@ from hybridlm.cli.options import (
     Dtype,
     Lanes,
     Model,
-    PrefixCache,
     Tune,
     Verbose,
     reported,
 )
 from hybridlm.loading import load
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 
+DEFAULT_PREFIX_CACHE = "512MB"
+"""Lines that begin alike are answered together, so that some states are enough."""
 EXIT_BAD_LINES = 3
 """Exit status of a run that is complete and has lines with errors."""
 
@@ -33,14 +36,15 @@ def batch(
     output: Annotated[
         Path, typer.Option("--output-file", "-o", help="In the order of the input: custom_id, response, error.")
     ],
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")
-    ] = False,
+    restart: Restart = False,
+    sort_window: SortWindow = DEFAULT_SORT_WINDOW,
     lanes: Lanes = 8,
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
-    prefix_cache: PrefixCache = None,
+    prefix_cache: Annotated[
+        str, typer.Option(help='Memory for the states of common prefixes (radix cache); "0" reads each prompt whole.')
+    ] = DEFAULT_PREFIX_CACHE,
     tune: Tune = False,
     verbose: Verbose = False,
     adapter: Adapter = None,
@@ -58,12 +62,12 @@ def batch(
             context=context,
             dtype=dtype,
             chunk=chunk,
-            prefix_cache=prefix_cache,
+            prefix_cache=None if prefix_cache == "0" else prefix_cache,
             tune=tune,
             adapter=adapter,
         )
         start = time.perf_counter()
-        report = lm.batch_file(input, output, restart=restart, progress="lines")
+        report = lm.batch_file(input, output, restart=restart, sort_window=sort_window, progress="lines")
         seconds = time.perf_counter() - start
         tokens = report.prompt_tokens + report.completion_tokens
         kept = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""

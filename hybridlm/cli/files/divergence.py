@@ -1,0 +1,45 @@
+"""`hybridlm divergence`: how far two models are from one another on the texts of a file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridlm.cli.files.row_command import RowRun, Texts, end, row_command
+from hybridlm.cli.options import Model
+
+
+@row_command
+def divergence(
+    run: RowRun,
+    model: Model,
+    other: Annotated[
+        str,
+        typer.Option(
+            "--other",
+            "-o",
+            help="The model to compare with, given as --model is: Q where that is P. --adapter is not for it.",
+        ),
+    ],
+    input: Texts,
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help=".jsonl or .parquet, in the order of the input: id, token_ids, kl, reverse_kl, js, same_top, means.",
+        ),
+    ],
+) -> None:
+    """Compare the distributions of two models with one tokenizer in the place of every token of a file.
+
+    An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
+    cannot be compared gets its id and "error" instead; the exit status is 3 then. The means over all tokens are
+    printed.
+    """
+    lm, its = run.load(model), run.load(other, adapter=None)
+    report = run.answered(lm.divergence_file, "texts", its, input, output)
+    typer.echo(
+        f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, reverse KL {report.mean_reverse_kl:.6g}, "
+        f"Jensen-Shannon {report.mean_js:.6g} nats, same most likely token {report.agreement:.2%}"
+    )
+    end(report)

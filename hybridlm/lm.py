@@ -31,8 +31,8 @@ from hybridlm.checkpoint import (
 )
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.checkpoint.model import with_head
-from hybridlm.checkpoint.pieces import saved_pieces, unpacked
-from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
+from hybridlm.checkpoint.saved.pieces import saved_pieces, unpacked
+from hybridlm.checkpoint.saved.write import ModelDescription, save_checkpoint
 from hybridlm.decision_models.decide import Decider
 from hybridlm.decision_models.heads import LabelHead, RowsHead
 from hybridlm.decision_models.prompts import FIELDS as REQUEST_FIELDS
@@ -1075,8 +1075,8 @@ class LM:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
-        arrays, packed = unpacked(self.params)
-        parameters = {name: saved_pieces(array, sharded_dims.get(name, ())) for name, array in arrays.items()}
+        arrays, packed = unpacked(self.params, sharded_dims)
+        parameters = {name: saved_pieces(array, dims) for name, (array, dims) in arrays.items()}
         model = ModelDescription(__version__, self.config.family, dtype, self.fingerprint)
         save_checkpoint(target, self.path, model, parameters, packed)
 

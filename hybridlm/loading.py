@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from hybridlm.checkpoint import (
     Checkpoint,
     bind,
+    dotted,
     fingerprint_of,
     load_parameters,
     open_adapter,
@@ -28,8 +29,8 @@ from hybridlm.checkpoint.adapter import base_of, has_adapter
 from hybridlm.checkpoint.classifier import SCORE_PATTERN, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
-from hybridlm.checkpoint.packed_weights import Packed
-from hybridlm.checkpoint.saved_index import is_saved
+from hybridlm.checkpoint.packed.layout import Packed
+from hybridlm.checkpoint.saved.index import is_saved
 from hybridlm.cpu_tuning import check_tune
 from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.decision_models.settings import adapter_folder
@@ -132,8 +133,8 @@ def load(
             what XLA makes of the plain forms everywhere; "interpret" runs kernels on any platform by Pallas'
             interpreter, for tests. The numbers are the same up to rounding. See docs/accelerators.md.
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
-            they are read; None keeps matrices packed where they can be, which takes their memory instead. On a mesh all
-            are plain. See docs/quantised.md.
+            they are read; None keeps matrices packed where they can be, which takes their memory instead. See
+            docs/quantised.md.
         adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
             are rounded. None for the adapter that lies beside the weights, or that the files of a decision model name,
             if there is one; False for the weights alone. A directory that holds an adapter alone is loaded with the
@@ -173,12 +174,16 @@ def load(
     cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
     shards = placement.shards(weights, cuts)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
-    packed = packed_parameters(directory, family, config, dtype, products, bound) if dequantise is None else None
-    if packed is not None and packed.types and placement.mesh is not None:
-        _log.warning("quantised weights are plain arrays in %s on a mesh: it has no packed form of them", dtype)
-        packed = packed.without()
+    packed = None
+    if dequantise is None:
+        packed = packed_parameters(directory, family, config, dtype, products, bound, shards)
+        if packed.divided:
+            _log.warning(
+                "%d quantised weights are plain arrays in %s, as %s: this mesh divides their groups too finely",
+                len(packed.divided), dtype, dotted(packed.divided[0]),
+            )  # fmt: skip
     kept = {} if packed is None else packed.types
-    size = weight_bytes(weights, dtype, shards, placement, kept)
+    size = weight_bytes(weights, dtype, shards, placement, {} if packed is None else packed.layouts)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | kept)
     structure, types = flatten(typed)

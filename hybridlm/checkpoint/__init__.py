@@ -21,7 +21,7 @@ from hybridlm.checkpoint.opened import (
 )
 from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
 from hybridlm.checkpoint.safetensors import SafetensorsFile
-from hybridlm.checkpoint.saved_index import SavedDirectory
+from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.checkpoint.shards import Shards
 from hybridlm.checkpoint.weights import load_weights
 from hybridlm.errors import CheckpointError

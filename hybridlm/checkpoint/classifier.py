@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.checkpoint.opened import Checkpoint
-from hybridlm.checkpoint.saved_index import SavedDirectory
+from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.errors import CheckpointError
 from models import DecoderConfig, Family
 

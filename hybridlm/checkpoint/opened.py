@@ -13,11 +13,12 @@ from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.packed_weights import Packed, PackedParameters, packed_forms, packed_type
+from hybridlm.checkpoint.packed.layout import Packed
+from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, packed_forms
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
-from hybridlm.checkpoint.saved_index import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved_read import head_parameters, load_saved_weights, saved_packed_types
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards
+from hybridlm.checkpoint.saved.index import SavedDirectory, is_saved, open_saved
+from hybridlm.checkpoint.saved.read import head_parameters, load_saved_weights, saved_forms
+from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.checkpoint.weights import load_weights
 from hybridlm.gguf_files import BLOCK_TYPES
 from models import Family
@@ -99,8 +100,7 @@ def load_parameters(
 ) -> LoadedWeights:
     """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
     if isinstance(checkpoint, SavedDirectory):
-        products = packed.products if packed is not None and packed.types else None
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, products)
+        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
     return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
 
 
@@ -111,24 +111,25 @@ def packed_parameters(
     dtype: str,
     products: Packed,
     adapters: Sequence[BoundAdapter] = (),
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
     """Return the parameters that can stay packed, from headers alone, and what `load_parameters` reads them by.
 
     Args:
-        checkpoint, family, config, adapters: as for `load_parameters`.
+        checkpoint, family, config, adapters, shards: as for `load_parameters`.
         dtype: that numbers are rounded to in products.
         products: how products are computed.
 
     Raises:
         CheckpointError: all faults of the headers.
     """
+    plan = None
     if isinstance(checkpoint, SavedDirectory):
-        types = saved_packed_types(checkpoint, family.weights(config), dtype, products, adapters)
-        return PackedParameters(products, types)
-    if not checkpoint.grouped.quantised:
+        forms = saved_forms(checkpoint, family.weights(config), adapters)
+    elif checkpoint.grouped.quantised:
+        plan = check(checkpoint, family, config)
+        forms = packed_forms(checkpoint, plan, adapters)
+    else:
         return PackedParameters(products)
-    plan = check(checkpoint, family, config)
-    forms = packed_forms(checkpoint, plan, adapters)
-    shapes = {choice.weight.path: choice.weight.shape for choice in plan.choices}
-    types = {path: packed_type(shapes[path], form, dtype, products) for path, form in forms.items()}
-    return PackedParameters(products, types, plan, forms)
+    every = {weight.path: shards_of(weight, shards) for weight in family.weights(config)}
+    return laid_out(forms, every, dtype, products, plan)

@@ -87,17 +87,39 @@ class Shards(NamedTuple):
         Args:
             host: (windows, shape) -> a shard, which must not be written to afterwards.
         """
-        if self.sharding is None:
-            return jax.device_put(host(self.windows(()), self.shape))
-        parts: dict[tuple[int, ...], list[Any]] = {}
-        for device, window in self.sharding.addressable_devices_indices_map(self.global_shape).items():
-            parts.setdefault(tuple(one.start or 0 for one in window or ()), []).append(device)
-        placed = []
-        for at, devices in parts.items():
-            part = host(self.windows(at), self.local_shape)
-            placed += [jax.device_put(part, device) for device in devices]
-            jax.block_until_ready(placed)
-        return jax.make_array_from_single_device_arrays(self.global_shape, self.sharding, placed)
+        return build_together({"": self}, lambda at: {"": host(self.windows(at[""]), self.local_shape)})[""]
+
+
+def build_together(
+    layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]
+) -> dict[str, jax.Array]:
+    """Build arrays that are read together, from one host array of each for each distinct shard of this process.
+
+    Args:
+        layouts: name -> layout; all on the same devices.
+        host: name -> where the shard begins in the array over all devices, to name -> the shard, which must not be
+            written to afterwards.
+    """
+    shardings = {name: one.sharding for name, one in layouts.items() if one.sharding is not None}
+    if not shardings:
+        found = host({name: (0,) * len(one.shape) for name, one in layouts.items()})
+        return {name: jax.device_put(one) for name, one in found.items()}
+    places: dict[Any, dict[str, tuple[int, ...]]] = {}
+    for name, sharding in shardings.items():
+        for device, window in sharding.addressable_devices_indices_map(layouts[name].global_shape).items():
+            places.setdefault(device, {})[name] = tuple(one.start or 0 for one in window or ())
+    shards: dict[tuple[tuple[int, ...], ...], list[Any]] = {}
+    for device, at in places.items():
+        shards.setdefault(tuple(at.values()), []).append(device)
+    placed: dict[str, list[jax.Array]] = {name: [] for name in layouts}
+    for devices in shards.values():
+        for name, part in host(places[devices[0]]).items():
+            placed[name] += [jax.device_put(part, device) for device in devices]
+        jax.block_until_ready(placed)
+    return {
+        name: jax.make_array_from_single_device_arrays(layouts[name].global_shape, sharding, placed[name])
+        for name, sharding in shardings.items()
+    }
 
 
 ALL_WHOLE: Mapping[tuple[str | int, ...], Shards] = MappingProxyType({})

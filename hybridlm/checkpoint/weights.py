@@ -10,7 +10,7 @@ from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
-from hybridlm.checkpoint.packed_weights import PackedParameters, load_packed
+from hybridlm.checkpoint.packed.parameters import PackedParameters, load_packed
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
@@ -46,8 +46,8 @@ def load_weights(
         shards: layout of parameters over devices; others are whole on JAX's default device.
         adapters: are merged in float32, in order; the result is rounded once.
         only: paths of the parameters that are read; None for all.
-        packed: quantised matrices that are kept packed, on one device (`packed_parameters`, with the same checkpoint,
-            family, configuration and adapters); None: none.
+        packed: quantised matrices that are kept packed (`packed_parameters`, with the same checkpoint, family,
+            configuration, adapters and shards); None: none.
 
     Raises:
         CheckpointError: all faults of the headers (see `check`); or a value that `dtype` cannot hold.
@@ -57,13 +57,13 @@ def load_weights(
     choices = [choice for choice in plan.choices if only is None or choice.weight.path in only]
     weights = [choice.weight for choice in choices]
     kept = kept_dtypes(weights, dtype)
-    forms = {} if packed is None else packed.forms
+    layouts = {} if packed is None else packed.layouts
 
     def read() -> Iterator[ReadParameter]:
         for choice, kind in zip(choices, kept, strict=True):
             names = choice.names.values()
-            if packed is not None and choice.weight.path in forms:
-                found, lost = load_packed(checkpoint, choice, forms[choice.weight.path], dtype, packed.products)
+            if packed is not None and choice.weight.path in layouts:
+                found, lost = load_packed(checkpoint, choice, layouts[choice.weight.path], dtype, packed.products)
                 for name in names:
                     checkpoint.release(name)
                 yield ReadParameter(found, [], lost)

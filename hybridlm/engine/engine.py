@@ -45,7 +45,6 @@ from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
-from models.ops.linear import LinearWeight
 
 MAX_PREFILL_ROWS = 4
 """Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
@@ -219,9 +218,10 @@ class Engine:
         """Number of parameters that each device holds, and their bytes."""
         numbers = size = 0
         for param in self._loaded:
-            packed = isinstance(param, LinearWeight)
-            own = math.prod(param.shape) if packed else numbers_on_a_device(param)
-            numbers, size = numbers + own, size + (param.nbytes if packed else own * param.dtype.itemsize)
+            arrays = jax.tree.leaves(param)
+            size += sum(numbers_on_a_device(one) * one.dtype.itemsize for one in arrays)
+            # Codes of a packed weight are sharded as its numbers are.
+            numbers += math.prod(param.shape) * numbers_on_a_device(arrays[0]) // math.prod(arrays[0].shape)
         return numbers, size
 
     @property

@@ -10,12 +10,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from hybridlm.checkpoint import ParameterPath, Shards
+from hybridlm.checkpoint.packed.layout import PackedLayout
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
-from models.ops.linear import LinearWeight
 
 
 class InsufficientMemory(ValueError):
@@ -137,7 +137,7 @@ def weight_bytes(
     dtype: str,
     shards: Mapping[ParameterPath, Shards],
     placement: Placement,
-    packed: Mapping[ParameterPath, LinearWeight] = MappingProxyType({}),
+    packed: Mapping[ParameterPath, PackedLayout] = MappingProxyType({}),
 ) -> int:
     """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
 
@@ -146,16 +146,14 @@ def weight_bytes(
         dtype: dtype of the matrices.
         shards: shards of the parameters on the devices.
         placement: the devices.
-        packed: parameters that stay packed, of types.
+        packed: parameters that stay packed.
     """
     together = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for one in weights:
-        if one.path in packed:
-            total += packed[one.path].nbytes
-            continue
         own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
-        total += own.local_bytes(stored) * (own.distinct if together > 1 else 1) // together
+        local = packed[one.path].local_bytes() if one.path in packed else own.local_bytes(stored)
+        total += local * (own.distinct if together > 1 else 1) // together
     return total
 
 

@@ -71,8 +71,12 @@ def group_tensors(tensors: Mapping[str, StoredTensor], read: Read, hints: Hints)
                 found[weight] = quantised_tensor(members, tensors, read, hints)
             except Mismatch as error:
                 faults[weight] = str(error)
-    for name in tensors.keys() - parts.keys():
-        _leftover(name, tensors, parts, faults)
+    for name in [name for name in tensors if name not in parts]:
+        concerned = _concerned(name, tensors)
+        if concerned is not None:
+            parts[name], fault = concerned
+            if fault:
+                faults[parts[name]] = fault
     for weight in faults.keys() & found.keys():
         del found[weight]
     return GroupedTensors(MappingProxyType(found), MappingProxyType(parts), MappingProxyType(faults))
@@ -100,31 +104,28 @@ def _members(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str | None
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
-def _leftover(name: str, tensors: Mapping[str, StoredTensor], parts: dict[str, str], faults: dict[str, str]) -> None:
-    """Note a tensor that is neither a weight nor a part of one."""
+def _concerned(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str, str] | None:
+    """Return the weight that a tensor outside of all groups belongs to, and why that weight cannot be read.
+
+    The reason is empty for scales of activations and caches, which are not used; None for a plain tensor.
+    """
     last = name.rpartition(".")[2]
     if last in _IGNORED or "_bmm" in last:
-        parts[name] = name
-        return
+        return name, ""
     for key, what in _REFUSED.items():
         if name.endswith("." + key):
             base = name.removesuffix("." + key)
             weight = base if base in tensors else base + ".weight"
-            faults[weight] = f"{name}: {what}, which is not implemented: use another release of this model"
-            parts[name] = weight
-            return
+            return weight, f"{name}: {what}, which is not implemented: use another release of this model"
     for suffix in _COMPANIONS:
         stem = name.removesuffix(suffix)
         if stem != name and (stem in tensors or stem.endswith(".weight")):
             beside = f"beside {tensors[stem].dtype} numbers" if stem in tensors else "without a weight"
-            faults[stem] = f"{name}: a leftover, {beside}: expected the codes that it belongs to"
-            parts[name] = stem
-            return
+            return stem, f"{name}: a leftover, {beside}: expected the codes that it belongs to"
     if last in ("scales", "qzeros", "g_idx"):
-        weight = name.removesuffix(last) + "weight"
-        faults[weight] = f"{name}: a leftover: expected {name.removesuffix(last)}qweight beside it"
-        parts[name] = weight
-    elif last.endswith(("_blocks", "_scales")) and tensors[name].dtype == "U8":
+        stem = name.removesuffix(last)
+        return stem + "weight", f"{name}: a leftover: expected {stem}qweight beside it"
+    if last.endswith(("_blocks", "_scales")) and tensors[name].dtype == "U8":
         weight = name.rpartition("_")[0]
-        faults[weight] = f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: use another release of this model"
-        parts[name] = weight
+        return weight, f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: use another release of this model"
+    return None

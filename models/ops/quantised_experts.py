@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
 from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
-from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes, QuantisedWeight
+from models.ops.quantised_weight import Codes, QuantisedWeight
 
 _STATIC = ("kind", "dtype", "absent", "platform")
 ExpertCodes = Shaped[Array, "expert out stored"]
@@ -76,8 +76,7 @@ def _product(
     absent: bool,
     platform: str,
 ) -> ExpertRows:
-    inputs = codes.shape[-1] * (2 if kind in TWO_IN_A_BYTE else 1)
-    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, inputs, dtype), expert, absent, platform)
+    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, dtype), expert, absent, platform)
 
 
 def experts_product(

@@ -39,7 +39,6 @@ class QuantisedWeight(LinearWeight):
         whole: float32 `[..., out, 1]`, a second scale of each row, or None.
         zero: of the dtype of the codes, `[..., out, group]`, the code of zero; None: 8 for "int4", 0 for others.
         kind: of the codes.
-        inputs: entries of a row.
         dtype: that numbers are rounded to.
         in_blocks: a product dequantises a block of rows at a time, as a CPU has to; other compilers dequantise inside
             of the product.
@@ -51,9 +50,13 @@ class QuantisedWeight(LinearWeight):
     whole: Any
     zero: Any
     kind: Codes = field(metadata={"static": True})
-    inputs: int = field(metadata={"static": True})
     dtype: str = field(metadata={"static": True})
     in_blocks: bool = field(default=True, metadata={"static": True})
+
+    @property
+    def inputs(self) -> int:
+        """Entries of a row."""
+        return self.codes.shape[-1] * (2 if self.kind in TWO_IN_A_BYTE else 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,7 +96,7 @@ class QuantisedWeight(LinearWeight):
         arrays = (None if one is None else change(one) for one in (self.codes, self.scale, self.whole, self.zero))
         codes, scale, whole, zero = arrays
         assert codes is not None and scale is not None
-        return QuantisedWeight(codes, scale, whole, zero, self.kind, self.inputs, self.dtype, self.in_blocks)
+        return QuantisedWeight(codes, scale, whole, zero, self.kind, self.dtype, self.in_blocks)
 
     def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
         outputs = self.shape[0]

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hybridlm.checkpoint.pieces import saved_pieces
-from hybridlm.checkpoint.saved_index import open_saved
-from hybridlm.checkpoint.saved_read import _Reading
-from hybridlm.checkpoint.saved_write import ModelDescription, save_checkpoint
+from hybridlm.checkpoint.saved.index import open_saved
+from hybridlm.checkpoint.saved.pieces import saved_pieces
+from hybridlm.checkpoint.saved.read import _Reading
+from hybridlm.checkpoint.saved.write import ModelDescription, save_checkpoint
 from hybridlm.checkpoint.shards import Shards
 from models import Segment, ShardedDim
 from models.weights.sources import ArraySlice

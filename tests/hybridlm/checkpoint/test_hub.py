@@ -11,8 +11,8 @@ from huggingface_hub import errors
 
 from hybridlm.checkpoint import CheckpointError, resolve
 from hybridlm.checkpoint.hub import FILES, IGNORED
-from hybridlm.checkpoint.saved_index import _small_fault
-from hybridlm.checkpoint.saved_write import copy_small_files
+from hybridlm.checkpoint.saved.index import _small_fault
+from hybridlm.checkpoint.saved.write import copy_small_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -15,8 +15,8 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm import CheckpointError
-from hybridlm.checkpoint import saved_index as format
-from hybridlm.checkpoint import saved_write
+from hybridlm.checkpoint.saved import index as format
+from hybridlm.checkpoint.saved import write
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SMALL: dict[str, Any] = {"lanes": 1, "context": 16, "chunk": 4}
@@ -191,7 +191,7 @@ def test_a_failure_leaves_nothing(text_lm: hybridlm.LM, tmp_path: Path, step: st
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_write, step, full)
+    monkeypatch.setattr(write, step, full)
     with pytest.raises(OSError, match="No space left"):
         text_lm.save(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
@@ -214,7 +214,7 @@ def test_a_kill_leaves_no_model(text_lm: hybridlm.LM, tmp_path: Path, monkeypatc
     def killed(path: Path) -> None:
         raise Killed
 
-    monkeypatch.setattr(saved_write, "sync", killed)
+    monkeypatch.setattr(write, "sync", killed)
     monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **settings: None)
     with pytest.raises(Killed):
         text_lm.save(tmp_path / "model")

@@ -14,8 +14,8 @@ import pytest
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
-from hybridlm.checkpoint import saved_index as format
-from hybridlm.checkpoint.pieces import saved_pieces
+from hybridlm.checkpoint.saved import index as format
+from hybridlm.checkpoint.saved.pieces import saved_pieces
 from models import Segment, ShardedDim
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"

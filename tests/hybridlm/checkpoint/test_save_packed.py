@@ -9,11 +9,12 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError, weights
-from hybridlm.checkpoint import saved_index as format
 from hybridlm.checkpoint.quantise import quantise_checkpoint
+from hybridlm.checkpoint.saved import index as format
 from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -26,7 +27,7 @@ MODELS = [
 ]
 
 
-def saved(tmp_path: Path, golden: str, scheme: str, group: int | None) -> hybridlm.LM:
+def saved(tmp_path: Path, golden: str | Path, scheme: str, group: int | None) -> hybridlm.LM:
     """Load and save a quantised copy; its headers are checked once."""
     quantise_checkpoint(GOLDEN / golden, tmp_path / "quantised", scheme=scheme, group_size=group)
     with mock.patch.object(weights, "check", wraps=weights.check) as again:
@@ -55,16 +56,21 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
 
 
-def test_on_a_mesh_they_are_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lm = saved(tmp_path, "sparse_base", "int8", None)
-    devices = hybridlm.mesh(expert=2)
-    one = hybridlm.load(tmp_path / "saved", mesh=devices, **SETTINGS)
-    other = hybridlm.load(tmp_path / "quantised", mesh=devices, **SETTINGS)
-    assert "plain arrays" in caplog.text
-    for name, array in one.params.items():
-        assert not isinstance(array, QuantisedWeight)
-        np.testing.assert_array_equal(np.asarray(array), np.asarray(other.params[name]), err_msg=name)
-    assert lm.fingerprint == one.fingerprint
+def test_on_a_mesh(tmp_path: Path) -> None:
+    """Arrays of one device and of a mesh are read on the other; `test_packed_mesh` compares their numbers."""
+    write_random_checkpoint("sparse_base", tmp_path / "model")
+    lm = saved(tmp_path, tmp_path / "model", "int8", None)
+    mesh = hybridlm.mesh(model=2, expert=2)
+    one = hybridlm.load(tmp_path / "saved", mesh=mesh, **SETTINGS)
+    other = hybridlm.load(tmp_path / "quantised", mesh=mesh, **SETTINGS)
+    assert any(isinstance(each, QuantisedWeight) for each in one.params.values()) and lm.fingerprint == one.fingerprint
+    for a, b in zip(jax.tree.leaves(dict(one.params)), jax.tree.leaves(dict(other.params)), strict=True):
+        assert a.sharding == b.sharding
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    one.save(tmp_path / "twice")
+    again = hybridlm.load(tmp_path / "twice", mesh=mesh, **SETTINGS)
+    for a, b in zip(jax.tree.leaves(dict(one.params)), jax.tree.leaves(dict(again.params)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from quantised_checkpoint import LAYOUTS, named, write_tensors
 
-from hybridlm.checkpoint import SafetensorsFile
-from hybridlm.checkpoint.packed_weights import packed_type
+from hybridlm.checkpoint import SafetensorsFile, Shards
+from hybridlm.checkpoint.packed.layout import packed_layout
 from hybridlm.quantised import QuantisedTensor, group_tensors, read_settings
 from hybridlm.quantised.packed import pack, packed_form
 from models.ops import quantised_weight
@@ -32,12 +32,14 @@ def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "floa
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
     made = pack(tensor, file.read_stored, form)
-    typed = packed_type(tensor.shape, form, dtype, "in blocks")
+    layout = packed_layout(form, Shards(tensor.shape))
+    assert layout is not None
+    typed = layout.types(dtype, "in blocks")
     arrays = [None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.whole, made.zero)]
     codes, scale, whole, zero = arrays
     assert codes is not None and scale is not None
     assert sum(one.nbytes for one in arrays if one is not None) == form.row_bytes * tensor.shape[0]
-    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, form.inputs, dtype)
+    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, dtype)
     assert typed.nbytes == weight.nbytes
     assert jax.tree.map(lambda one: (one.shape, one.dtype), weight) == jax.tree.map(
         lambda one: (one.shape, one.dtype), typed

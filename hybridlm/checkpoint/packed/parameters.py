@@ -1,24 +1,20 @@
 """Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.checkpoint.adapter import BoundAdapter
-from hybridlm.checkpoint.cast import aligned_empty
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
+from hybridlm.checkpoint.packed.layout import Packed, PackedLayout, Rows, packed_layout
 from hybridlm.checkpoint.report import ParameterPath
+from hybridlm.checkpoint.shards import Shards
 from hybridlm.quantised.health import lost_rows
 from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
-from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
-
-Packed = Literal["in blocks", "whole"]
-"""Products of packed weights: a block of rows at a time, as on a CPU, or dequantised inside of the product."""
+from models.ops.quantised_weight import QuantisedWeight
+from models.weights.sources import ArraySlice
 
 
 @dataclass(frozen=True)
@@ -28,18 +24,38 @@ class PackedParameters:
     Attributes:
         products: how their products are computed.
         types: path -> parameter with types in the place of arrays.
+        layouts: path -> how the files hold the parameter, and how it lies in memory.
         plan: the tensors that will be read, if they were looked for; None for a saved model or one without codes.
-        forms: path -> form in which a parameter is read from these tensors.
+        divided: paths of parameters that would be packed on one device, but are plain on this mesh.
     """
 
     products: Packed
     types: dict[ParameterPath, QuantisedWeight] = field(default_factory=dict)
+    layouts: Mapping[ParameterPath, PackedLayout] = field(default_factory=dict)
     plan: ReadPlan | None = None
-    forms: Mapping[ParameterPath, PackedForm] = field(default_factory=dict)
+    divided: tuple[ParameterPath, ...] = ()
 
-    def without(self) -> "PackedParameters":
-        """Return the same checkpoint with all parameters as plain arrays."""
-        return PackedParameters(self.products, plan=self.plan)
+
+def laid_out(
+    forms: Mapping[ParameterPath, PackedForm],
+    shards: Mapping[ParameterPath, Shards],
+    dtype: str,
+    products: Packed,
+    plan: ReadPlan | None = None,
+) -> PackedParameters:
+    """Return packed parameters of these forms, each on the devices of the plain one.
+
+    Args:
+        forms: path -> form in the files.
+        shards: path -> layout of the plain parameter.
+        dtype: that numbers are rounded to in products.
+        products: how products are computed.
+        plan: the tensors that will be read.
+    """
+    layouts = {path: packed_layout(form, shards[path]) for path, form in forms.items()}
+    kept = {path: one for path, one in layouts.items() if one is not None}
+    types = {path: one.types(dtype, products) for path, one in kept.items()}
+    return PackedParameters(products, types, kept, plan, tuple(path for path in layouts if path not in kept))
 
 
 def packed_forms(
@@ -69,74 +85,35 @@ def _form(checkpoint: CheckpointDirectory, name: str) -> PackedForm | None:
     return packed_form(tensor, checkpoint.info(tensor.parts["scale"]).dtype, checkpoint.read_part)
 
 
-def packed_type(shape: tuple[int, ...], form: PackedForm, dtype: str, packed: Packed) -> QuantisedWeight:
-    """Return a packed parameter with types in the place of arrays.
-
-    Args:
-        shape: of the parameter.
-        form: its packed form.
-        dtype: that its numbers are rounded to in products.
-        packed: how products are computed.
-    """
-
-    def typed(width: int, kind: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*shape[:-1], width), jnp.dtype(kind))
-
-    codes = "int8" if form.kind == "int8" else "uint8"
-    return QuantisedWeight(
-        typed(form.inputs // 2 if form.kind in TWO_IN_A_BYTE else form.inputs, codes),
-        typed(form.groups, form.scale_dtype),
-        typed(1, "float32") if form.whole else None,
-        typed(form.groups, codes) if form.zero else None,
-        form.kind,
-        form.inputs,
-        dtype,
-        packed == "in blocks",
-    )
-
-
 def load_packed(
-    checkpoint: CheckpointDirectory, choice: ChosenSource, form: PackedForm, dtype: str, packed: Packed
+    checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout, dtype: str, products: Packed
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
-    """Return a parameter of a form, on JAX's default device, and a sentence for each tensor whose rows were lost.
+    """Return a parameter on its devices, and a sentence for each tensor whose rows were lost.
 
     Args:
         checkpoint: the files.
         choice: the parameter and its tensors.
-        form: from `packed_forms`.
+        layout: from `packed_parameters`.
         dtype: that its numbers are rounded to in products.
-        packed: how products are computed.
+        products: how products are computed.
 
     Raises:
         CheckpointError: a scale or a code that is not finite.
     """
     weight, source = choice.weight, choice.source
-    results: dict[str, np.ndarray] = {}
     lost: dict[str, None] = {}
-    every = tuple(slice(None) for _ in weight.shape)
-    for piece in source.pieces(every, weight.shape):
-        name = choice.names[piece.name]
-        read = checkpoint.read_packed(name, form)
-        if zero := lost_rows(_significant(read)):
-            lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-        for role, array in _roles(read).items():
-            if role not in results:
-                results[role] = aligned_empty((*weight.shape[:-1], array.shape[-1]), array.dtype)
-            results[role][(*piece.place, ...)] = source.take(array, piece.taken)
-    arrays: Mapping[str, jax.Array] = jax.block_until_ready(
-        {role: jax.device_put(array) for role, array in results.items()}
-    )
-    made = QuantisedWeight(
-        arrays["codes"],
-        arrays["scale"],
-        arrays.get("whole"),
-        arrays.get("zero"),
-        form.kind,
-        form.inputs,
-        dtype,
-        packed == "in blocks",
-    )
-    return made, tuple(lost)
+
+    def rows(window: ArraySlice) -> Iterator[Rows]:
+        for piece in source.pieces(window, weight.shape):
+            name = choice.names[piece.name]
+            read = checkpoint.read_packed(name, layout.form)
+            if zero := lost_rows(_significant(read)):
+                lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
+            # A window of all columns, of which each array has another number.
+            taken = (*piece.taken[: len(weight.shape) - 1], ...)
+            yield piece.place, {role: source.take(array, taken) for role, array in _roles(read).items()}
+
+    return layout.build(rows, dtype, products), tuple(lost)
 
 
 def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:

@@ -8,30 +8,56 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hybridlm.checkpoint.saved_index import ROLES
-from hybridlm.checkpoint.saved_write import SavedPiece
+from hybridlm.checkpoint.packed.layout import narrowed
+from hybridlm.checkpoint.saved.index import ROLES
+from hybridlm.checkpoint.saved.write import SavedPiece
 from models import Segment, ShardedDim
 from models.ops.linear import LinearWeight
 from models.ops.quantised_weight import QuantisedWeight
 
 
-def unpacked(params: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str, dict[str, Any]]]:
-    """Return every array of the parameters by name, and what the index says of quantised ones.
+def unpacked(
+    params: Mapping[str, Any], sharded_dims: Mapping[str, Sequence[ShardedDim]]
+) -> tuple[dict[str, tuple[jax.Array, Sequence[ShardedDim]]], dict[str, dict[str, Any]]]:
+    """Return every array of the parameters by name with its sharded dimensions, and what the index says of packed ones.
+
+    Args:
+        params: by name.
+        sharded_dims: of whole parameters, also along axes of one device.
 
     Raises:
         ValueError: a parameter of another form.
     """
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, tuple[jax.Array, Sequence[ShardedDim]]] = {}
     packed: dict[str, dict[str, Any]] = {}
     for name, one in params.items():
+        dims = sharded_dims.get(name, ())
         if isinstance(one, QuantisedWeight):
-            packed[name] = {"kind": one.kind, "inputs": one.inputs}
-            arrays |= {f"{name}.{role}": part for role in ROLES if (part := getattr(one, role)) is not None}
+            found = {
+                role: (part, _of_role(one, role, dims)) for role in ROLES if (part := getattr(one, role)) is not None
+            }
+            across = [each for each in found["codes"][1] if each.dim == one.ndim - 1]
+            inputs = next((each.size for each in dims if each.dim == one.ndim - 1 and across), one.inputs)
+            packed[name] = {"kind": one.kind, "inputs": inputs}
+            arrays |= {f"{name}.{role}": each for role, each in found.items()}
         elif isinstance(one, LinearWeight):
             raise ValueError(f"save: {name} is a {type(one).__name__}, expected an array or a quantised weight")
         else:
-            arrays[name] = one
+            arrays[name] = (one, dims)
     return arrays, packed
+
+
+def _of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]) -> list[ShardedDim]:
+    """Return the sharded dimensions of an array of a packed weight; entries of rows only where devices share them."""
+    sharding = weight.codes.sharding
+    found = []
+    for one in dims:
+        devices = sharding.mesh.shape[one.axis] if isinstance(sharding, NamedSharding) else 1
+        if one.dim != weight.ndim - 1:
+            found.append(one)
+        elif devices > 1 and role != "whole":
+            found.append(narrowed(one, weight.inputs // getattr(weight, role).shape[-1], devices))
+    return found
 
 
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:

@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +11,8 @@ import numpy as np
 
 from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, converted
-from hybridlm.checkpoint.packed_weights import Packed
+from hybridlm.checkpoint.packed.layout import Rows, packed_layout
+from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.report import (
     LoadedWeights,
     ParameterPath,
@@ -22,11 +22,11 @@ from hybridlm.checkpoint.report import (
     gather,
     kept_dtypes,
 )
-from hybridlm.checkpoint.saved_index import AGAIN, ROLES, SavedDirectory, Tile, checksum
+from hybridlm.checkpoint.saved.index import AGAIN, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.errors import CheckpointError
+from hybridlm.quantised.packed import PackedForm
 from models import Family, Weight
-from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
 READERS = 4
@@ -42,7 +42,7 @@ def load_saved_weights(
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
     adapters: Sequence[BoundAdapter] = (),
     only: Collection[ParameterPath] | None = None,
-    packed: Packed | None = None,
+    packed: PackedParameters | None = None,
 ) -> LoadedWeights:
     """Read every parameter of a model.
 
@@ -58,7 +58,7 @@ def load_saved_weights(
         shards: layout of parameters over devices; others are whole on JAX's default device.
         adapters: are merged in float32, in order; the result is rounded once.
         only: paths of the parameters that are read; None for all.
-        packed: keep quantised parameters so, on one device; None: none.
+        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
 
     Raises:
         CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that has changed
@@ -74,11 +74,17 @@ def load_saved_weights(
         name, own = dotted(weight.path), shards_of(weight, shards)
         merged = [adapter for adapter in adapters if adapter.touches(weight)]
         if name in saved.packed:
-            found = _quantised(saved, name, dtype, packed)
-            if packed is not None and not merged:
-                return ReadParameter(jax.block_until_ready(jax.device_put(found)), [])
+            parts = _Parts(saved, name)
+            if packed is not None and weight.path in packed.layouts:
+                kept = packed.layouts[weight.path].build(parts.rows, dtype, packed.products)
+                parts.verify()
+                return ReadParameter(kept, [])
             # Plain numbers of another form than the one that is saved.
-            numbers = np.asarray(replace(jax.device_put(found), dtype="float32").numbers())
+            form = saved_form(saved, name)
+            whole = packed_layout(form, Shards(saved.shapes[name]))
+            assert whole is not None
+            numbers = np.asarray(whole.build(parts.rows, "float32", "whole").numbers())
+            parts.verify()
 
             def dequantised(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
                 pieces, result = list(windows), np.empty(shape, np.float32)
@@ -88,7 +94,7 @@ def load_saved_weights(
                     adapter.merge(weight, pieces, result)
                 return converted(result, kind, saved.path, [name])
 
-            return ReadParameter(jax.block_until_ready(own.build(dequantised)), [found.kind])
+            return ReadParameter(jax.block_until_ready(own.build(dequantised)), [form.kind])
         reading, stored = _Reading(saved, name), saved.parameters[name].dtype
 
         def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
@@ -108,33 +114,49 @@ def load_saved_weights(
         return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
 
 
-def saved_packed_types(
-    saved: SavedDirectory, weights: Iterable[Weight], dtype: str, packed: Packed, adapters: Sequence[BoundAdapter]
-) -> dict[ParameterPath, QuantisedWeight]:
-    """Return each parameter that stays quantised, with types in the place of arrays; see `packed_types`."""
-    found = {}
-    for weight in weights:
-        one = saved.packed.get(dotted(weight.path))
-        if one is not None and not any(adapter.touches(weight) for adapter in adapters):
-            arrays = {role: saved.parameters[part] for role, part in one.parts.items()}
-            types = (jax.ShapeDtypeStruct(a.shape, a.dtype) if (a := arrays.get(role)) else None for role in ROLES)
-            codes, scale, whole, zero = types
-            found[weight.path] = QuantisedWeight(
-                codes, scale, whole, zero, one.kind, one.inputs, dtype, packed == "in blocks"
-            )
-    return found
+def saved_forms(
+    saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
+) -> dict[ParameterPath, PackedForm]:
+    """Return the form of each parameter that is saved packed; see `packed_forms`."""
+    return {
+        weight.path: saved_form(saved, dotted(weight.path))
+        for weight in weights
+        if dotted(weight.path) in saved.packed and not any(adapter.touches(weight) for adapter in adapters)
+    }
 
 
-def _quantised(saved: SavedDirectory, name: str, dtype: str, packed: Packed | None) -> QuantisedWeight:
-    """Return a quantised parameter with arrays of the host; products round its numbers to `dtype`."""
-    one, arrays = saved.packed[name], dict[str, np.ndarray]()
-    for role, part in one.parts.items():
-        reading, parameter = _Reading(saved, part), saved.parameters[part]
-        every = tuple(slice(0, size) for size in parameter.shape)
-        arrays[role] = reading.part([(every, every)], parameter.shape, parameter.dtype)
-        reading.verify()
-    codes, scale, whole, zero = (arrays.get(role) for role in ROLES)
-    return QuantisedWeight(codes, scale, whole, zero, one.kind, one.inputs, dtype, packed == "in blocks")
+def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
+    """Return the form of a parameter that is saved packed."""
+    one = saved.packed[name]
+    scale = saved.parameters[one.parts["scale"]]
+    return PackedForm(
+        one.kind, one.inputs, scale.shape[-1], scale.dtype.name, "whole" in one.parts, "zero" in one.parts
+    )
+
+
+class _Parts:
+    """The arrays of a packed parameter while this process reads its shards."""
+
+    def __init__(self, saved: SavedDirectory, name: str):
+        self._saved, self._parts = saved, saved.packed[name].parts
+        self._readings = {role: _Reading(saved, part) for role, part in self._parts.items()}
+
+    def rows(self, window: ArraySlice) -> Iterator[Rows]:
+        """Yield the rows of a window of the parameter, with all columns of each array."""
+        found = {}
+        for role, part in self._parts.items():
+            parameter = self._saved.parameters[part]
+            rows = tuple(slice(*one.indices(size)) for one, size in zip(window, parameter.shape[:-1], strict=False))
+            whole = (*rows, slice(0, parameter.shape[-1]))
+            shape = tuple(one.stop - one.start for one in whole)
+            every = tuple(slice(0, size) for size in shape)
+            found[role] = self._readings[role].part([(whole, every)], shape, parameter.dtype)
+        yield (slice(None),) * len(window), found
+
+    def verify(self) -> None:
+        """Compare tiles with their checksums, as `_Reading.verify` does."""
+        for reading in self._readings.values():
+            reading.verify()
 
 
 def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:

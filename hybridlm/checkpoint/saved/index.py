@@ -212,7 +212,7 @@ def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, Saved
         floating = array.dtype in DTYPES.values()
         if array.shape != shapes[role] or (array.dtype != codes if role in ("codes", "zero") else not floating):
             raise ValueError(f"{name}.{role}: {array.dtype} {array.shape}, expected {shapes[role]} of {kind}")
-    if "codes" not in arrays or groups < 1 or inputs % groups:
+    if "codes" not in arrays or groups < 1 or inputs % groups or (kind in TWO_IN_A_BYTE and inputs % 2):
         raise ValueError(f"{name}: {groups} groups of {inputs} entries")
     return PackedParameter(kind, inputs, parts)
 

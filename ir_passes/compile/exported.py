@@ -1,8 +1,9 @@
 """A compiled step outside its process: portable StableHLO or XLA's executable, in one file with its certificate.
 
 The file is a zip archive of JSON and bytes; nothing in it is pickled. StableHLO is for other compilers and later
-versions. An executable is machine code: load only what you trust as much as a program; it runs on the versions and the
-device of its certificate alone.
+versions: wishes about the order of an array's bytes (`with_layout_constraint`), which JAX does not promise to keep, are
+left out of it. An executable is machine code: load only what you trust as much as a program; it runs on the versions
+and the device of its certificate alone.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.files import record
 from ir_passes.files.atomic import whole_file
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import without_layouts
 from ir_passes.jaxpr.dtypes import named
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
@@ -33,9 +35,6 @@ MEMBERS = ("certificate.json", "signature.json", "program")
 MAX_BYTES = 4 << 30
 PLATFORMS = {"gpu": "cuda"}
 """Platforms that JAX exports for under another name."""
-UNCHECKED = (jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
-"""JAX exports custom calls only of targets that it promises to keep. This one is a wish about the order of an array's
-bytes, which every backend of XLA knows and which changes no value."""
 
 
 class ExportError(ValueError):
@@ -179,7 +178,7 @@ def export(
         ]
         args, kwargs = (types, {}) if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
         platforms = None if platform is None else [PLATFORMS.get(platform, platform)]
-        exporting = jax_export.export(calling.jit(program), platforms=platforms, disabled_checks=UNCHECKED)
+        exporting = jax_export.export(calling.jit(without_layouts(program)), platforms=platforms)
         lowered = exporting(*args, **kwargs)
         content, text = lowered.mlir_module_serialized, lowered.mlir_module()
     signature = Signature(

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.extend.core import primitives
+
 from ir_passes.jaxpr import ir
 
 
@@ -20,6 +22,16 @@ def map_equations(
         keep: a predicate of the equations whose bodies stay as they are.
     """
     return _Mapped(change, keep).closed(program)
+
+
+def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
+    """Return a program that computes the same and leaves the order of every array's bytes to its compiler."""
+
+    def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+        named = eqn.primitive.name == "layout_constraint"
+        return [eqn.replace(primitive=primitives.copy_p, params={}) if named else eqn]
+
+    return map_equations(program, change, keep=lambda eqn: False)
 
 
 class _Mapped:

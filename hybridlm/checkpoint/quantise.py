@@ -20,7 +20,7 @@ from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.report import Progress
 from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorEntry, write_safetensors
-from hybridlm.checkpoint.saved_write import copy_small_files, new_directory
+from hybridlm.checkpoint.saved.write import copy_small_files, new_directory
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import new_path
 from hybridlm.files.strict_json import read_text

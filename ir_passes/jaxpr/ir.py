@@ -30,6 +30,8 @@ ClosedJaxpr = core.ClosedJaxpr
 JaxprEqn = core.JaxprEqn
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
+COPY = primitives.copy_p
+"""An operation whose result is its operand."""
 
 KERNELS = ("pallas_call", "mpmd_map")
 OPAQUE = (*KERNELS, "ffi_call", "pure_callback", "io_callback", "debug_callback", "debug_print")

@@ -41,6 +41,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Build the kernels for CPUs anew where their sources have changed; an installation has built them already."""
+    from models.cpu_kernels import build
+
+    if not hasattr(config, "workerinput") and not build.is_current() and build.compiler() is not None:
+        build.build()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The folder of the repository."""

@@ -135,7 +135,7 @@ LAYERS = {
         decoder mixers
         layers
         ops
-        state
+        cpu_kernels state
         sharding
     """,
     "ir_passes": """

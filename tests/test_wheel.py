@@ -1,5 +1,6 @@
 """What an installation contains: exactly the three packages, typed, with their data."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -7,32 +8,52 @@ from pathlib import Path
 
 import pytest
 
+from models.cpu_kernels.build import LIBRARY as LIBRARY_FILE
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hybridlm", "ir_passes", "models")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+LIBRARY = LIBRARY_FILE.relative_to(ROOT).as_posix()
+
+
+def built(folder: Path, kernels: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HYBRIDLM_KERNELS": kernels}
+    )
     assert result.returncode == 0, result.stderr
     (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    path = built(tmp_path_factory.mktemp("wheel"), "off")
     assert path.name.endswith("-py3-none-any.whl")
     return zipfile.ZipFile(path)
 
 
+def contents(wheel: zipfile.ZipFile) -> set[str]:
+    return {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+
+
 def test_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile):
-    built = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
     present = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert built == present
+    assert contents(wheel) == present - {LIBRARY}
     for package in PACKAGES:
-        assert {f"{package}/__init__.py", f"{package}/py.typed"} <= built
+        assert {f"{package}/__init__.py", f"{package}/py.typed"} <= contents(wheel)
+
+
+def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_path: Path):
+    path = built(tmp_path, "required")
+    assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
+    assert contents(zipfile.ZipFile(path)) == contents(wheel) | {LIBRARY}
 
 
 def test_wheel_metadata(wheel: zipfile.ZipFile):

@@ -33,6 +33,7 @@ from ir_passes.contract.declared import declarations
 from ir_passes.files.sources import changed_since, hash_of_sources
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
+from models.cpu_kernels import library
 
 _log = logging.getLogger("hybridlm")
 _STARTED = time.time()
@@ -122,10 +123,15 @@ def devices_name(placement: Placement) -> list[str]:
         return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]
     devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
     named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
+    named += ["" if (found := library()) is None else found.name] if _calls_library(placement) else []
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]
     client = devices[0].client
     here = (jax.process_index(), jax.process_count(), jax_private.topology_of(devices), client.platform_version)
     return [*named, *axes, *map(str, here), repr(_machine())]
+
+
+def _calls_library(placement: Placement) -> bool:
+    return placement.platform == "cpu" and placement.kernels == "auto"
 
 
 @cache

@@ -21,9 +21,11 @@ from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
+from models.cpu_kernels import INSTRUCTIONS
 from models.ops.expert_dot import PLATFORMS, expert_dot
 from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
 from models.ops.quantised_weight import Codes
+from models.ops.row_product import row_product
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.product(PLATFORMS, (False, True))]
@@ -34,6 +36,7 @@ rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
 rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
+rowwise(row_product, inputs=(Lane(), Shared()), static=[{"instructions": one} for one in INSTRUCTIONS])
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 NO_TOKEN = 1

@@ -316,4 +316,4 @@ class Decoder(Stateful):
         A shard computes those of its own rows of the vocabulary, which follow those of the devices before it.
         """
         with jax.named_scope("head"):
-            return scaled(linear(hidden, self.head[...]), self.config.logits_multiplier)
+            return scaled(linear(hidden, self.head[...], self.config.devices), self.config.logits_multiplier)

@@ -38,6 +38,7 @@ class MtpHead(Stateful):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         assert config.head is not None
+        self.devices = config.devices
         size = config.hidden_size
         self.pre_fc_norm_embedding = RMSNorm(size, config.eps, config.norm_offset)
         self.pre_fc_norm_hidden = RMSNorm(size, config.eps, config.norm_offset)
@@ -65,7 +66,8 @@ class MtpHead(Stateful):
             The head's own hidden states, after its norm, and the state of the layer's branches.
         """
         both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(before)]
-        x = jnp.where(info.valid[:, :, None], linear(jnp.concatenate(both, axis=-1), self.fc[...]), 0.0)
+        joined = linear(jnp.concatenate(both, axis=-1), self.fc[...], self.devices)
+        x = jnp.where(info.valid[:, :, None], joined, 0.0)
         x, state = self.layer(x, info, state)
         return self.norm(x), state
 

@@ -69,12 +69,13 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
+        c = self.config
         if self.gate_proj is None:
-            inner = relu_squared(linear(x, self.up_proj[...]))
+            inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
-            gate, up = linear(x, self.gate_proj[...]), linear(x, self.up_proj[...])
-            inner = silu_gated(scaled(gate, self.config.gate_multiplier), up)
-        return scaled(linear(inner, self.down_proj[...]), self.config.out_multiplier)
+            gate, up = (linear(x, one[...], c.devices) for one in (self.gate_proj, self.up_proj))
+            inner = silu_gated(scaled(gate, c.gate_multiplier), up)
+        return scaled(linear(inner, self.down_proj[...], c.devices), c.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
         return self.project(x), None

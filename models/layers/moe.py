@@ -102,7 +102,7 @@ class Moe(Stateless):
         if spread:
             here, expert = local_rows(expert, EXPERT, c.local_experts)
             expert = jnp.where(here, expert, c.local_experts)
-        seen = rows if c.latent is None else linear(rows, self.latent_in[...])
+        seen = rows if c.latent is None else linear(rows, self.latent_in[...], c.devices)
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
             gate, up = jnp.split(
@@ -114,11 +114,11 @@ class Moe(Stateless):
         routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices.platform)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
-            out = linear(out, self.latent_out[...])
+            out = linear(out, self.latent_out[...], c.devices)
         if self.shared_expert is not None:
             shared = self.shared_expert.project(rows)
             if self.shared_expert_gate is not None:
-                shared = jax.nn.sigmoid(linear(rows, self.shared_expert_gate[...])) * shared
+                shared = jax.nn.sigmoid(linear(rows, self.shared_expert_gate[...], c.devices)) * shared
             out = out + self._once(shared)
         return out.reshape(x.shape), None
 

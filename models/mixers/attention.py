@@ -241,11 +241,11 @@ class Attention(Stateful):
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
-        q, gate = linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, -1)), None
+        q, gate = linear(x, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, -1)), None
         if c.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        k = linear(x, self.k_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
-        v = linear(x, self.v_proj[...]).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        k = linear(x, self.k_proj[...], c.devices).reshape((lanes, tokens, c.kv_heads, c.head_dim))
+        v = linear(x, self.v_proj[...], c.devices).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = name_dims(v, None, None, "kv_head", "value")
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
@@ -257,4 +257,4 @@ class Attention(Stateful):
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         out = info.hooked_heads(out, "attention")
-        return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...]), state
+        return linear(out.reshape((lanes, tokens, c.heads * c.head_dim)), self.o_proj[...], c.devices), state

@@ -100,11 +100,13 @@ class GatedDeltaNet(Recurrent):
         return {"recurrent": self.config.value_heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+        c = self.config
         log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
-            linear(x, self.in_proj_a[...]) + self.dt_bias[...][None, None]
+            linear(x, self.in_proj_a[...], c.devices) + self.dt_bias[...][None, None]
         )
-        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...])), self.config.strongest_write)
-        return DeltaTokens(linear(x, self.in_proj_qkv[...]), log_decay, beta), linear(x, self.in_proj_z[...])
+        beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...], c.devices)), c.strongest_write)
+        mixed, gate = (linear(x, one[...], c.devices) for one in (self.in_proj_qkv, self.in_proj_z))
+        return DeltaTokens(mixed, log_decay, beta), gate
 
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
@@ -139,4 +141,4 @@ class GatedDeltaNet(Recurrent):
     ) -> Activations:
         c = self.config
         gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
-        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...])
+        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)

@@ -64,14 +64,14 @@ class GatedShortConv(Stateful):
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
         """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the window of the convolution."""
-        b, c, u = jnp.split(linear(x, self.in_proj[...]), 3, axis=-1)
+        b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
         window = layer_window(b * u, state.conv, info)
         mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
         if info.verifying:
-            return linear(c * mixed, self.out_proj[...]), window
+            return linear(c * mixed, self.out_proj[...], self.config.devices), window
         after = self.commit(window, info, state)
         mixed, conv = together((mixed, after.conv), self.config.devices.platform)
-        return linear(c * mixed, self.out_proj[...]), after._replace(conv=conv)
+        return linear(c * mixed, self.out_proj[...], self.config.devices), after._replace(conv=conv)
 
     def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
         return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

@@ -75,14 +75,16 @@ class KimiDeltaAttentionConfig:
 class GateProjection(nnx.Module):
     """Projection from the residual stream to every channel of every head, through a bottleneck or directly."""
 
-    def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs):
+    def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs, devices: Devices):
+        self.devices = devices
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
         self.up = matrix(
             rngs, width.size, hidden if bottleneck is None else bottleneck, sharded=(shard_outputs(width),)
         )
 
     def __call__(self, x: Activations) -> Array:
-        return linear(x if self.down is None else linear(x, self.down[...]), self.up[...])
+        seen = x if self.down is None else linear(x, self.down[...], self.devices)
+        return linear(seen, self.up[...], self.devices)
 
 
 class KimiDeltaAttention(Recurrent):
@@ -94,11 +96,11 @@ class KimiDeltaAttention(Recurrent):
         channels, heads = shard_outputs(c.segment, c.segment, c.segment), shard_outputs(Segment(c.heads, c.heads))
         self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
-        self.decay = GateProjection(c.segment, c.bottleneck, hidden, rngs)
+        self.decay = GateProjection(c.segment, c.bottleneck, hidden, rngs, config.devices)
         self.in_proj_b = matrix(rngs, c.heads, hidden, sharded=(heads,))
         self.A_log = decay_rates(rngs, c.heads, heads)
         self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.segment))
-        self.gate = GateProjection(c.segment, c.bottleneck, hidden, rngs)
+        self.gate = GateProjection(c.segment, c.bottleneck, hidden, rngs, config.devices)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
@@ -117,8 +119,9 @@ class KimiDeltaAttention(Recurrent):
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
-        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...]))
-        return DeltaTokens(linear(x, self.in_proj_qkv[...]), self.log_decay(x), beta), self.gate(x)
+        devices = self.config.devices
+        beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...], devices))
+        return DeltaTokens(linear(x, self.in_proj_qkv[...], devices), self.log_decay(x), beta), self.gate(x)
 
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
@@ -149,4 +152,4 @@ class KimiDeltaAttention(Recurrent):
         info: LaneInfo,
     ) -> Activations:
         gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
-        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...])
+        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], self.config.devices)

@@ -114,9 +114,9 @@ class LatentAttention(Stateful):
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
-        q = linear(x, self.q_proj[...]).reshape((lanes, tokens, c.heads, c.query_size))
+        q = linear(x, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, c.query_size))
         q, q_shared = q[..., : c.key_size], q[..., c.key_size :]
-        row = linear(x, self.row_proj[...])
+        row = linear(x, self.row_proj[...], c.devices)
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
@@ -127,6 +127,6 @@ class LatentAttention(Stateful):
         seen = attend(query, state, at, info.valid, info.kv_blocks, c.rank, c.devices.platform)
         out = head_dot(seen, self.value_up[...])
         if self.gate is not None:
-            out = out * jax.nn.sigmoid(linear(x, self.gate[...]))[..., None]
+            out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]
         out = info.hooked_heads(out, "attention")
-        return linear(out.reshape((lanes, tokens, c.heads * c.value_size)), self.o_proj[...]), state
+        return linear(out.reshape((lanes, tokens, c.heads * c.value_size)), self.o_proj[...], c.devices), state

@@ -123,7 +123,7 @@ class Mamba2(Recurrent):
 
     def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
         c = self.config
-        projected = linear(x, self.in_proj[...])
+        projected = linear(x, self.in_proj[...], c.devices)
         if any(factor != 1.0 for factor in c.multipliers):
             factors = np.repeat(np.array(c.multipliers, np.float32), [part.size for part in c.segments])
             projected = projected * over_last(jnp.asarray(factors), projected)
@@ -171,7 +171,7 @@ class Mamba2(Recurrent):
         y = self._gate(mixed.reshape(gate.shape), gate)
         if info.hooks is not None:
             y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
-        return linear(y, self.out_proj[...])
+        return linear(y, self.out_proj[...], self.config.devices)
 
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]

@@ -2,8 +2,9 @@
 
 An operation has a plain JAX form, which defines it, is differentiable, and runs wherever no kernel is chosen. A kernel
 computes the same numbers up to rounding. Models call operations; an operation asks `Kernel.chosen`, a function of the
-platform and of shapes alone, and calls the one or the other. Kernels are Pallas programs, so that a step with them is
-proved from the inside.
+platform and of shapes alone, and calls the one or the other. Kernels for GPUs and TPUs are Pallas programs, so that a
+step with them is proved from the inside. Those for CPUs are C++ (`models.cpu_kernels`), which no proof reads: each is
+the inside of a function that is declared row-wise.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 
 MODES = ("off", "auto", "interpret")
-"""Plain forms everywhere; kernels where the platform has them; kernels everywhere, run by Pallas' interpreter."""
+"""Plain forms everywhere; kernels where the platform has them; Pallas kernels everywhere, run by its interpreter."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Kernel:
         name: of its function, by which certificates list it.
         platforms: that it is compiled for.
         unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
+        interpreted: whether it is a Pallas kernel, which runs on any platform in the mode "interpret".
     """
 
     name: str
     platforms: tuple[str, ...]
     unsupported: Callable[..., str | None] = field(repr=False)
+    interpreted: bool = True
 
     def chosen(self, mode: str, platform: str, *operands: Any) -> bool:
         """Whether the kernel runs.
@@ -42,7 +45,7 @@ class Kernel:
             ValueError: there is no such mode.
         """
         check_mode(mode)
-        here = mode == "interpret" or (mode == "auto" and platform in self.platforms)
+        here = (mode == "interpret" and self.interpreted) or (mode == "auto" and platform in self.platforms)
         return here and self.unsupported(*operands) is None
 
 

@@ -10,6 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int
 
 from models.ops.layout import materialized_transpose
+from models.ops.row_product import KERNEL, fastest, row_product
+from models.sharding.devices import SINGLE_DEVICE, Devices
 
 MAX_WEIGHT_FIRST_ROWS = 32
 """Rows up to which a narrow weight is the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
@@ -53,15 +55,38 @@ class LinearWeight(ABC):
         return self
 
 
-def linear(x: Float32[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight) -> Float32[Array, "*rows out"]:
+def linear(
+    x: Float32[Array, "*rows in"], weight: Float[Array, "out in"] | LinearWeight, devices: Devices = SINGLE_DEVICE
+) -> Float32[Array, "*rows out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
     A plain array keeps the dtype and the orientation `[out, in]` of the checkpoint; the input is rounded to its dtype.
+
+    Args:
+        x: the rows.
+        weight: the matrix.
+        devices: of the layer; they say whether a kernel computes the product.
     """
     with jax.named_scope(PROJECTION):
         rows = x.reshape((-1, x.shape[-1]))
-        product = weight.multiply(rows) if isinstance(weight, LinearWeight) else dot(rows, weight)
+        if isinstance(weight, LinearWeight):
+            product = weight.multiply(rows)
+        elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
+            product = _by_kernel(rows, weight)
+        else:
+            product = dot(rows, weight)
         return product.reshape((*x.shape[:-1], weight.shape[0]))
+
+
+@jax.custom_jvp
+def _by_kernel(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
+    """Return the product by the kernel; its derivatives are those of `dot`."""
+    return row_product(x, weight, instructions=fastest())
+
+
+@_by_kernel.defjvp
+def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return _by_kernel(*primals), jax.jvp(dot, primals, tangents)[1]
 
 
 def dot(

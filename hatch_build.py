@@ -1,0 +1,68 @@
+"""Build hook: the library of kernels for CPUs is compiled when the package is installed, if there is a C++ compiler.
+
+Without one the package is installed all the same, as a pure Python one, and products are XLA's. The variable
+HYBRIDLM_KERNELS changes that: "off" builds none, "required" refuses to go on without.
+"""
+
+import os
+import sysconfig
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+MODES = ("auto", "off", "required")
+HEADERS = "jaxlib>=0.10.2"
+"""Has the headers; a build without a compiler does not fetch it."""
+
+
+def _builder(root: str) -> Any:
+    """The module that compiles, without what is imported with its package."""
+    path = Path(root) / "models" / "cpu_kernels" / "build.py"
+    spec = spec_from_file_location("cpu_kernels_build", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _mode() -> str:
+    mode = os.environ.get("HYBRIDLM_KERNELS", "auto")
+    if mode not in MODES:
+        raise ValueError(f"HYBRIDLM_KERNELS: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
+    return mode
+
+
+class KernelsHook(BuildHookInterface):
+    """Compile the library into the source tree, from where an editable installation and a wheel take it."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Return what is needed beside hatchling: XLA's headers, where something is compiled."""
+        mode = _mode()
+        wanted = mode == "required" or (mode == "auto" and _builder(self.root).compiler() is not None)
+        return [HEADERS] if wanted and self.target_name == "wheel" else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; an installation without a library is one for any platform."""
+        mode, builder = _mode(), _builder(self.root)
+        if mode == "off":
+            return
+        if mode == "auto" and builder.compiler() is None:
+            self.app.display_warning("no C++ compiler: no kernels for CPUs are built, products are XLA's")
+            return
+        try:
+            # A compiler that was asked for compiles.
+            current = builder.is_current() and "CXX" not in os.environ
+            library = builder.LIBRARY if current else builder.build()
+        except builder.BuildError as error:
+            if mode == "required":
+                raise
+            self.app.display_warning(f"no kernels for CPUs are built, products are XLA's: {error}")
+            return
+        build_data["pure_python"] = False
+        # Python loads the library as a file: one wheel for all its versions.
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["artifacts"].append(library.relative_to(self.root).as_posix())

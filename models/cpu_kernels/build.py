@@ -1,0 +1,128 @@
+"""Build the library of kernels for CPUs: `python -m models.cpu_kernels.build`.
+
+Runs when the package is installed, by the build hook (hatch_build.py), and by hand after a change of the sources. Each
+file named `*_<instruction set>.cc` is compiled with the flags of that set; which of them run is chosen at run time, so
+that a library built anywhere runs everywhere. Needs a compiler of C++17 (GCC 10 or Clang 11 at least) and the headers
+of jaxlib, nothing else. Imports neither JAX nor the rest of the package: the hook has neither.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NAME = "libhybridlm_kernels.dylib" if sys.platform == "darwin" else "libhybridlm_kernels.so"
+LIBRARY = FOLDER / NAME
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+"""Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
+X86_FLAGS = {
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"),
+    "avx512bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma"),
+}
+"""Instruction set -> flags of its files. Others compile these files, too, and leave their inside out."""
+
+
+class BuildError(Exception):
+    """The library cannot be built; says why, and what to do."""
+
+
+def sources_hash() -> str:
+    """Return a hash of all sources of the library and of this file, and of the kind of machine."""
+    found = hashlib.sha256(f"{sys.platform} {platform.machine()}\n".encode())
+    for path in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h"), FOLDER / "build.py"]):
+        found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def is_current(library: Path = LIBRARY) -> bool:
+    """Whether there is a library, and it was built from the sources that are here now."""
+    return library.is_file() and sources_hash().encode() in library.read_bytes()
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler: that of the variable CXX, or the first of `COMPILERS` on the path; None without one."""
+    if os.name != "posix":
+        return None
+    asked = os.environ.get("CXX")
+    return shutil.which(asked) if asked else next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def headers() -> Path:
+    """Return the folder of XLA's headers, `jax.ffi.include_dir()` without importing JAX.
+
+    Raises:
+        BuildError: jaxlib is not installed, or has none.
+    """
+    from importlib.util import find_spec
+
+    spec = find_spec("jaxlib")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    for place in places:
+        if (folder := Path(place) / "include").joinpath("xla/ffi/api/ffi.h").is_file():
+            return folder
+    raise BuildError("XLA's headers: expected jaxlib with include/xla/ffi/api/ffi.h, found none; install jaxlib")
+
+
+def build(target: Path = LIBRARY, *, extra: Sequence[str] = (), only: Sequence[Path] | None = None) -> Path:
+    """Compile and link the library; replace an older one at once, so that none is ever half written.
+
+    Args:
+        target: file to write.
+        extra: further flags of the compiler and the linker, as of a sanitizer.
+        only: sources, and a program instead of a library; None for the library.
+
+    Raises:
+        BuildError: there is no compiler, there are no headers, or the compiler fails.
+    """
+    command = compiler()
+    if command is None:
+        raise BuildError(f"a C++ compiler: expected CXX or one of {', '.join(COMPILERS)} on the path, found none")
+    include = headers()
+    sources = sorted(FOLDER.glob("*.cc")) if only is None else list(only)
+    # Beside the target, which is where the result is trusted, and never in a place that others may write to.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
+        objects = {path: Path(temporary) / f"{path.stem}.o" for path in sources}
+
+        def compile_one(path: Path) -> None:
+            x86 = platform.machine() in ("x86_64", "AMD64")
+            own = X86_FLAGS.get(path.stem.rpartition("_")[2], ()) if x86 else ()
+            defined = f'-DHYBRIDLM_SOURCES="{sources_hash()}"'
+            places = ("-isystem", str(include), "-I", str(FOLDER))
+            _run([command, *FLAGS, *own, *extra, defined, *places, "-c", str(path), "-o", str(objects[path])])
+
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+            list(threads.map(compile_one, sources))
+        made = Path(temporary) / target.name
+        kind = ["-shared"] if only is None else []
+        _run([command, *kind, *extra, *map(str, objects.values()), "-pthread", "-o", str(made)])
+        os.replace(made, target)
+    return target
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+
+
+def main() -> None:
+    """Build in place."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    try:
+        print(f"built {build()}")
+    except BuildError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

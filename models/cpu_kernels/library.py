@@ -1,0 +1,70 @@
+"""The library of kernels for CPUs as this process has it: found, checked, and registered with XLA."""
+
+import ctypes
+import hashlib
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+
+from models.cpu_kernels.build import LIBRARY, is_current
+
+INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16")
+"""Instruction sets that there is code for, each with all that stand before it. NEON and AMX have no code of their own:
+on aarch64 the portable code runs, which compilers make NEON of, and with AMX that for AVX-512-BF16."""
+TARGETS = ("hybridlm_row_product",)
+"""Names of the handlers, which are functions of the library and targets of XLA's calls."""
+BUILD = "python -m models.cpu_kernels.build"
+
+_log = logging.getLogger("hybridlm")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library, loaded, with its handlers registered.
+
+    Attributes:
+        instructions: names of the instruction sets that this processor runs, the fastest last.
+        content: hash of the file.
+    """
+
+    instructions: tuple[str, ...]
+    content: str
+
+    @property
+    def name(self) -> str:
+        """Name for keys of compiled steps: what runs, and how."""
+        return f"{self.content} {' '.join(self.instructions)}"
+
+
+@cache
+def library() -> Library | None:
+    """Return the library; None where there is none that can be used, which one line of the log says once."""
+    found, missing = _load()
+    if missing is not None:
+        _log.warning("kernels for CPUs: %s; products are XLA's. `%s` builds them", missing, BUILD)
+    return found
+
+
+def _load() -> tuple[Library | None, str | None]:
+    """Return the library, or why there is none."""
+    if not LIBRARY.is_file():
+        return None, "not built, because there was no C++ compiler when the package was installed"
+    if not is_current():
+        return None, f"{LIBRARY.name} was built from other sources than those beside it"
+    try:
+        # The file lies beside this one, which nobody may write who may not write this one.
+        loaded: Any = ctypes.CDLL(str(LIBRARY))
+        loaded.hybridlm_can_run.argtypes = [ctypes.c_int64]
+        handlers = {name: jax.ffi.pycapsule(getattr(loaded, name)) for name in TARGETS}
+    except (OSError, AttributeError) as error:
+        return None, f"{LIBRARY.name} cannot be loaded: {error}"
+    try:
+        for name, handler in handlers.items():
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+        return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
+    can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
+    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None

@@ -1,0 +1,33 @@
+// The forms of row products, one for each instruction set and dtype of weights.
+
+#ifndef MODELS_CPU_KERNELS_PRODUCTS_H_
+#define MODELS_CPU_KERNELS_PRODUCTS_H_
+
+#include <stdint.h>
+
+// One product y[rows, outputs] = x[rows, inputs] * weight[outputs, inputs]^T.
+struct Product {
+  const void* x;  // prepared by the form: rows of `x_stride` numbers, zeros from `inputs` on
+  int64_t x_stride;
+  const void* weight;
+  float* y;
+  int64_t rows, inputs, outputs;
+};
+
+struct Form {
+  // Copy rows in the form that `product` reads: (x, rows, inputs, prepared, x_stride).
+  void (*prepare)(const float*, int64_t, int64_t, void*, int64_t);
+  // Compute the outputs from `first` to before `last`, of every row.
+  void (*product)(const Product&, int64_t first, int64_t last);
+  int64_t number_bytes;  // of a prepared number
+  int64_t step;          // `x_stride` is a multiple of it
+};
+
+// Forms of one instruction set; a null `product` where the compiler has no such instructions.
+struct Forms {
+  Form bfloat16, float32;
+};
+
+extern const Forms portable_forms, avx2_forms, avx512_forms, avx512bf16_forms;
+
+#endif  // MODELS_CPU_KERNELS_PRODUCTS_H_

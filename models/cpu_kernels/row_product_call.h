@@ -1,0 +1,61 @@
+// One row product on the threads of a pool.
+
+#ifndef MODELS_CPU_KERNELS_ROW_PRODUCT_CALL_H_
+#define MODELS_CPU_KERNELS_ROW_PRODUCT_CALL_H_
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "parallel.h"
+#include "products.h"
+
+namespace cpu_kernels {
+
+// Bytes of weights and numbers of rows below which another thread takes longer to begin than it saves.
+constexpr int64_t MIN_PART_BYTES = 32 * 1024;
+// Parts for each thread: threads that begin late, or lose their core, leave parts to the others.
+constexpr int64_t PARTS_PER_THREAD = 4;
+constexpr std::size_t ALIGNMENT = 64;
+
+// Memory that a thread keeps for its calls, as large as the largest of them so far.
+class Scratch {
+ public:
+  void* of_size(std::size_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      size_ = 0;
+      memory_.reset(::operator new(bytes, std::align_val_t(ALIGNMENT)));
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(ALIGNMENT)); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t size_ = 0;
+};
+
+// y = x * weight^T; x is [rows, inputs], weight [outputs, inputs], y [rows, outputs], all in row-major order.
+template <typename Pool>
+void row_product(Pool& pool, const Form& form, const float* x, const void* weight, float* y, int64_t rows, int64_t inputs,
+                 int64_t outputs, int64_t weight_bytes) {
+  if (rows == 0 || outputs == 0) return;
+  thread_local Scratch scratch;
+  const int64_t x_stride = (inputs + form.step - 1) / form.step * form.step;
+  void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * form.number_bytes));
+  form.prepare(x, rows, inputs, prepared, x_stride);
+  const Product given{prepared, x_stride, weight, y, rows, inputs, outputs};
+  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
+  const int64_t parts = std::max<int64_t>(1, std::min(most, outputs * inputs * weight_bytes / MIN_PART_BYTES));
+  in_parallel(pool, parts, [&](int64_t part) {
+    form.product(given, part * outputs / parts, (part + 1) * outputs / parts);
+  });
+}
+
+}  // namespace cpu_kernels
+
+#endif  // MODELS_CPU_KERNELS_ROW_PRODUCT_CALL_H_

@@ -1,0 +1,62 @@
+"""A kernel for the product of a few rows with a plain weight, on CPUs: each weight is read once, as it is stored.
+
+`dot` in `linear` defines it. XLA's product packs one operand in every call, and has no fast product of one narrow row.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Float32
+
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import Kernel, result_like
+from models.sharding.varying import varying_like
+
+MAX_ROWS = 64
+"""Rows of a product; with more, XLA's is as fast, as it packs a weight for many."""
+DTYPES = ("bfloat16", "float32")
+TARGET = "hybridlm_row_product"
+
+
+def unsupported(x: Any, weight: Any) -> str | None:
+    """Say why the kernel does not take these operands; None if it does."""
+    if str(weight.dtype) not in DTYPES:
+        return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
+    if not 1 <= x.shape[0] <= MAX_ROWS:
+        return f"{x.shape[0]} rows: expected 1 to {MAX_ROWS}"
+    if library() is None:
+        return "the library of kernels is not there"
+    return None
+
+
+KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)
+
+
+@partial(jax.jit, static_argnames="instructions")
+def row_product(
+    x: Float32[Array, "row in"], weight: Float[Array, "out in"], *, instructions: str
+) -> Float32[Array, "row out"]:
+    """Return `x @ weight.T`, each row by itself, accumulated in float32.
+
+    The bits of a row are the same whatever the other rows are, and however many, with one instruction set.
+
+    Args:
+        x: 1 to MAX_ROWS rows, which are rounded to the weight's dtype.
+        weight: bfloat16 or float32.
+        instructions: one of `INSTRUCTIONS` that the processor runs.
+    """
+    weight = varying_like(weight, x)
+    result = result_like((x.shape[0], weight.shape[0]), jnp.float32, x)
+    call = jax.ffi.ffi_call(TARGET, result, vmap_method="sequential")
+    return call(x, weight, instructions=np.int64(INSTRUCTIONS.index(instructions)))
+
+
+def fastest() -> str:
+    """Return the fastest instruction set of this processor that the library has code for."""
+    found = library()
+    assert found is not None, "asked for where the kernel is chosen"
+    return found.instructions[-1]

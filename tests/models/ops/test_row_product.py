@@ -1,0 +1,86 @@
+"""The kernel for rows x weight on CPUs, as XLA calls it: the product of `dot`, row by row, in every instruction set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import IsolationError, Lane, LaneContract, Shared
+from ir_passes.proof.lane_proof import prove_isolation
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.linear import dot, linear
+from models.ops.row_product import KERNEL, MAX_ROWS, row_product
+from models.sharding.devices import Devices
+
+HERE = Devices(kernels="auto")
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that run here, which are none where the library has not been built: no test passes without it."""
+    found = library()
+    return INSTRUCTIONS if found is None else found.instructions
+
+
+def operands(rows: int, inputs: int, outputs: int, dtype: str) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(rows * 1000 + inputs)
+    x = rng.normal(size=(rows, inputs)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.normal(size=(outputs, inputs)), dtype)
+
+
+def test_library_is_there():
+    found = library()
+    assert found is not None, "no kernels: build them with `python -m models.cpu_kernels.build`"
+    assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_product_is_that_of_float64(instructions: str, dtype: str):
+    for rows, inputs, outputs in ((1, 768, 40), (5, 33, 17), (64, 129, 3)):
+        x, weight = operands(rows, inputs, outputs, dtype)
+        found = jax.jit(row_product, static_argnames="instructions")(x, weight, instructions=instructions)
+        rounded = np.asarray(x.astype(dtype), np.float64)
+        wide = np.asarray(weight, np.float64)
+        bound = 1e-6 * (np.abs(rounded) @ np.abs(wide).T)
+        assert found.dtype == jnp.float32
+        assert (np.abs(np.asarray(found, np.float64) - rounded @ wide.T) <= bound).all()
+
+
+def test_linear_calls_the_kernel_where_it_is_chosen():
+    def calls(rows: int, dtype: str, devices: Devices) -> bool:
+        x, weight = operands(rows, 32, 16, dtype)
+        return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
+
+    assert calls(1, "bfloat16", HERE) and calls(MAX_ROWS, "float32", HERE)
+    assert not calls(MAX_ROWS + 1, "bfloat16", HERE) and not calls(1, "float16", HERE)
+    for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
+        assert not calls(1, "bfloat16", other)
+
+
+def test_derivatives_are_those_of_the_reference():
+    x, weight = operands(3, 32, 16, "float32")
+
+    def loss(product, x, weight):
+        return jnp.sum(jnp.tanh(product(x, weight)))
+
+    found = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)
+    expected = jax.grad(lambda x, w: loss(dot, x, w), (0, 1))(x, weight)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_proof_believes_the_declaration_and_nothing_more():
+    import hybridlm.steps.generate  # noqa: F401  # declares it
+
+    x, weight = operands(4, 32, 16, "float32")
+    contract = LaneContract(inputs=(Lane(), Shared()), outputs=Lane())
+    proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
+    assert any(one.about.startswith("row_product") for one in proof.assumed), proof.assumed
+
+    def undeclared(x, weight):
+        result = jax.ShapeDtypeStruct((len(x), len(weight)), jnp.float32)
+        return jax.ffi.ffi_call(KERNEL.name, result)(x, weight, instructions=np.int64(0))
+
+    for refused in (undeclared, lambda x, w: linear(x[::-1], w, HERE), lambda x, w: linear(w[:4], x, HERE)):
+        with pytest.raises(IsolationError):
+            prove_isolation(refused, (x, weight), contract)

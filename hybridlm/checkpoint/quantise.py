@@ -7,7 +7,7 @@ and small or low-rank projections; with 4 bits also the projections of mixers, w
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,15 @@ from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, Check
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.model import open_model
-from hybridlm.checkpoint.report import Progress
+from hybridlm.checkpoint.report import ParameterPath, Progress
 from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorEntry, write_safetensors
 from hybridlm.checkpoint.saved.write import copy_small_files, new_directory
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import new_path
 from hybridlm.files.strict_json import read_text
+from hybridlm.quantised.packed import PackedForm
 from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
+from models import Weight, WeightSource
 from models.weights.sources import ArraySlice
 
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
@@ -118,18 +120,46 @@ def quantise_checkpoint(
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
 
 
+def forms_of_copy(
+    weights: Iterable[Weight], scheme: str, group_size: int | None = None
+) -> dict[ParameterPath, PackedForm]:
+    """Return the form in memory of each parameter that a quantised copy of a model would have packed.
+
+    Args:
+        weights: the parameters; of each the usual tensors.
+        scheme, group_size: as of `quantise_checkpoint`.
+
+    Raises:
+        ValueError: the scheme cannot be used.
+    """
+    rounding, found = rounding_scheme(scheme, group_size), dict[ParameterPath, PackedForm]()
+    for weight in weights:
+        source = weight.options[0]
+        every = all(
+            _recommended(weight, source, shape, rounding) and rounding.fits(shape) for shape in source.shapes.values()
+        )
+        form = rounding.packed_form(weight.shape) if every else None
+        if form is not None:
+            found[weight.path] = form
+    return found
+
+
+def _recommended(weight: Weight, source: WeightSource, shape: tuple[int, ...], rounding: RoundingScheme) -> bool:
+    """Whether the published recipes quantise a tensor of a parameter."""
+    allowed = FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS
+    return weight.path[-1] in allowed and not weight.float32 and source.keeps_rows and len(shape) in (2, 3)
+
+
 def _plan(
     checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], rounding: RoundingScheme
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
     """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
-    allowed = FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS
     plan: dict[str, list[Quantised]] = {}
     refused: set[str] = set()
     for choice in choices:
-        weight, leaf = choice.weight, choice.weight.path[-1]
         for canonical, raw in choice.names.items():
             shape = choice.source.shapes[canonical]
-            if leaf not in allowed or weight.float32 or not choice.source.keeps_rows or len(shape) not in (2, 3):
+            if not _recommended(choice.weight, choice.source, shape, rounding):
                 refused.add(raw)
             elif raw.endswith(".weight"):
                 plan[raw] = [Quantised(raw, None, shape)]

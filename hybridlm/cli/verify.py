@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridlm.cli.options import Context, Debug, Dtype, Kernels, OnMesh, Tune, Verbose, console_for_table, reported
+from hybridlm.cli.quantise import Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
 from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
@@ -18,7 +19,9 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.loading import load
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
+from hybridlm.target_report.fit import fit_of
 from ir_passes import AuditError, IsolationError
+from ir_passes.targets import Target, read_target
 
 DEFAULT_LANES = 8
 
@@ -35,7 +38,7 @@ def verify(
         typer.Option(
             "--abstract",
             help="Prove and plan the steps of --config by abstract interpretation, without weights; none is compiled "
-            "or audited. Only the steps of all lanes, with 8 prompts at a time.",
+            "or audited. Only the steps of all lanes, with 8 prompts at a time. With --target: whether they fit it.",
         ),
     ] = False,
     full: Annotated[
@@ -71,6 +74,10 @@ def verify(
     mesh: OnMesh = None,
     tune: Tune = False,
     kernels: Kernels = "off",
+    scheme: Annotated[
+        Scheme | None,
+        typer.Option(help="With --abstract or --target: weights as `hybridlm quantise --scheme` would write them."),
+    ] = None,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -84,17 +91,21 @@ def verify(
     the devices need not exist. With --target the exit status is 1 also if the model does not fit.
     """
     with reported(debug, verbose):
-        if target is not None:
-            if abstract or tune or explain:
-                raise ValueError("--target: expected neither --abstract, --tune nor --explain beside it")
+        codes = None if scheme is None else scheme.value
+        if target is not None and not abstract:
+            if tune or explain:
+                raise ValueError("--target: expected neither --tune nor --explain beside it")
             verify_target(
                 target, model=model, config=config, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh,
-                kernels=kernels, out=out, as_json=as_json,
+                kernels=kernels, scheme=codes, out=out, as_json=as_json,
             )  # fmt: skip
             return
         if as_json:
-            raise ValueError("--json: expected --target beside it")
-        engine, report = _subject(model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune, kernels)
+            raise ValueError("--json: expected --target beside it, and not --abstract")
+        machine = None if target is None else read_target(target)
+        engine, report = _subject(
+            model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune, kernels, codes, machine
+        )
         console = console_for_table()
         table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
         for heading in ("step", "lanes", "tokens", *report.headings):
@@ -113,6 +124,8 @@ def verify(
             typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
             raise typer.Exit(1)
         console.print(Text(f"all {table.row_count} steps are {report.summary}"))
+        if isinstance(report, PlannedReport) and not _printed_fit(console, engine, report):
+            raise typer.Exit(1)
 
 
 def _subject(
@@ -127,6 +140,8 @@ def _subject(
     mesh: str | None,
     tune: bool,
     kernels: str,
+    scheme: str | None,
+    target: Target | None,
 ) -> tuple[Engine, VerifyReport]:
     """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
     if model is not None and config is not None:
@@ -136,6 +151,8 @@ def _subject(
             raise ValueError(
                 "--config: a config.json without its weights can only be verified with --abstract or --target"
             )
+        if scheme is not None:
+            raise ValueError("--scheme: the weights of --model are what they are; expected --abstract or --target")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         most = DEFAULT_LANES if lanes is None else lanes
@@ -158,8 +175,24 @@ def _subject(
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
-    engine = abstract_engine(config, lanes, context, dtype, chunk, devices, kernels=kernels)
+    if target is not None and (devices is None) != (target.count == 1):
+        raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
+    engine = abstract_engine(
+        config, lanes, context, dtype, chunk, devices, target=target, kernels=kernels, scheme=scheme
+    )
     return engine, PlannedReport(engine)
+
+
+def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> bool:
+    """Print whether a planned model fits its target; return True if it does, or if there is no target."""
+    target = engine.placement.target
+    if target is None or target.memory is None:
+        return True
+    # Beside its scratch a step has results of the same order: XLA says how much, once it is compiled.
+    fit = fit_of(engine, target.memory, target.platform, max(one.plan.size for one in report.found), None)
+    for line in (f"on each {target.device_kind}:", *fit.lines):
+        console.print(Text(line))
+    return fit.fits
 
 
 def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cells, list[str]]:

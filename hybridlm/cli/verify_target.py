@@ -31,6 +31,7 @@ def verify_target(
     chunk: int | None,
     mesh: str | None,
     kernels: str,
+    scheme: str | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -38,7 +39,7 @@ def verify_target(
 
     Args:
         target: name, with a number of devices behind a colon.
-        model, config, lanes, context, dtype, chunk, mesh, kernels: as of `hybridlm verify`.
+        model, config, lanes, context, dtype, chunk, mesh, kernels, scheme: as of `hybridlm verify`.
         out: directory for the certificates, or None.
         as_json: print the whole report as JSON.
 
@@ -48,6 +49,8 @@ def verify_target(
     """
     if (model is None) == (config is None):
         raise ValueError(f"--target: expected --model or --config, got {'neither' if model is None else 'both'}")
+    if scheme is not None and model is not None:
+        raise ValueError("--scheme: the weights of --model are what they are; expected --config")
     machine = read_target(target)
     engine = target_engine(
         machine,
@@ -59,6 +62,7 @@ def verify_target(
         chunk=chunk,
         mesh=None if mesh is None else read_sizes(mesh),
         kernels=kernels,
+        scheme=scheme,
     )
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:

@@ -12,6 +12,9 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32
 
+from hybridlm.quantised.packed import PackedForm, packed_form
+from hybridlm.quantised.schemes import QuantisedTensor
+
 DEFAULT_INT4_GROUP = 128
 _BLOCK = 128
 _NVFP4_GROUP = 16
@@ -59,6 +62,14 @@ class RoundingScheme:
     def bits(self) -> int:
         """Bits of a number, without scales."""
         return 4 if self.name in ("int4", "nvfp4") else 8
+
+    def packed_form(self, shape: tuple[int, ...]) -> PackedForm | None:
+        """Return the form in which a weight `[..., out, in]` stays in memory; None where it can only be dequantised."""
+        scheme = self.name if self.name in ("fp8-block", "nvfp4") else "int-packed"
+        groups = shape[-1] // (self.group or shape[-1]) if scheme == "int-packed" else None
+        bits = self.bits if scheme == "int-packed" else 8
+        tensor = QuantisedTensor(scheme, shape, {}, (_BLOCK, _BLOCK), bits, groups=groups)
+        return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
     def settings(self, ignored: list[str]) -> dict[str, Any]:
         """Return `quantization_config` of config.json.

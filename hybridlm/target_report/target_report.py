@@ -74,16 +74,18 @@ def target_engine(
     chunk: int | None = None,
     mesh: dict[str, int] | None = None,
     kernels: str = "off",
+    scheme: str | None = None,
 ) -> Engine:
     """Return an engine whose steps are compiled for a target; no weight is read.
 
     Args:
         target: not the local devices.
-        model: checkpoint directory or id on the hub, of which config.json and the dtype are used.
+        model: checkpoint directory or id on the hub, of which config.json, the dtype and packed forms are used.
         config: a config.json, in place of a model.
         lanes, context, dtype, chunk: as of `abstract_engine`.
         mesh: sizes of the axes; None splits lanes over all devices.
         kernels: as of `hybridlm.load`.
+        scheme: of quantised weights, as of `abstract_engine`; those of a quantised model are packed.
 
     Raises:
         TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
@@ -96,12 +98,15 @@ def target_engine(
     if needed != target.count:
         raise TargetError(f"target {target.name}: expected a mesh of {target.count} devices, got one of {needed}")
     over: Mesh | None = None if target.count == 1 else make_mesh(**sizes, devices=devices)
+    directory = None
     if config is None:
         assert model is not None
         directory, _, _ = open_model(resolve(model))
         dtype = stored_dtype(directory) if dtype is None else dtype
         config = directory.path / "config.json"
-    return abstract_engine(config, lanes, context, dtype, chunk, over, target=target, kernels=kernels)
+    return abstract_engine(
+        config, lanes, context, dtype, chunk, over, target=target, kernels=kernels, scheme=scheme, checkpoint=directory
+    )
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:

@@ -1,0 +1,28 @@
+"""Write the table of sizes in memory into docs/quantised.md.
+
+    python scripts/write_size_table.py
+
+Takes a minute; nothing is compiled, and no weight is needed.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "quantised.md"
+
+
+def main() -> None:
+    """Replace the table between its two marks."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
+    from size_table import BEGIN, END, table
+
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Memory of quantised models that are only planned: the parameters that a quantised copy has packed, and the table."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published import PUBLISHED
+from size_table import BEGIN, END, LARGE, SCHEMES, fit, row, table
+from typer.testing import CliRunner, Result
+
+from hybridlm.checkpoint import Shards, packed_parameters
+from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.packed.parameters import laid_out
+from hybridlm.checkpoint.quantise import forms_of_copy, quantise_checkpoint
+from hybridlm.cli import verify
+from hybridlm.cli.main import app
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.engine import Engine
+from hybridlm.loading import load
+from hybridlm.programs.shapes import CopyShape
+from ir_passes.targets import read_target
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
+
+
+@pytest.mark.parametrize(
+    "golden", ["sparse_base", "dense_interval", "nemotron_latent", "kimi_base", "next_dense_layers"]
+)
+def test_planned_forms_are_those_of_a_copy(tmp_path: Path, golden: str) -> None:
+    for scheme, group in (("fp8-block", None), ("int8", None), ("int4", 8), ("nvfp4", None)):
+        quantise_checkpoint(GOLDEN / golden, tmp_path / scheme, scheme=scheme, group_size=group)
+        directory, family, config = open_model(tmp_path / scheme)
+        weights = family.weights(config)
+        expected = packed_parameters(directory, family, config, "bfloat16", "whole").types
+        shards = {weight.path: Shards(tuple(weight.shape)) for weight in weights}
+        assert (
+            expected and laid_out(forms_of_copy(weights, scheme, group), shards, "bfloat16", "whole").types == expected
+        )
+
+
+def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    """A plan and a target count the bytes that `load` keeps."""
+    quantise_checkpoint(GOLDEN / "sparse_base", tmp_path / "copy", scheme="fp8-block")
+    kept = load(tmp_path / "copy", lanes=2, context=32, dtype="float32").engine.parameters_on_a_device
+    config, target = tmp_path / "copy" / "config.json", read_target("nvidia-h100")
+    directory, _, _ = open_model(tmp_path / "copy")
+    planned = abstract_engine(config, 2, 32, "float32", target=target, scheme="fp8-block")
+    of_headers = abstract_engine(config, 2, 32, "float32", target=target, checkpoint=directory)
+    assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == kept
+    plain = abstract_engine(config, 2, 32, "float32")
+    assert plain.parameters_on_a_device[0] == kept[0] and plain.parameters_on_a_device[1] > kept[1]
+
+
+def run(*options: str) -> Result:
+    sizes = ("--lanes", "4", "--context", "64", "--chunk", "8", "--abstract", "--target", "nvidia-h100")
+    return CliRunner().invoke(app, ["verify", *CONFIG, *sizes, *options], catch_exceptions=False)
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step is proved; the others are those of any abstract model."""
+
+    def shapes(engine: Engine, *_: object, **__: object) -> list[CopyShape]:
+        return [CopyShape(engine.lanes, engine.lanes)]
+
+    monkeypatch.setattr(verify, "all_shapes", shapes)
+    plain, packed = run(), run("--scheme", "int8")
+    for result in (plain, packed):
+        assert result.exit_code == 0 and "on each NVIDIA H100" in result.output and "are left" in result.output
+    assert plain.output != packed.output
+    small = replace(read_target("nvidia-h100"), memory=1000)
+    monkeypatch.setattr(verify, "read_target", lambda name: small)
+    result = run()
+    assert result.exit_code == 1 and "DOES NOT FIT" in result.output
+
+
+def test_a_scheme_is_of_a_plan() -> None:
+    for options in (
+        ("--model", "m", "--scheme", "int8"),
+        ("--model", "m", "--target", "nvidia-h100", "--scheme", "int8"),
+    ):
+        result = CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+        assert result.exit_code == 1 and "--scheme" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "target", "fits"),
+    [
+        ("Qwen3-Next-80B", None, "nvidia-h200", False),
+        ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
+        ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
+    ],
+)
+def test_published_models_fit(name: str, scheme: str | None, target: str, fits: bool) -> None:
+    assert fit(name, scheme, target).fits == fits
+    assert row(name, scheme) in (ROOT / "docs" / "quantised.md").read_text()
+
+
+@pytest.mark.long
+def test_table() -> None:
+    assert set(LARGE) <= set(PUBLISHED) and None in SCHEMES
+    assert f"{BEGIN}{table()}{END}" in (ROOT / "docs" / "quantised.md").read_text()

@@ -1,0 +1,60 @@
+"""The table of docs/quantised.md: memory that weights of published models take, and lanes that GPUs have room for."""
+
+import json
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from published import PUBLISHED
+
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.engine import Engine
+from hybridlm.target_report.fit import Fit, fit_of
+from ir_passes.targets import read_target
+
+BEGIN, END = "<!-- sizes in memory -->\n", "<!-- end of sizes -->\n"
+TARGETS = {"nvidia-h100": "H100", "nvidia-h200": "H200"}
+SCHEMES = {None: "bfloat16", "fp8-block": "`fp8-block`", "int8": "`int8`", "int4": "`int4`", "nvfp4": "`nvfp4`"}
+LANES, CONTEXT = 8, 4096
+LARGE = [
+    "Qwen3.5-27B",
+    "Qwen3.5-35B-A3B",
+    "Qwen3.5-122B-A10B",
+    "Qwen3-Next-80B",
+    "Kimi-Linear-48B",
+    "Nemotron-3-Nano",
+    "Nemotron-3-Super",
+    "Granite-4.0-H-Small",
+    "Falcon-H1-34B",
+]
+"""Models that do not fit every GPU."""
+
+
+@lru_cache(maxsize=1)
+def _engine(name: str, scheme: str | None) -> Engine:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(PUBLISHED[name]))
+        # GPUs differ in their memory alone.
+        target = read_target(next(iter(TARGETS)))
+        return abstract_engine(path, LANES, CONTEXT, "bfloat16", target=target, scheme=scheme)
+
+
+def fit(name: str, scheme: str | None, target: str) -> Fit:
+    """Return what `hybridlm verify --abstract --target` says of weights and rows of a published model."""
+    machine = read_target(target)
+    assert machine.memory is not None
+    return fit_of(_engine(name, scheme), machine.memory, machine.platform, None, None)
+
+
+def row(name: str, scheme: str | None) -> str:
+    """Return the line of a model by a scheme."""
+    fits = [fit(name, scheme, target) for target in TARGETS]
+    places = [f"{one.most_lanes:,}" if one.most_lanes else "no" for one in fits]
+    return f"| {name} | {SCHEMES[scheme]} | {fits[0].weights / 1e9:.1f} | {' | '.join(places)} |\n"
+
+
+def table() -> str:
+    """Return the whole table, a line for each model and scheme."""
+    head = f"| model | weights | GB | {' | '.join(TARGETS.values())} |\n|---|---|---:|{'---:|' * len(TARGETS)}\n"
+    return head + "".join(row(name, scheme) for name in LARGE for scheme in SCHEMES)

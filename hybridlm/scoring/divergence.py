@@ -15,11 +15,13 @@ from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import types_of
 from hybridlm.rows.pool import RowPool
+from hybridlm.scoring.queue import ScoringQueue
+from hybridlm.scoring.scorer import enter, leave, max_held
+from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
-from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Structure
 from ir_passes import Certificate, CompiledStep, compile_step
-from ir_passes.host.slot_owner import Slot
 from ir_passes.rewrites import DropDead
 
 
@@ -94,32 +96,33 @@ class Side(NamedTuple):
     structure: Structure
 
 
-class _Owner:
-    """A text in the rows of one model, which the sanitizer tells apart."""
-
-
 @dataclass(eq=False)
-class ComparedText:
-    """A text while it is compared; it has the same lane in both models.
+class ComparedText(QueuedText):
+    """A text while it is compared, in a row of the first model; it has the same lane in both.
 
     Attributes:
-        index: number of the text.
-        tokens: its token ids; the last one is predicted and not prefilled.
-        consumed: tokens that both states have seen once the dispatched steps have run.
-        slots, owners: its rows, and who holds them, in each model.
+        question, asked: None; what is found is the same for all texts.
+        twin: the text in a row of the second model.
         found: arrays of its tokens.
     """
 
-    index: int
-    tokens: tuple[int, ...]
-    consumed: int = 0
-    slots: list[Slot] = field(default_factory=list)
-    owners: tuple[_Owner, _Owner] = field(default_factory=lambda: (_Owner(), _Owner()))
+    question: None = None
+    asked: None = None
+    twin: QueuedText = field(init=False)
     found: Divergences = field(init=False)
 
     def __post_init__(self) -> None:
-        count = len(self.tokens)
-        self.found = _arrays(count)
+        self.twin = QueuedText(self.index, self.tokens, parent=None if self.parent is None else self.parent.twin)
+        self.found = _arrays(len(self.tokens))
+
+    def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
+        for own, all_lanes in zip(self.found, outputs, strict=True):
+            own[first : first + count] = all_lanes[lane, :count]
+
+    def finish(self) -> None:
+        if self.parent is not None:
+            for own, shared in zip(self.found, self.parent.found, strict=True):
+                own[: len(shared)] = shared
 
 
 _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.WeakKeyDictionary()
@@ -131,8 +134,9 @@ def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> tuple
 
     A text in which a model did has the index of its first such token beside it.
 
-    Each text has a lane of its own in both; chunks are those of the first one. A text has the same bits whatever is
-    compared with it in steps of the same shape.
+    Each text has a lane of its own in both; chunks are those of the first one. A common prefix of several texts is
+    prefilled once in both, as far as it is whole chunks. A text has the same bits whatever is compared with it in steps
+    of the same shape.
 
     Args:
         sides: the models, on one device.
@@ -141,29 +145,35 @@ def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> tuple
     Raises:
         IsolationError, AuditError, HloError: a step is refused (see `compile_step`).
     """
-    compared = [ComparedText(i, text) for i, text in enumerate(texts)]
-    waiting = deque(sorted((one for one in compared if len(one.tokens) > 1), key=lambda one: -len(one.tokens)))
+    found = [_arrays(len(text)) for text in texts]
+    predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
     certificate = None
-    if waiting:
+    if predicted:
         most = min(side.engine.prefill_rows for side in sides)
-        size = max(side.engine.bucket(len(waiting), most) for side in sides)
+        size = max(side.engine.bucket(len(predicted), most) for side in sides)
+        held = min(max_held(side.engine, size) for side in sides)
+        waiting = ScoringQueue(predicted, None, sides[0].engine.chunk, held, make=ComparedText)
         pools: list[RowPool] = []
         try:
             for side in sides:
+                if waiting.shares:
+                    side.engine.give_up("decode")
                 pools.append(side.engine.borrow("prefill", size))
-            certificate = _compare(sides, pools, waiting)
+            certificate = _compare(sides, pools, waiting, found)
         finally:
             for side, pool in zip(sides, pools, strict=False):
                 side.engine.give_back("prefill", pool)
-    nan = {one.index: np.flatnonzero(np.isnan(np.stack(one.found[:3])[:, 1:]).any(axis=0)) for one in compared}
-    return _joined(compared, certificate), {i: 1 + int(tokens[0]) for i, tokens in nan.items() if tokens.size}
+    nan = {i: np.flatnonzero(np.isnan(np.stack(one[:3])[:, 1:]).any(axis=0)) for i, one in enumerate(found)}
+    joined = _joined(texts, found, certificate)
+    return joined, {i: 1 + int(tokens[0]) for i, tokens in nan.items() if tokens.size}
 
 
-def _joined(compared: Sequence[ComparedText], certificate: Certificate | None) -> Divergence:
-    tokens = np.array([token for one in compared for token in one.tokens], np.int32)
-    offsets = np.cumsum([0, *(len(one.tokens) for one in compared)], dtype=np.int64)
-    found = [_arrays(0), *(one.found for one in compared)]
-    kl, reverse_kl, js, same_top = (np.concatenate(each) for each in zip(*found, strict=True))
+def _joined(
+    texts: Sequence[tuple[int, ...]], found: Sequence[Divergences], certificate: Certificate | None
+) -> Divergence:
+    tokens = np.array([token for text in texts for token in text], np.int32)
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    kl, reverse_kl, js, same_top = (np.concatenate(each) for each in zip(_arrays(0), *found, strict=True))
     return Divergence(tokens, kl, reverse_kl, js, same_top, offsets, certificate)
 
 
@@ -173,62 +183,89 @@ def _arrays(count: int) -> Any:
     return Divergences._make([*numbers, np.zeros(count, bool)])
 
 
-def _compare(sides: tuple[Side, Side], pools: list[RowPool], waiting: deque[ComparedText]) -> Certificate:
-    chunk, size = sides[0].engine.chunk, pools[0].size
-    lanes: list[ComparedText | None] = [None] * size
-    flights: deque[tuple[Divergences, list[tuple[int, ComparedText, int, int]]]] = deque()
+class _Part(NamedTuple):
+    """Tokens of one text that a step compares.
+
+    Attributes:
+        lane, text: where, and which.
+        first, count: tokens that are predicted.
+        last: whether the text ends with them.
+    """
+
+    lane: int
+    text: ComparedText
+    first: int
+    count: int
+    last: bool
+
+
+def _compare(
+    sides: tuple[Side, Side], pools: list[RowPool], waiting: ScoringQueue[ComparedText], found: list[Divergences]
+) -> Certificate:
+    lanes: list[ComparedText | None] = [None] * pools[0].size
+    flights: deque[tuple[Divergences, list[_Part]]] = deque()
     program: CompiledStep | None = None
     while flights or waiting or any(lanes):
-        while waiting and pools[0].owner.free:
-            _join(pools, lanes, waiting.popleft())
+        while pools[0].owner.free and (text := waiting.take()) is not None:
+            _join(sides, pools, lanes, text)
+            waiting.begun(text)
+            if text.parent is not None and text.parent.snapshot is None:
+                text.parent.twin.snapshot = None  # nobody waits for the state in the second model either
         if any(lanes):
-            hidden, parts = _dispatch(sides, pools, lanes, chunk)
+            hidden, parts = _dispatch(sides, pools, lanes, waiting)
             arguments = (sides[0].engine.params, sides[1].engine.params, *hidden)
             program = program or _program(sides, arguments)
             (outputs,) = program(*arguments)
             flights.append((outputs, parts))
-        if len(flights) > 1 or not any(lanes):
+        while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
-            for all_lanes, name in zip(jax.device_get(outputs), Divergences._fields, strict=True):
-                for lane, text, first, count in parts:
-                    getattr(text.found, name)[first : first + count] = all_lanes[lane, :count]
+            read = Divergences._make(jax.device_get(outputs))
+            for lane, text, first, count, last in parts:
+                text.take(read, lane, first, count)
+                if last:
+                    text.finish()
+                    if text.index is not None:
+                        found[text.index] = text.found
     assert program is not None, "there are texts"
     return program.certificate
 
 
-def _join(pools: list[RowPool], lanes: list[ComparedText | None], text: ComparedText) -> None:
+def _join(sides: tuple[Side, Side], pools: list[RowPool], lanes: list[ComparedText | None], text: ComparedText) -> None:
     """Give a row of each model to a text; both are the same lane."""
-    text.slots = [pool.acquire() for pool in pools]
-    first, second = (pool.lanes([slot])[0] for pool, slot in zip(pools, text.slots, strict=True))
+    own = zip(sides, pools, (text, text.twin), strict=True)
+    first, second = (enter(side.engine, pool, one) for side, pool, one in own)
     assert first == second, "rows of both pools are taken and released in the same order"
     lanes[first] = text
 
 
 def _dispatch(
-    sides: tuple[Side, Side], pools: list[RowPool], lanes: list[ComparedText | None], chunk: int
-) -> tuple[list[Any], list[tuple[int, ComparedText, int, int]]]:
-    """Dispatch a step of each model; return their residual streams, and (lane, text, first token, count) of each."""
-    feeds = [
-        None if one is None else Feed(one.tokens[:-1][one.consumed : one.consumed + chunk], one.consumed)
-        for one in lanes
+    sides: tuple[Side, Side],
+    pools: list[RowPool],
+    lanes: list[ComparedText | None],
+    waiting: ScoringQueue[ComparedText],
+) -> tuple[list[Any], list[_Part]]:
+    """Dispatch a step of each model; return their residual streams, and the part of each text."""
+    chunk = sides[0].engine.chunk
+    feeds = [None if one is None else one.feed(chunk) for one in lanes]
+    shape, batch = Shape("hidden", len(lanes), chunk), Batch.of(feeds, chunk)
+    owners = [list(lanes), [None if one is None else one.twin for one in lanes]]
+    hidden = [
+        side.engine.run(shape, pool, batch, owners=mine, counts=np.asarray(batch.lengths))
+        for side, pool, mine in zip(sides, pools, owners, strict=True)
     ]
-    hidden: list[Any] = []
-    for i, (side, pool) in enumerate(zip(sides, pools, strict=True)):
-        batch = Batch.of(feeds, chunk)
-        owners = [None if one is None else one.owners[i] for one in lanes]
-        shape = Shape("hidden", pool.size, chunk)
-        hidden.append(side.engine.run(shape, pool, batch, owners=owners, counts=np.asarray(batch.lengths)))
-    parts: list[tuple[int, ComparedText, int, int]] = []
+    parts: list[_Part] = []
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is None or feed is None:
             continue
-        parts.append((lane, text, feed.position + 1, len(feed.tokens)))
-        text.consumed += len(feed.tokens)
-        if text.consumed == len(text.tokens) - 1:
+        for one in (text, text.twin):
+            one.consumed += len(feed.tokens)
+        parts.append(_Part(lane, text, feed.position + 1, len(feed.tokens), text.done))
+        if text.done:
             lanes[lane] = None
-            for side, pool, slot, owner in zip(sides, pools, text.slots, text.owners, strict=True):
-                pool.owner.release(slot)
-                side.engine.forget(owner)
+            for side, pool, one in zip(sides, pools, (text, text.twin), strict=True):
+                leave(side.engine, pool, one)
+            if text.index is None:
+                waiting.prefilled(text)
     return hidden, parts
 
 

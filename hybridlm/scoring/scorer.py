@@ -18,7 +18,7 @@ from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.found import Found
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
-from hybridlm.scoring.text import ScoredText
+from hybridlm.scoring.text import QueuedText, ScoredText
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.steps.score import Chosen
 
@@ -143,7 +143,7 @@ def prefilled(
         probing: what is read and changed inside the model; None for nothing.
     """
     size = engine.bucket(len(texts), engine.prefill_rows)
-    most, probes = (_max_held(engine, size), None) if probing is None else (0, probing.probes)
+    most, probes = (max_held(engine, size), None) if probing is None else (0, probing.probes)
     waiting = ScoringQueue(texts, prefix, engine.chunk, most, question, make, probes)
     if waiting.shares:
         engine.give_up("decode")
@@ -154,7 +154,7 @@ def prefilled(
         engine.give_back("prefill", pool)
 
 
-def _max_held(engine: Engine, lanes: int) -> int:
+def max_held(engine: Engine, lanes: int) -> int:
     """Return how many states of shared prefixes to hold at a time: one for each lane, and one for a nested prefix.
 
     At least two, and at most the rows in which a device decodes: their memory was reserved when the model was loaded
@@ -191,7 +191,7 @@ def _prefill(
         while pool.owner.free and (text := waiting.take()) is not None:
             if probing is not None:
                 probing.begin(text)
-            _join(engine, pool, lanes, text)
+            lanes[enter(engine, pool, text)] = text
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
@@ -212,12 +212,26 @@ def _prefill(
                         yield text
 
 
-def _join(engine: Engine, pool: RowPool, lanes: list[T | None], text: T) -> None:
-    """Give a row to a text, with the state that it continues."""
+def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
+    """Give a row to a text, with the state that it continues; return its lane."""
     text.slot = pool.acquire()
-    lanes[pool.lanes([text.slot])[0]] = text
     if text.start is not None:
         text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
+    return pool.lanes([text.slot])[0]
+
+
+def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
+    """Take its row from a text that is done; of a shared prefix the state behind it is kept."""
+    if text.slot is None:
+        return
+    if text.index is None:
+        known = () if text.start is None else text.start.spans
+        text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
+        # Each restore adds the whole prefix to the statistic, but it was computed once.
+        engine.stats["prefix_tokens_saved"] -= text.consumed
+    pool.owner.release(text.slot)
+    text.slot = None
+    engine.forget(text)
 
 
 def _dispatch(
@@ -252,15 +266,9 @@ def _dispatch(
         parts.append(TextPart(lane, text, feed.position + 1, count, read, text.done))
         if text.done and text.slot is not None:
             lanes[lane] = None
+            leave(engine, pool, text)
             if text.index is None:
-                known = () if text.start is None else text.start.spans
-                text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
-                # Each restore adds the whole prefix to the statistic, but it was computed once.
-                engine.stats["prefix_tokens_saved"] -= text.consumed
                 waiting.prefilled(text)
-            pool.owner.release(text.slot)
-            text.slot = None
-            engine.forget(text)
     return outputs, parts
 
 

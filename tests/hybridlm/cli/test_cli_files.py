@@ -129,7 +129,7 @@ def test_divergence(
     assert result.stdout.startswith(said) and f"{report.agreement:.2%}" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["score", "decide", "classify", "embed"])
+@pytest.mark.parametrize("command", ["score", "decide", "classify", "embed", "divergence"])
 def test_rows_anywhere_share_what_they_begin_with(lm: hybridlm.LM, tmp_path: Path, command: str) -> None:
     """Rows of three beginnings by turns, so that no window of three has two of one unless they are sorted."""
     beginnings = ["Ada has the kite. " * 5, "Ben is at the lake. " * 5, "Where is the red cup? " * 4]
@@ -138,7 +138,8 @@ def test_rows_anywhere_share_what_they_begin_with(lm: hybridlm.LM, tmp_path: Pat
     if command == "decide":
         rows = [{"id": i, "state": one, "questions": QUESTIONS} for i, one in enumerate(texts)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    arguments = (command, "-m", "tiny", "--window", "3", tmp_path / "in.jsonl")
+    other = ("--other", "tiny") if command == "divergence" else ()
+    arguments = (command, "-m", "tiny", *other, "--window", "3", tmp_path / "in.jsonl")
     sorted_, plain = (
         run(*arguments, tmp_path / name, *more)
         for name, more in (("sorted.jsonl", ()), ("plain.jsonl", ("--sort-window", "0")))

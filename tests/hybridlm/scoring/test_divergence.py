@@ -130,6 +130,20 @@ def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm
         assert bits(base, i) == bits(again, len(TEXTS) - i)
 
 
+def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+    """Chunks are of 5 tokens: two beginnings, one within the other, and more texts than lanes."""
+    outer, inner = TEXTS[0][:10], [*TEXTS[0][:10], *TEXTS[4][:10]]
+    texts = [*([*outer, 3 + i, 40, 41, 42] for i in range(3)), *([*inner, 3 + i, 50] for i in range(3)), outer]
+    before = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]
+    found = text_lm.divergence(other, texts)
+    saved = [lm.stats["prefix_tokens_saved"] - one for lm, one in zip((text_lm, other), before, strict=True)]
+    # The token behind a shared chunk is the same in all its texts. So the first 5 tokens are computed once for 7 texts,
+    # and the 10 behind them once for 3.
+    assert saved == [6 * 5 + 2 * 10] * 2
+    for i, text in enumerate(texts):
+        assert bits(found, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
+
+
 def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM, tmp_path: Path) -> None:
     """Its matrices, its head too, stay packed."""
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])

@@ -6,7 +6,7 @@ More than 300 lines: the public methods of one class, and most lines are their d
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from html import escape
@@ -45,7 +45,7 @@ from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
-from hybridlm.engine.probe_settings import ProbedText, ProbeSettings
+from hybridlm.engine.probe_settings import ProbedText, ProbeSettings, folder_for
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import NumericalError
@@ -205,14 +205,7 @@ class LM:
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
         inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        inside.check()
-        if inside.given:
-            if speculate not in (None, "as loaded"):
-                raise ValueError("speculate: expected None with hidden_states, states or interventions")
-            requests, probing = inside.of_requests(self.engine, requests, n)
-            session = Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, None, probing)
-        else:
-            session = self.session(logits_processor=logits_processor, speculate=speculate)
+        requests, session = self._opened(requests, inside, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         with request_progress(progress, len(requests), self.engine.lanes) as completed:
             for event in self._run(requests, session):
@@ -231,6 +224,11 @@ class LM:
         logits_processor: LogitsProcessor | None = None,
         prefix: Prefix | None = None,
         speculate: Speculate | AsLoaded = "as loaded",
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: str = "last",
+        capture_to: str | os.PathLike[str] | None = None,
+        interventions: Any = None,
         **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:
         """Yield the tokens of `generate` as they are sampled, those of all requests interleaved.
@@ -240,13 +238,16 @@ class LM:
 
         Args:
             prompts, sampling_params, n, logits_processor, prefix, speculate: as for `generate`.
+            hidden_states, states, positions, capture_to, interventions: as for `generate`; what was read is in the
+                completion of a request's last event.
             **settings: fields of `SamplingParams`.
 
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
         """
         requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
-        return self._run(requests, self.session(logits_processor=logits_processor, speculate=speculate))
+        inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
+        return self._run(*self._opened(requests, inside, n, logits_processor, speculate))
 
     @takes_settings
     def chat(
@@ -262,6 +263,11 @@ class LM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         logits_processor: LogitsProcessor | None = None,
         speculate: Speculate | AsLoaded = "as loaded",
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: str = "last",
+        capture_to: str | os.PathLike[str] | None = None,
+        interventions: Any = None,
         **settings: Unpack[Settings],
     ) -> Completion:
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
@@ -274,6 +280,8 @@ class LM:
             enable_thinking: True or False for templates that ask it; None leaves it to the template.
             chat_template_kwargs: other variables of the template.
             sampling_params, logits_processor, speculate: as for `generate`.
+            hidden_states, states, positions, capture_to, interventions: as for `generate`; positions count the tokens
+                of the whole prompt, as the template makes it.
             **settings: fields of `SamplingParams`.
 
         Raises:
@@ -291,7 +299,10 @@ class LM:
             "chat_template": chat_template,
         }
         prompt = self.tokenizer.encode_chat(messages, **variables)
-        options: dict[str, Any] = {"logits_processor": logits_processor, "speculate": speculate}
+        options: dict[str, Any] = {
+            "logits_processor": logits_processor, "speculate": speculate, "hidden_states": hidden_states,
+            "states": states, "positions": positions, "capture_to": capture_to, "interventions": interventions,
+        }  # fmt: skip
         within = continue_final_message in REASONING
         params = with_settings(sampling_params, settings)
         if within and params.thinking_budget is not None:
@@ -313,18 +324,25 @@ class LM:
         return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
     def session(
-        self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded"
+        self,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
+        capture_to: str | os.PathLike[str] | None = None,
     ) -> Session:
         """Open a session: submit and cancel requests at any time, and run the engine step by step.
 
         Args:
             logits_processor: for all its requests; see `generate`.
             speculate: drafter for all its requests; see `generate`.
+            capture_to: folder to create for what its requests read inside the model, as for `generate`.
 
         Raises:
             TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter.
+            FileExistsError, OSError: the folder exists, or cannot be made.
         """
-        return open_session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculate)
+        folder = folder_for(capture_to)
+        return open_session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculate, folder)
 
     def score(
         self,
@@ -370,7 +388,8 @@ class LM:
             positions: tokens at which they are read, counted among all that the model reads: "last", "all", a list of
                 indices or a bool mask, or one of these for each score.
             capture_to: folder to create for a safetensors file of each score, to which arrays are written while they
-                are computed; None keeps them in memory.
+                are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is read
+                (then `captured` is None); None keeps them in memory.
             interventions: changes inside the model: a list of `Intervention` for all texts, or one for each score.
 
         Returns:
@@ -1133,6 +1152,23 @@ class LM:
         """Certificates of all compiled steps, by step, lanes and tokens: "generate 8x1"."""
         return self.engine.programs.certificates
 
+    def _opened(
+        self,
+        requests: list[Request],
+        inside: ProbeSettings,
+        n: int,
+        logits_processor: LogitsProcessor | None,
+        speculate: Speculate | AsLoaded,
+    ) -> tuple[list[Request], Session]:
+        """Return requests with what they read and change inside the model, and a session for them."""
+        inside.check()
+        if not inside.given:
+            return requests, self.session(logits_processor=logits_processor, speculate=speculate)
+        if speculate not in (None, "as loaded"):
+            raise ValueError("speculate: expected None with hidden_states, states or interventions")
+        requests, probing = inside.of_requests(self.engine, requests, n)
+        return requests, Session(self.engine, self.tokenizer, self._inputs.request, logits_processor, None, probing)
+
     def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
         began = time.perf_counter()
         with session:
@@ -1186,7 +1222,7 @@ class LM:
         probing: TextProbing | None = None,
     ) -> list[Score]:
         began = time.perf_counter()
-        with nullcontext() if probing is None else closing(probing.probing):
+        with nullcontext() if probing is None else probing.probing:
             found = scores(self.engine, ids, top, prefix, question, probing)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)

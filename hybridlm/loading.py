@@ -251,6 +251,7 @@ def load(
         prefix_cache=budget,
         placement=placement,
         decisions=None if process_group is None else process_group.decisions,
+        config=config,
     )
     start.ended("engine")
     if tune and folder is not None:

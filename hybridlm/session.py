@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -16,11 +17,13 @@ import numpy as np
 from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import Grammars, GrammarState
+from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
@@ -68,7 +71,8 @@ class Session:
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
-        probing: what requests read and change inside the model; None for nothing.
+        probing: what requests read and change inside the model; None for nothing yet.
+        capture_to: folder of files of what requests read that are submitted; None for memory.
 
     Attributes:
         errors: why requests ended without a completion, by number.
@@ -82,8 +86,10 @@ class Session:
         processor: LogitsProcessor | None,
         speculation: Speculation | None = None,
         probing: RequestProbing | None = None,
+        capture_to: Path | None = None,
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
+        self._capture_to = capture_to
         self._scheduler, self._probing = Scheduler(engine, processor, speculation, probing), probing
         self._alive: dict[int, ActiveSequence] = {}
         self._texts: dict[int, GrowingText] = {}
@@ -98,7 +104,9 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None and self._probing is not None:
+            self._probing.finish()
         self.close()
 
     def __repr__(self) -> str:
@@ -121,6 +129,10 @@ class Session:
         *,
         priority: int = 0,
         prefix: Prefix | None = None,
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: str = "last",
+        interventions: Sequence[Intervention] | None = None,
         **settings: Unpack[Settings],
     ) -> int:
         """Queue a prompt.
@@ -130,6 +142,8 @@ class Session:
             sampling_params: how its tokens are sampled and when it ends.
             priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
+            hidden_states, states, positions, interventions: what is read and changed inside the model in this request,
+                as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
         Returns:
@@ -141,8 +155,20 @@ class Session:
         """
         self._require_open()
         request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
+        inside = ProbeSettings(hidden_states, positions, states, None, interventions)
+        inside.check()
+        if inside.given:
+            request = inside.of_request(self._reading(), request)
         self.add(request)
         return request.index
+
+    def _reading(self) -> RequestProbing:
+        """Return what reads and changes something inside the model, made for the first request that asks for it."""
+        if self._probing is None:
+            probing = RequestProbing(ProbeSettings.arrays_of(self._engine, "submit"), self._capture_to)
+            self._scheduler.read_and_change(probing)
+            self._probing = probing
+        return self._probing
 
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""

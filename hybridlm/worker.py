@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hybridlm.drafting.drafters import AsLoaded, DraftedElsewhere, Speculate
@@ -38,12 +39,13 @@ def open_session(
     to_request: ToRequest,
     processor: LogitsProcessor | None,
     speculate: Speculate | AsLoaded,
+    capture_to: Path | None = None,
 ) -> Session:
     """Open a session, in all processes. Arguments as for `Session`; `speculate` as for `LM.session`."""
     told = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
     speculation = engine.speculation(speculate)
     with engine.decisions.command("session", logits_processor=processor, speculate=told):
-        session = Session(engine, tokenizer, to_request, processor, speculation)
+        session = Session(engine, tokenizer, to_request, processor, speculation, capture_to=capture_to)
         engine.decisions.share(session)
     return session
 

@@ -65,6 +65,15 @@ class Decoding:
         self._drafted: list[int] = []
         self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
 
+    def read_and_change(self, probing: RequestProbing) -> None:
+        """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
+        if self._speculation is not None:
+            raise ValueError(
+                "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
+                "session(speculate=None)"
+            )
+        self._probing = probing
+
     def begin(self, sequence: ActiveSequence) -> None:
         """Prepare a sequence that joins the queue."""
         # What changes the logits after a draft depends on the draft.
@@ -82,8 +91,8 @@ class Decoding:
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (
-            self._probing is None
-            and self._speculation is None
+            self._speculation is None
+            and all(sequence.request.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
             lanes = engine.bucket(len(sequences), engine.lanes)

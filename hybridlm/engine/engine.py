@@ -44,7 +44,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
-from models import KV_BLOCK, Decoder, MtpDecoder
+from models import KV_BLOCK, Decoder, DecoderConfig, MtpDecoder
 
 MAX_PREFILL_ROWS = 4
 """Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
@@ -80,11 +80,13 @@ class Engine:
         speculate, draft_tokens: default drafter, and maximum number of drafts of a lane in a step.
         prefix_cache: bytes for the states of earlier prompts; None disables the cache.
         placement: the devices; the parameters are on them, and the programs are compiled for them.
+        config: of the whole model; None where that is the model's own.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        config: of the whole model.
         dtype: of the matrices.
         hidden_size: width of the residual stream.
         params: parameters as every step takes them: those of the model, or with tuned variants.
@@ -119,6 +121,7 @@ class Engine:
         prefix_cache: CacheBudget | None = None,
         placement: Placement = ONE_DEVICE,
         decisions: Decisions | None = None,
+        config: DecoderConfig | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
         self.placement, self.runner = placement, OneProcess(programs, placement) if runner is None else runner
@@ -130,6 +133,7 @@ class Engine:
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
+        self.config = model.config if config is None else config
         self.hidden_size = model.config.hidden_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {

@@ -11,7 +11,8 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import Probing, RequestProbing, StateArrays
 from hybridlm.files.atomic import new_path
-from hybridlm.requests.interventions import Run
+from hybridlm.requests.captured_table import TABLE, CaptureTable
+from hybridlm.requests.interventions import Intervention, Run
 from hybridlm.requests.probes import CaptureSettings, Probe, check_capture, interventions_of, probe, runs_of
 from hybridlm.requests.sequence import Request
 
@@ -67,7 +68,8 @@ class ProbeSettings:
             TypeError, ValueError: a setting does not fit the model or a text; the message names it.
             FileExistsError, OSError: the folder exists, or cannot be made.
         """
-        arrays, capture = self._of_model(engine, "score")
+        arrays = self.arrays_of(engine, "score")
+        capture = check_capture(self.hidden_states, self.states, arrays.places)
         changes = interventions_of(self.interventions, len(texts), "scores")
         if prefix is not None and any(changes):
             raise ValueError("interventions: expected no prefix with them, whose state is made; give whole texts")
@@ -82,7 +84,7 @@ class ProbeSettings:
             given, where = (each[i], f"positions[{i}]") if nested else (each, f"positions, score {i}")
             runs = runs_of(given, prompt, lowest, length, where)
             probes.append(probe(arrays.places, capture, runs, changes[i], length, f"score {i}: interventions"))
-        return Probing(arrays, self._folder()), probes
+        return Probing(arrays, self._target(arrays, capture)), probes
 
     def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], RequestProbing]:
         """Return requests with what is read and changed in each.
@@ -95,36 +97,74 @@ class ProbeSettings:
         Raises:
             TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
         """
-        arrays, capture = self._of_model(engine, "generate")
+        arrays = self.arrays_of(engine, "generate")
+        changes = interventions_of(self.interventions, len(requests) // n, "prompts")
+        numbers = [request.index // n for request in requests]
+        found = [
+            self._of_request(arrays, request, changes[number], f"prompts[{number}]")
+            for number, request in zip(numbers, requests, strict=True)
+        ]
+        capture = check_capture(self.hidden_states, self.states, arrays.places)
+        return found, RequestProbing(arrays, self._target(arrays, capture))
+
+    def of_request(self, probing: RequestProbing, request: Request) -> Request:
+        """Return a request of a session with what is read and changed in it.
+
+        Raises:
+            TypeError, ValueError: as `of_texts`.
+        """
+        (changes,) = interventions_of(self.interventions, 1, "request")
+        return self._of_request(probing.arrays, request, changes, f"request {request.index}")
+
+    def _of_request(
+        self, arrays: StateArrays, request: Request, changes: Sequence[Intervention], where: str
+    ) -> Request:
+        capture = check_capture(self.hidden_states, self.states, arrays.places)
         if self.positions not in ("last", "all"):
             raise ValueError(f"positions: expected last or all, got {self.positions!r}")
-        changes = interventions_of(self.interventions, len(requests) // n, "prompts")
-        found = []
-        for request in requests:
-            number, first = request.index // n, len(request.prompt) - 1
-            own, end = changes[number], min(engine.context, first + 1 + request.params.max_tokens)
-            if own and request.start is not None:
-                raise ValueError("interventions: expected no prefix with them, whose state is made; give whole prompts")
-            if capture.given and request.params.thinking_budget is not None:
-                raise ValueError("thinking_budget: expected none with hidden_states or states")
-            last, where = self.positions == "last", f"prompts[{number}]: interventions"
-            made = probe(arrays.places, capture, (Run(first, engine.context),), own, end, where, last)
-            found.append(replace(request, probe=made))
-        return found, RequestProbing(arrays, self._folder())
+        first, context = len(request.prompt) - 1, arrays.places.context
+        if changes and request.start is not None:
+            raise ValueError("interventions: expected no prefix with them, whose state is made; give whole prompts")
+        if capture.given and request.params.thinking_budget is not None:
+            raise ValueError("thinking_budget: expected none with hidden_states or states")
+        last, end = self.positions == "last", min(context, first + 1 + request.params.max_tokens)
+        made = probe(arrays.places, capture, (Run(first, context),), changes, end, f"{where}: interventions", last)
+        return replace(request, probe=made)
 
-    def _of_model(self, engine: Engine, method: str) -> tuple[StateArrays, CaptureSettings]:
-        if engine.placement.mesh is not None or not engine.runner.certified:
+    def _target(self, arrays: StateArrays, capture: CaptureSettings) -> Path | CaptureTable | None:
+        """Make the folder or the table for what is read; None for neither."""
+        if self.capture_to is None or Path(self.capture_to).suffix != TABLE:
+            return folder_for(self.capture_to)
+        entries = arrays.entries if capture.states else []
+        return CaptureTable(new_path(Path(self.capture_to)), capture.hidden_states, arrays.places.hidden, entries)
+
+    @staticmethod
+    def arrays_of(engine: Engine, method: str) -> StateArrays:
+        """Return what can be read and changed; raises ValueError if the model is loaded in a way that allows neither.
+
+        Args:
+            engine: of the model.
+            method: that was called, for the message.
+        """
+        engine.placement.require_one_process(f"{method}: hidden_states, states and interventions")
+        if not engine.runner.certified:
             raise ValueError(
-                f"{method}: hidden_states, states and interventions expect a model on one device and without sanitize; "
-                "load it so"
+                f"{method}: hidden_states, states and interventions expect a model without sanitize; load it so"
             )
-        arrays = StateArrays(engine)
-        return arrays, check_capture(self.hidden_states, self.states, arrays.places)
+        return StateArrays(engine)
 
-    def _folder(self) -> Path | None:
-        """Make the folder for what is read; None for none."""
-        if self.capture_to is None:
-            return None
-        folder = new_path(Path(self.capture_to))
-        folder.mkdir()
-        return folder
+
+def folder_for(capture_to: Any) -> Path | None:
+    """Make the folder for what is read; None for none.
+
+    Raises:
+        ValueError: its name is that of a table.
+        FileExistsError, OSError: it exists, or cannot be made.
+    """
+    if capture_to is None:
+        return None
+    if Path(capture_to).suffix == TABLE:
+        raise ValueError(f"capture_to: expected a folder for the requests of a session, got the table {capture_to}")
+    folder = new_path(Path(capture_to))
+    folder.mkdir()
+    return folder

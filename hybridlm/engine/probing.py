@@ -3,18 +3,20 @@
 States are copied out of a row, and changed in it, between steps of the model: a step ends with the token concerned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
+from hybridlm.checkpoint.model import with_head
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.captured import CaptureWriter, StateEntry
-from hybridlm.requests.places import Places
+from hybridlm.requests.captured_table import CaptureTable, TableWriter
+from hybridlm.requests.places import Edit, Places
 from hybridlm.requests.probes import Probe, edit_operands, probe_operands, shape_of
 from hybridlm.requests.sequence import ActiveSequence, Request
 from hybridlm.rows.cached_buffers import CachedBuffers
@@ -22,6 +24,8 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.steps.edit import StateType, edited_arrays
 from hybridlm.steps.hooks import Probes, ProbeShape
 from ir_passes.host.slot_owner import Slot
+from models import FAMILIES, DecoderConfig
+from models.state.state import StateArray
 
 
 class StateArrays:
@@ -38,19 +42,37 @@ class StateArrays:
     def __init__(self, engine: Engine):
         self._engine = engine
         arrays, layout = edited_arrays(engine.programs.structure), engine.kind.layout
-        types = [StateType(layout[one.place].shape, jnp.dtype(layout[one.place].dtype)) for one in arrays]
-        self._places = [one.place for one in arrays]
+        self._types = {
+            one.name: StateType(layout[one.place].shape, np.dtype(layout[one.place].dtype)) for one in arrays
+        }
+        devices, self._places = engine.placement.devices, [one.place for one in arrays]
+        whole = [one.array for one in arrays] if devices.model == 1 else _whole_arrays(engine.config, self._places)
+        self._splits = {
+            (one.layer, one.name): _Split(array.sharded_dim.dim - 1, array.sharded_dim.order(devices.model))
+            for one, array in zip(arrays, whole, strict=True)
+            if devices.model > 1 and array.sharded_dim is not None
+        }
         self.entries = [
-            StateEntry(one.path, tuple(name for name, _ in one.array.sizes), *kind)
-            for one, kind in zip(arrays, types, strict=True)
+            StateEntry(
+                one.path,
+                tuple(name for name, _ in array.sizes),
+                array.of(1, 1, engine.row_arrays.dtype).shape[1:],
+                self._types[one.name].dtype,
+            )
+            for one, array in zip(arrays, whole, strict=True)
         ]
-        states = {(one.layer, one.name): kind for one, kind in zip(arrays, types, strict=True)}
+        states = {
+            (one.layer, one.name): StateType(entry.shape, entry.dtype)
+            for one, entry in zip(arrays, self.entries, strict=True)
+        }
         for name in {array for _, array in states}:
             shapes = {kind.shape for (_, array), kind in states.items() if array == name}
             assert len(shapes) == 1, f"{name}: one operand holds the values of any layer, these have {shapes}"
-        model = engine.row_arrays.model
-        config = model.config
-        self.places = Places(config.family, config.hidden_size, engine.context, model.sites(), states)
+        sites = tuple(
+            {kind: count if kind == "expert" else count * devices.model for kind, count in each.items()}
+            for each in engine.row_arrays.model.sites()
+        )
+        self.places = Places(engine.config.family, engine.hidden_size, engine.context, sites, states)
 
     def keep(self, pool: RowPool, slot: Slot, owner: object) -> CachedBuffers:
         """Dispatch the copy of a row's states, as the dispatched steps leave them."""
@@ -60,10 +82,11 @@ class StateArrays:
         """Wait for states that were kept, and return them by name."""
         arrays = self._engine.runner.read(kept.arrays)
         order = {place: i for i, place in enumerate(self._engine.moves.state_places)}
-        return {
-            entry.name: np.asarray(arrays[order[place]][0])
-            for entry, place in zip(self.entries, self._places, strict=True)
-        }
+        found = {}
+        for entry, place, key in zip(self.entries, self._places, self.places.states, strict=True):
+            array, split = np.asarray(arrays[order[place]][0]), self._splits.get(key)
+            found[entry.name] = array if split is None else split.joined(array, entry.shape)
+        return found
 
     def edit(self, pool: RowPool, lanes: Sequence[tuple[int, Probe, int]]) -> None:
         """Dispatch the changes of states that are due.
@@ -74,9 +97,38 @@ class StateArrays:
         """
         due = [(lane, probe.edits_after(consumed)) for lane, probe, consumed in lanes]
         for turn in range(max((len(edits) for _, edits in due), default=0)):
-            given = {lane: edits[turn] for lane, edits in due if turn < len(edits)}
-            operand = edit_operands([given.get(lane) for lane in range(pool.size)], self.places)
+            given = {lane: self._split(edits[turn]) for lane, edits in due if turn < len(edits)}
+            operand = edit_operands([given.get(lane) for lane in range(pool.size)], self._types)
             self._engine.edit(EditShape(pool.size), pool, operand)
+
+    def _split(self, edit: Edit) -> Edit:
+        """Return a change of a whole array as one of what the devices hold of it, one after another."""
+        split = self._splits.get((edit.layer, edit.array))
+        if split is None:
+            return edit
+        value = None if edit.value is None else np.take(edit.value, split.order, axis=split.axis)
+        return edit._replace(value=value, units=edit.units[split.order] if split.axis == 0 else edit.units)
+
+
+class _Split(NamedTuple):
+    """A dimension of a sequence's state that is split over devices, and its entries as the devices hold them."""
+
+    axis: int
+    order: np.ndarray
+
+    def joined(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the whole array of what the devices hold."""
+        whole = np.empty(shape, array.dtype)
+        np.moveaxis(whole, self.axis, 0)[self.order] = np.moveaxis(array, self.axis, 0)
+        return whole
+
+
+def _whole_arrays(config: DecoderConfig, places: Sequence[int]) -> list[StateArray]:
+    """Return the descriptions of arrays of a whole model's state, by their indices among all."""
+    family = next(one for one in FAMILIES if one.name == config.family)
+    model = (family if config.head is None else with_head(family)).abstract(config)
+    leaves = jax.tree.leaves(model.state_arrays())
+    return [leaves[place] for place in places]
 
 
 class ReadPositions(NamedTuple):
@@ -96,17 +148,25 @@ class Probing:
 
     Args:
         arrays: of the model's states.
-        folder: where a file is written for each sequence; None for memory.
+        target: folder where a file is written for each sequence, or a table for all; None for memory.
 
     Attributes:
         arrays: as given.
     """
 
-    def __init__(self, arrays: StateArrays, folder: Path | None):
-        self.arrays, self._folder = arrays, folder
+    def __init__(self, arrays: StateArrays, target: Path | CaptureTable | None):
+        self.arrays, self._target = arrays, target
         self._writers: list[CaptureWriter] = []
 
-    def writer(self, probe: Probe | None, index: int | None, capacity: int) -> CaptureWriter | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.finish()
+        self.close()
+
+    def writer(self, probe: Probe | None, index: int | None, capacity: int) -> CaptureWriter | TableWriter | None:
         """Return the arrays that what a sequence reads is written to; None if it reads nothing.
 
         Args:
@@ -116,10 +176,13 @@ class Probing:
         """
         if probe is None or not probe.runs:
             return None
-        path = None if self._folder is None else self._folder / f"{index:06}.safetensors"
+        if isinstance(self._target, CaptureTable):
+            assert index is not None
+            return TableWriter(self._target, index, probe.hidden_states)
+        path = None if self._target is None else self._target / f"{index:06}.safetensors"
         states = self.arrays.entries if probe.states else []
         made = CaptureWriter(capacity, probe.hidden_states, self.arrays.places.hidden, states, path)
-        self._writers.append(made)
+        self._writers = [one for one in self._writers if not one.finished] + [made]
         return made
 
     def read(self, pool: RowPool, slot: Slot | None, owner: object, probe: Probe, first: int, end: int) -> Any:
@@ -136,24 +199,39 @@ class Probing:
         return ReadPositions(positions, self.arrays.keep(pool, slot, owner) if probe.states else None)
 
     def write(
-        self, writer: CaptureWriter, read: ReadPositions, hidden_states: np.ndarray | None, last: bool = False
+        self,
+        writer: CaptureWriter | TableWriter,
+        read: ReadPositions,
+        hidden_states: Mapping[int, np.ndarray] | None,
+        lane: int,
+        last: bool = False,
     ) -> None:
         """Store what a step has read.
 
         Args:
             writer: of the sequence.
             read: positions and states.
-            hidden_states: float32 [place, layer, hidden]; None for none.
+            hidden_states: of the step, [lane, places*hidden] by index; None for none.
+            lane: of the sequence.
             last: keep the last position alone.
         """
         states = None if read.kept is None else self.arrays.read(read.kept)
+        hidden = self.arrays.places.hidden
         for i, position in enumerate(read.positions):
-            writer.put(position, None if hidden_states is None else hidden_states[i], states, last)
+            own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in (hidden_states or {}).items()}
+            writer.put(position, own, states, last)
+
+    def finish(self) -> None:
+        """Give a table its name, once all sequences have ended."""
+        if isinstance(self._target, CaptureTable):
+            self._target.finish()
 
     def close(self) -> None:
         """Delete files that were not finished."""
         for writer in self._writers:
             writer.close()
+        if isinstance(self._target, CaptureTable):
+            self._target.close()
 
 
 class RequestProbing(Probing):
@@ -189,23 +267,26 @@ class RequestProbing(Probing):
             lane: self.read(pool, one.slot, one, probe, one.consumed - 1, one.consumed) for one, lane, probe in given
         }
 
-    def of_request(self, request: Request, context: int) -> CaptureWriter | None:
+    def of_request(self, request: Request, context: int) -> CaptureWriter | TableWriter | None:
         """Return the arrays for what is read of a request; None for nothing."""
         probe = request.probe
         most = min(request.params.max_tokens, context - len(request.prompt))
         return self.writer(probe, request.index, 1 if probe is not None and probe.last else most)
 
     def take(
-        self, sequence: ActiveSequence, read: ReadPositions | None, hidden_states: np.ndarray | None, lane: int
+        self,
+        sequence: ActiveSequence,
+        read: ReadPositions | None,
+        hidden_states: Mapping[int, np.ndarray] | None,
+        lane: int,
     ) -> None:
         """Store what a step has read of a sequence that has sampled a token.
 
         Args:
             sequence: the sequence.
             read: of its lane; None for nothing.
-            hidden_states: of all lanes, float32 [lane, layer, hidden]; None for none.
+            hidden_states: of all lanes, [lane, hidden] by index; None for none.
             lane: of the sequence.
         """
         if read is not None and sequence.writer is not None and sequence.request.probe is not None:
-            hidden = None if hidden_states is None else hidden_states[lane][None]
-            self.write(sequence.writer, read, hidden, sequence.request.probe.last)
+            self.write(sequence.writer, read, hidden_states, lane, sequence.request.probe.last)

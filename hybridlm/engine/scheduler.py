@@ -60,6 +60,11 @@ class Scheduler:
         self._decode_pool: RowPool | None = None
         engine.queues.add(self)
 
+    def read_and_change(self, probing: RequestProbing) -> None:
+        """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
+        self._decoding.read_and_change(probing)
+        self._probing = probing
+
     @property
     def joined(self) -> list[ActiveSequence]:
         """Sequences with a row."""

@@ -143,7 +143,7 @@ class Programs:
 
     def _whole_rows_step(self, shape: Shape | CopyShape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, EditShape):
-            return edit_step(self.structure), EDIT_CONTRACT
+            return edit_step(self.structure, self._placement.devices), EDIT_CONTRACT
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":

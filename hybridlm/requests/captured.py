@@ -142,10 +142,15 @@ class CaptureWriter:
         """Return the descriptor and the name of a file that gets this path once it is whole."""
         return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
 
+    @property
+    def finished(self) -> bool:
+        """Whether no file is left to be finished or deleted."""
+        return self._partial is None
+
     def put(
         self,
         position: int,
-        hidden_states: np.ndarray | None,
+        hidden_states: Mapping[int, np.ndarray],
         states: Mapping[str, np.ndarray] | None,
         last: bool = False,
     ) -> None:
@@ -153,16 +158,14 @@ class CaptureWriter:
 
         Args:
             position: of the token, behind those before.
-            hidden_states: float32 [layer, hidden], in the order of the indices; None for none.
+            hidden_states: float32 [hidden] by index, of those that are asked and of others.
             states: arrays by name; None for none.
             last: keep this position alone.
         """
         row = 0 if last else self._count
         self._arrays[POSITIONS][row] = position
-        for i, values in zip(
-            self._hidden, () if hidden_states is None else hidden_states, strict=hidden_states is not None
-        ):
-            self._arrays[HIDDEN.format(i)][row] = values
+        for i in self._hidden:
+            self._arrays[HIDDEN.format(i)][row] = hidden_states[i]
         for name, values in (states or {}).items():
             self._arrays[name][row] = values
         self._count = row + 1

@@ -1,6 +1,6 @@
 """Probes: what is read and changed inside the model in one sequence, as the steps of the sequence ask for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridlm.requests.interventions import Intervention, Run
 from hybridlm.requests.places import Ablation, Edit, Places, ResidualVector
-from hybridlm.steps.edit import StateEdit, no_edits
+from hybridlm.steps.edit import StateEdit, StateType, no_edits
 from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, Probes, ProbeShape, Vectors, site_of
 
 MAX_SLOTS = 64
@@ -248,14 +248,14 @@ def _set(arrays: Sequence[Any], at: tuple[int, int], values: Sequence[Any]) -> N
         array[at] = value
 
 
-def edit_operands(edits: Sequence[Edit | None], places: Places) -> dict[str, StateEdit]:
+def edit_operands(edits: Sequence[Edit | None], types: Mapping[str, StateType]) -> dict[str, StateEdit]:
     """Return the operand of a step that changes states.
 
     Args:
         edits: of each row; None for one that keeps its state.
-        places: of the model.
+        types: of the arrays of each name, as all devices hold them.
     """
-    found: Any = no_edits(len(edits), {array: kind for (_, array), kind in places.states.items()})
+    found: Any = no_edits(len(edits), types)
     for lane, one in enumerate(edits):
         if one is not None:
             edit = found[one.array]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hybridlm.grammars import GrammarSource, GrammarState
 from hybridlm.requests.captured import CaptureWriter
+from hybridlm.requests.captured_table import TableWriter
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
@@ -120,7 +121,7 @@ class ActiveSequence:
     drafting: "Drafting | None" = None
     grammar: GrammarState | None = None
     stops: tuple[int, ...] = ()
-    writer: CaptureWriter | None = None
+    writer: CaptureWriter | TableWriter | None = None
 
     @property
     def shares_states(self) -> bool:

@@ -1,6 +1,6 @@
 """Probes of the texts of one call: the shape and the operand of each step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,14 +95,16 @@ class TextProbing:
             return None
         return self.probing.read(pool, text.slot, text, text.probe, feed.position, feed.position + len(feed.tokens))
 
-    def take(self, text: QueuedText, read: ReadPositions | None, hidden_states: np.ndarray | None, lane: int) -> None:
+    def take(
+        self, text: QueuedText, read: ReadPositions | None, hidden_states: Mapping[int, np.ndarray] | None, lane: int
+    ) -> None:
         """Store what a step has read of a text.
 
         Args:
             text: the text.
             read: positions and states; None for nothing.
-            hidden_states: of all lanes, float32 [lane, place, layer, hidden]; None for none.
+            hidden_states: of all lanes, [lane, places*hidden] by index; None for none.
             lane: of the text.
         """
         if read is not None and text.writer is not None:
-            self.probing.write(text.writer, read, None if hidden_states is None else hidden_states[lane])
+            self.probing.write(text.writer, read, hidden_states, lane)

@@ -7,6 +7,7 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.requests.captured import CaptureWriter
+from hybridlm.requests.captured_table import TableWriter
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.scoring.distributions import Question, TextQuestion
@@ -42,7 +43,7 @@ class QueuedText:
     snapshot: Snapshot | None = None
     children: list[Self] = field(default_factory=list)
     probe: Probe | None = None
-    writer: CaptureWriter | None = None
+    writer: CaptureWriter | TableWriter | None = None
 
     @property
     def before(self) -> int:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from hybridlm.steps.structure import STATE, Rows, Structure
 from ir_passes import Lane, LaneContract
+from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices
 from models.state.state import StateArray, name_dims
 
 EDITED = ("recurrent", "conv")
@@ -92,21 +93,34 @@ def edited_arrays(structure: Structure) -> list[EditedArray]:
     return found
 
 
-def edit_step(structure: Structure) -> Callable[..., tuple[Rows]]:
+def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
     """`step(rows, edits) -> (rows,)`; `edits` is a dict with a `StateEdit` for each name of arrays that there are.
 
     Args:
         structure: structure of the model.
+        devices: that share the model. Units and values are those of all of them, one after another.
     """
     arrays = edited_arrays(structure)
 
     def step(rows: Rows, edits: dict[str, StateEdit]) -> tuple[Rows]:
         leaves, tree = jax.tree.flatten(rows.layers)
         for name, layer, place, _, array in arrays:
-            leaves[place] = _edited(leaves[place], edits[name], layer, array)
+            sharded = array.sharded_dim if devices.model > 1 else None
+            edit = edits[name] if sharded is None else _own_part(edits[name], sharded.dim, leaves[place].shape)
+            leaves[place] = _edited(leaves[place], edit, layer, array)
         return (Rows(jax.tree.unflatten(tree, leaves), rows.token),)
 
     return step
+
+
+def _own_part(edit: StateEdit, dim: int, shape: tuple[int, ...]) -> StateEdit:
+    """Return the change of this device's part of a dimension of the array."""
+    first = lax.axis_index(MODEL) * shape[dim]
+
+    def own(x: Any) -> Array:
+        return lax.dynamic_slice_in_dim(jnp.asarray(x), first, shape[dim], dim)
+
+    return edit._replace(value=own(edit.value), unit=own(edit.unit) if dim == 1 else edit.unit)
 
 
 def _edited(state: Any, edit: StateEdit, layer: int, array: StateArray) -> Array:

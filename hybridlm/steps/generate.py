@@ -16,7 +16,7 @@ from hybridlm.sampling.int8_head import sample_with_int8_head
 from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.hooks import ProbeHooks, Probes
+from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
 from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
@@ -60,7 +60,7 @@ class SampledTokens(NamedTuple):
     top_tokens: Int32[Array, "*lane top"] | None
     top_logprobs: Float32[Array, "*lane top"] | None
     mtp_drafts: Int32[Array, "lane propose_mtp_drafts"] | None = None
-    hidden_states: Float32[Array, "lane layer hidden"] | None = None
+    hidden_states: HiddenRows | None = None
 
 
 GENERATE_CONTRACT = LaneContract(
@@ -113,7 +113,8 @@ def generate_step(
         int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
-        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states)
+        devices = model.config.devices
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states, devices)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
@@ -134,7 +135,7 @@ def generate_step(
                 )
             sampled = SampledTokens(token, None, None, None)
         if hooks is not None and hidden_states:
-            sampled = sampled._replace(hidden_states=hooks.hidden_states(last)[:, 0])
+            sampled = sampled._replace(hidden_states=hooks.hidden_states(last))
         lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
         return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
+from models.sharding.devices import MODEL, Devices
 from models.state.shapes import Activations, HeadKind, Hooks
 
 SITE_KINDS = ("attention", "recurrent", "expert")
@@ -90,6 +91,11 @@ class Probes(NamedTuple):
     ablations: Ablations | None
 
 
+HiddenRows = dict[int, Float32[Array, "lane places_hidden"]]
+"""Hidden states of some tokens of each lane, one after another, by index: never of the shape of an array of a state, in
+whose place XLA would write them."""
+
+
 class ProbeHooks(Hooks):
     """Hooks of one step.
 
@@ -98,10 +104,13 @@ class ProbeHooks(Hooks):
         positions: position of each lane's first token.
         tokens: T.
         wanted: indices of the hidden states that are returned.
+        devices: that share the model.
     """
 
-    def __init__(self, probes: Probes, positions: Int32[Array, "lane"], tokens: int, wanted: Sequence[int]):
-        self._probes, self._wanted = probes, wanted
+    def __init__(
+        self, probes: Probes, positions: Int32[Array, "lane"], tokens: int, wanted: Sequence[int], devices: Devices
+    ):
+        self._probes, self._wanted, self._devices = probes, wanted, devices
         self._at = positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
         self._found: dict[int, Array] = {}
 
@@ -121,7 +130,11 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        ablated = self._ablated(layer, kind, jnp.arange(x.shape[2], dtype=jnp.int32)[None, None])
+        head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
+        if self._devices.model > 1:
+            # Heads are split in their order.
+            head = head + lax.axis_index(MODEL) * x.shape[2]
+        ablated = self._ablated(layer, kind, head)
         return x if ablated is None else jnp.where(ablated[..., None], 0.0, x)
 
     def experts(
@@ -130,11 +143,13 @@ class ProbeHooks(Hooks):
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
-    def hidden_states(self, places: Int32[Array, "lane place"]) -> Float32[Array, "lane place layer hidden"]:
-        """Return the hidden states of these tokens of each lane, in the order of `wanted`; zeros for a place T."""
+    def hidden_states(self, places: Int32[Array, "lane place"]) -> HiddenRows:
+        """Return the hidden states of these tokens of each lane, by index; zeros for a place T."""
         index = places[:, :, None]
-        rows = [jnp.take_along_axis(self._found[i], index, axis=1, mode="fill", fill_value=0) for i in self._wanted]
-        return jnp.stack(rows, axis=2)
+        return {
+            i: jnp.take_along_axis(self._found[i], index, axis=1, mode="fill", fill_value=0).reshape((len(places), -1))
+            for i in self._wanted
+        }
 
     def _hit(self, given: Array | np.ndarray, wanted: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
         """Return whether a slot is meant at each token, bool [lane, token, slot]."""

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.hooks import ProbeHooks, Probes
+from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
 from hybridlm.steps.structure import STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
@@ -41,7 +41,7 @@ class Scored(NamedTuple):
     entropy: Float32[Array, "lane token"] | None = None
     chosen_logprobs: Float32[Array, "lane token chosen"] | None = None
     chosen_ranks: Int32[Array, "lane token chosen"] | None = None
-    hidden_states: Float32[Array, "lane place layer hidden"] | None = None
+    hidden_states: HiddenRows | None = None
 
 
 class Chosen(NamedTuple):
@@ -90,7 +90,8 @@ def score_step(structure: Structure, top: int, hidden_states: tuple[int, ...] = 
         probes: Probes | None = None,
     ) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states)
+        devices = model.config.devices
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states, devices)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         scored = score_tokens(model, hidden, targets, top, chosen)
         if hooks is not None and probes is not None and probes.places is not None:

@@ -9,6 +9,8 @@ as GQA does with key/value heads.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from models.sharding.devices import EXPERT, MODEL
 
 
@@ -67,6 +69,14 @@ class ShardedDim:
             found.append(slice(start + first * unit, start + (first + count) * unit))
             start += segment.size
         return found
+
+    def order(self, devices: int) -> np.ndarray:
+        """Return the whole array's entries in the order in which the devices' shards hold them, one after another.
+
+        Entries that lie on several devices are there several times. Arguments and errors as for `slices`.
+        """
+        entries = np.arange(self.size)
+        return np.concatenate([entries[one] for device in range(devices) for one in self.slices(device, devices)])
 
 
 def shard_outputs(*segments: Segment) -> ShardedDim:

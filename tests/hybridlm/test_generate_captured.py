@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM) -> None:
     prefix = text_lm.prefix([5, 6])
     refused: list[tuple[str, Any]] = [
         ("positions.*last or all", {"hidden_states": [1], "positions": [3]}),
-        ("speculate", {"hidden_states": [1], "speculate": "prompt lookup"}),
+        ("speculate", {"hidden_states": [1], "speculate": "ngram"}),
         ("thinking_budget", {"states": True, "thinking_budget": 3}),
         ("prefix", {"prefix": prefix, "interventions": [change]}),
         ("each of 2 prompts", {"interventions": [[change]]}),

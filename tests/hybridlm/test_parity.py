@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from random_checkpoint import FAMILIES
@@ -23,17 +24,30 @@ def cases() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), cases())
-def test_score_and_forward_are_equal_bit_for_bit(tmp_path: Path, name: str, dtype: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    more = ["gradient"] if dtype == "float32" else []
+def compared(directory: Path, name: str, dtype: str, *more: str, **flags: str) -> dict[str, Any]:
+    """What the script finds, with no other flags of XLA than these."""
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | flags
     ended = subprocess.run(
-        [sys.executable, str(SCRIPT), name, dtype, str(tmp_path / "model"), *more],
+        [sys.executable, str(SCRIPT), name, dtype, str(directory), *more],
         env=environment | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])},
         capture_output=True,
         text=True,
         check=True,
     )
-    found = json.loads(ended.stdout.splitlines()[-1])
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["2x2x2", "1x4x1"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_they_are_equal_over_a_mesh(tmp_path: Path, name: str, mesh: str) -> None:
+    flags = "--xla_force_host_platform_device_count=8"
+    found = compared(tmp_path / "model", name, "float32", "gradient", mesh, XLA_FLAGS=flags)
+    assert {what: count for what, count in found["different"].items() if count} == {}
+
+
+@pytest.mark.parametrize(("name", "dtype"), cases())
+def test_score_and_forward_are_equal_bit_for_bit(tmp_path: Path, name: str, dtype: str) -> None:
+    found = compared(tmp_path / "model", name, dtype, *(["gradient"] if dtype == "float32" else []))
     assert {what: count for what, count in found["different"].items() if count} == {}
     assert found["another chunk"] < ROUNDING[dtype]

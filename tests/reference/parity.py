@@ -1,8 +1,8 @@
 """Compare what `LM.score` and `LM.forward` compute for one family, with XLA's programs as users have them.
 
-    python tests/reference/parity.py NAME DTYPE DIRECTORY [gradient]
+    python tests/reference/parity.py NAME DTYPE DIRECTORY [gradient] [DATAxMODELxEXPERT]
 
-prints one line of JSON.
+prints one line of JSON. With three numbers the model lies on a mesh of so many devices.
 """
 
 import json
@@ -26,11 +26,11 @@ def different(one: Any, two: Any) -> int:
     return int((a.view(np.uint32) != b.view(np.uint32)).sum())
 
 
-def compared(name: str, dtype: str, directory: Path, gradient: bool) -> dict[str, Any]:
+def compared(name: str, dtype: str, directory: Path, gradient: bool, mesh: Any) -> dict[str, Any]:
     """Return numbers of differences by what is compared, and how far another chunk size is off."""
     write_random_checkpoint(name, directory, **FAMILIES[name])
     # A text more than fills four lanes, of which one is padding here.
-    lm = hybridlm.load(directory, lanes=4, context=256, chunk=CHUNK, dtype=dtype)
+    lm = hybridlm.load(directory, lanes=4, context=256, chunk=CHUNK, dtype=dtype, mesh=mesh)
     ids = np.random.default_rng(0).integers(0, 64, (LANES, TOKENS))
     scores = np.array([one.logprobs[1:] for one in lm.score(ids.tolist())])
     out = lm.forward(ids)
@@ -62,4 +62,6 @@ def compared(name: str, dtype: str, directory: Path, gradient: bool) -> dict[str
 
 
 if __name__ == "__main__":
-    print(json.dumps(compared(sys.argv[1], sys.argv[2], Path(sys.argv[3]), "gradient" in sys.argv[4:])))
+    axes = [hybridlm.mesh(*map(int, one.split("x"))) for one in sys.argv[4:] if "x" in one]
+    more = "gradient" in sys.argv[4:], axes[0] if axes else None
+    print(json.dumps(compared(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *more)))

@@ -174,13 +174,9 @@ def test_a_folder_is_not_written_twice(text_lm: hybridlm.LM, tmp_path: Path) -> 
         text_lm.score([TEXTS[0]], states=True, capture_to=tmp_path)
 
 
-def test_it_is_refused_with_a_sanitizer_and_over_a_mesh(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
+def test_it_is_refused_with_a_sanitizer(sanitized_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match="sanitize"):
         sanitized_lm.score([TEXTS[0]], states=True)
-    mesh = hybridlm.mesh(data=2)
-    lm = hybridlm.load(text_lm.path, lanes=2, context=128, dtype="float32", mesh=mesh)
-    with pytest.raises(ValueError, match="one device"):
-        lm.score([TEXTS[0]], hidden_states=[1])
 
 
 def test_names_are_those_of_contracts(text_lm: hybridlm.LM) -> None:

@@ -1,0 +1,142 @@
+"""Hidden states and states of all sequences of a call in one Parquet file, written while they are computed."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from hybridlm.errors import require_extra
+from hybridlm.requests.captured import HIDDEN, StateEntry
+
+TABLE = ".parquet"
+"""Ending of the name of a file that is a table."""
+MAX_GROUP_BYTES = 1 << 24
+"""Size of the rows at which a row group is written."""
+
+
+class TableRow(NamedTuple):
+    """What was read at one position of one sequence; arrays by the name of their column."""
+
+    index: int
+    position: int
+    arrays: dict[str, np.ndarray]
+
+
+class CaptureTable:
+    """A Parquet file with a row for each position that is read; it gets its name once it is whole.
+
+    Args:
+        path: the file, which does not exist yet.
+        hidden_states: their indices.
+        hidden: width of the residual stream.
+        states: arrays of the state.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateEntry]):
+        require_extra(f"capture_to={path.name}", "pyarrow", "data")
+        import pyarrow as pa
+
+        self._path, self._rows, self._bytes = path, list[TableRow](), 0
+        tensors = {HIDDEN.format(i): pa.fixed_shape_tensor(pa.float32(), (hidden,)) for i in hidden_states}
+        # Of floats that Arrow or its readers lack, float32 has every number.
+        tensors |= {one.name: pa.fixed_shape_tensor(pa.float32(), one.shape, dim_names=one.dims) for one in states}
+        self._schema = pa.schema([("index", pa.int32()), ("position", pa.int32()), *tensors.items()])
+        self._partial: Path | None = None
+        self._file: BinaryIO | None = None
+        self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
+
+    def add(self, row: TableRow) -> None:
+        """Append a row; raises OSError if rows cannot be written."""
+        self._rows.append(row)
+        self._bytes += sum(array.nbytes for array in row.arrays.values())
+        if self._bytes >= MAX_GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the rows that are held, and the schema where nothing has been written."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+            self._partial, self._file = Path(name), open(descriptor, "wb")  # noqa: SIM115  # closed by finish and close
+            self._writer = pq.ParquetWriter(self._file, self._schema, use_dictionary=False)
+        if not self._rows:
+            return
+        fields: list[Any] = [
+            pa.array([row.index for row in self._rows], pa.int32()),
+            pa.array([row.position for row in self._rows], pa.int32()),
+        ]
+        for field in list(self._schema)[len(fields) :]:
+            values = np.stack([row.arrays[field.name].reshape(-1) for row in self._rows])
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+            fields.append(pa.ExtensionArray.from_storage(field.type, flat))
+        self._writer.write_table(pa.table(fields, schema=self._schema))
+        self._rows, self._bytes = [], 0
+
+    def finish(self) -> None:
+        """Write what is left and give the file its name."""
+        self._write()
+        assert self._writer is not None and self._file is not None and self._partial is not None
+        self._writer.close()
+        self._file.close()
+        os.replace(self._partial, self._path)
+        self._writer = None
+
+    def close(self) -> None:
+        """Delete a file that was not finished."""
+        if self._writer is not None and self._file is not None and self._partial is not None:
+            # What cannot be written any more is deleted all the same.
+            with suppress(OSError):
+                self._writer.close()
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+            self._writer = None
+
+
+class TableWriter:
+    """Rows of one sequence in a table; the counterpart of `CaptureWriter`.
+
+    Args:
+        table: the table.
+        index: number of the sequence in its call.
+        hidden_states: indices of those that are written.
+    """
+
+    finished = True
+
+    def __init__(self, table: CaptureTable, index: int, hidden_states: Sequence[int]):
+        self._table, self._index, self._hidden = table, index, tuple(hidden_states)
+        self._last: TableRow | None = None
+
+    def put(
+        self,
+        position: int,
+        hidden_states: Mapping[int, np.ndarray],
+        states: Mapping[str, np.ndarray] | None,
+        last: bool = False,
+    ) -> None:
+        """Write what was read at a position. Arguments as for `CaptureWriter.put`."""
+        named = {HIDDEN.format(i): hidden_states[i] for i in self._hidden} | dict(states or {})
+        row = TableRow(self._index, position, {name: np.array(one, np.float32) for name, one in named.items()})
+        if last:
+            self._last = row
+        else:
+            self._table.add(row)
+
+    def finish(self) -> None:
+        """Write the last position, where it is the only one that counts; a table gives no `Captured`."""
+        if self._last is not None:
+            self._table.add(self._last)
+            self._last = None
+
+    def close(self) -> None:
+        """Do nothing: the table is deleted as a whole."""

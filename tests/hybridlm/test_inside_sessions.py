@@ -1,0 +1,100 @@
+"""What requests read and change inside the model in sessions, streams and chats is what `generate` gives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm import Intervention
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41, 42], [20] * 11]
+SETTINGS: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 0}
+READ: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": "all"}
+CHANGE = [Intervention.ablate_head(1, 2), Intervention.scale_state(0, 0.5, positions=8)]
+
+
+def check_captured(found: hybridlm.Completion, expected: hybridlm.Completion) -> None:
+    """Asserts the same completion, and the same numbers read."""
+    assert found == expected and found.captured is not None and expected.captured is not None
+    assert found.captured.positions.tolist() == expected.captured.positions.tolist()
+    np.testing.assert_allclose(found.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-5)
+    for name, values in expected.captured.states.items():
+        np.testing.assert_allclose(found.captured.states[name], values, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def plain(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
+    return text_lm.generate(PROMPTS, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def expected(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
+    return text_lm.generate(PROMPTS, **SETTINGS, **READ, interventions=[CHANGE, [], []])
+
+
+def test_a_request_joins_a_session(
+    text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
+) -> None:
+    """Beside requests that ask for nothing, which keep their bits, and after steps without any."""
+    found: dict[int, hybridlm.Completion] = {}
+    with text_lm.session(capture_to=tmp_path / "read") as session:
+        session.submit(PROMPTS[1], **SETTINGS)
+        session.step()
+        with pytest.raises(ValueError, match="request 1: interventions.*layer: expected 0..1"):
+            session.submit(PROMPTS[0], interventions=[Intervention.ablate_head(7, 0)])
+        assert session.submit(PROMPTS[0], **SETTINGS, **READ, interventions=CHANGE) == 1
+        session.submit(PROMPTS[2], **SETTINGS)
+        while session.busy:
+            found |= {event.index: event.completion for event in session.step() if event.completion}
+    assert found[0] == plain[1] and found[2] == plain[2]
+    check_captured(found[1], expected[0])
+    assert found[1] != plain[0] and found[0].captured is None
+    assert [path.name for path in (tmp_path / "read").iterdir()] == ["000001.safetensors"]
+
+
+def test_a_request_that_leaves_leaves_no_file(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    with text_lm.session(capture_to=tmp_path / "read") as session:
+        session.submit(PROMPTS[0], **SETTINGS, **READ)
+        session.step()
+    assert list((tmp_path / "read").iterdir()) == []
+
+
+def test_sessions_that_draft_refuse_it(text_lm: hybridlm.LM) -> None:
+    with text_lm.session(speculate="ngram") as session:
+        with pytest.raises(ValueError, match=r"session\(speculate=None\)"):
+            session.submit(PROMPTS[0], states=True)
+        assert not session.busy
+        wrong: Any = {"positions": [3]}
+        with pytest.raises(ValueError, match="positions"):
+            session.submit(PROMPTS[0], **wrong)
+
+
+def test_a_stream(
+    text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
+) -> None:
+    asked: Any = {**SETTINGS, **READ, "interventions": [CHANGE, [], []]}
+    events = list(text_lm.stream(PROMPTS, **asked))
+    done = {event.index: event.completion for event in events if event.completion is not None}
+    for index, completion in done.items():
+        check_captured(completion, expected[index])
+        assert [event.token for event in events if event.index == index] == completion.token_ids
+    assert done[0] != plain[0] and done[1] == plain[1]
+    stream = text_lm.stream(PROMPTS, **asked, capture_to=tmp_path / "read")
+    next(stream)
+    stream.close()
+    assert list((tmp_path / "read").iterdir()) == []
+    with pytest.raises(ValueError, match="speculate"):
+        text_lm.stream(PROMPTS, speculate="ngram", **READ)
+
+
+def test_a_chat(text_lm: hybridlm.LM) -> None:
+    messages = [{"role": "user", "content": "Ada"}]
+    template = "{{ messages[0]['content'] }}: "
+    assert text_lm.tokenizer is not None
+    prompt = text_lm.tokenizer.encode_chat(messages, chat_template=template)
+    last: Any = {"hidden_states": [1], "states": True, "interventions": [Intervention.ablate_head(1, 2)]}
+    found = text_lm.chat(messages, chat_template=template, **SETTINGS, **last)
+    check_captured(found, text_lm.generate([prompt], **SETTINGS, **last)[0])
+    assert found.token_ids != text_lm.generate([prompt], **SETTINGS)[0].token_ids

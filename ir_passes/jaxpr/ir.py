@@ -254,6 +254,11 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     return ClosedJaxpr(flat, consts)
 
 
+def copying(eqn: JaxprEqn) -> JaxprEqn:
+    """Return an equation with the same operand and result that gives back its operand."""
+    return eqn.replace(primitive=primitives.copy_p, params={})
+
+
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     """Return the numbers of constants and of carries among the operands of a scan; the rest are `xs`."""
     if "num_consts" in eqn.params:

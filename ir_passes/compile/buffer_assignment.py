@@ -28,8 +28,11 @@ from ir_passes.xla_audit.wire import WireError
 
 GIVEN_OUT = frozenset({"cpu"})
 """Platforms whose executables give out their buffer assignment."""
-WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm"})
+WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm", "tpu"})
 """Platforms of which the audit can read what XLA writes; None is one that does not say its name."""
+SETTINGS_AFTERWARDS = frozenset({"tpu"})
+"""Platforms on which XLA chooses settings of instructions, windows of a kernel for one, after it wrote the buffer
+assignment: what it wrote is of a program that is the same but for settings."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 ANEW = {"xla_dump_emitter_re": "compiled-anew"}
@@ -101,15 +104,16 @@ def _compile(
             module = hlo.only_module(compiled)
         except HloError:
             return CompiledProgram(compiled)  # the audit says so
-        text = jax_private.text_of_serialized(module.as_serialized_hlo_module_proto())
+        settings = jax_private.platform_of(lowered) not in SETTINGS_AFTERWARDS
+        text = jax_private.text_of_serialized(module.as_serialized_hlo_module_proto(), settings)
         key = fingerprint((hashlib.sha256(text.encode()).hexdigest(), made_by))
-        dump, absent = _written(Path(folder), compiled, text)
+        dump, absent = _written(Path(folder), compiled, text, settings)
     if dump is not None:
         if store is not None:
             _keep(store, key, dump)
         return CompiledProgram(compiled, dump)
     kept = None if store is None else store.find_dump(key, MAX_DUMP_BYTES)
-    if kept is not None and _fault(kept, compiled, text) is None:
+    if kept is not None and _fault(kept, compiled, text, settings) is None:
         return CompiledProgram(compiled, kept)
     return CompiledProgram(compiled, None, absent)
 
@@ -121,7 +125,7 @@ def _keep(store: CertificateStore, key: str, dump: bytes) -> None:
         warnings.warn(f"the buffer assignment of a program was not kept: {error}", stacklevel=2)
 
 
-def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[bytes | None, str | None]:
+def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: bool) -> tuple[bytes | None, str | None]:
     """Return the dump that XLA wrote of an executable, or the reason why none can be used."""
     faults: list[str] = []
     for path in sorted(folder.glob("*after_optimizations.hlo.pb")):
@@ -130,7 +134,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[by
             faults.append(f"{path.name} has {size} bytes, more than {MAX_DUMP_BYTES}")
             continue
         dump = path.read_bytes()
-        fault = _fault(dump, compiled, text)
+        fault = _fault(dump, compiled, text, settings)
         if fault == NONE:
             continue  # as of each program out of JAX's cache
         if fault is None:
@@ -141,19 +145,19 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str) -> tuple[by
     return None, NOTHING
 
 
-def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str) -> str | None:
+def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
     """Return the reason why a dump is not of an executable, whose program is given as text; None if it is."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:
             return NONE
-        if jax_private.text_of_serialized(module) != text:
+        if jax_private.text_of_serialized(module, settings) != text:
             return "is of another program"
         scratch = hlo.read_buffers(assignment).temp_bytes
     except (WireError, HloError, RuntimeError) as error:  # the last from XLA, of a module that is cut off
         return f"cannot be read: {error}"
     memory: Any = compiled.memory_analysis()
-    if memory is not None and int(memory.temp_size_in_bytes) != scratch:
+    if settings and memory is not None and int(memory.temp_size_in_bytes) != scratch:
         return f"has {scratch} bytes of scratch and the executable {memory.temp_size_in_bytes}"
     return None
 

@@ -26,8 +26,7 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     """Return a program that computes the same and leaves the order of every array's bytes to its compiler."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
-        named = eqn.primitive.name == "layout_constraint"
-        return [eqn.replace(primitive=ir.COPY, params={}) if named else eqn]
+        return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
 
     return map_equations(program, change, keep=lambda eqn: False)
 

@@ -30,8 +30,6 @@ ClosedJaxpr = core.ClosedJaxpr
 JaxprEqn = core.JaxprEqn
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
-COPY = primitives.copy_p
-"""An operation whose result is its operand."""
 
 KERNELS = ("pallas_call", "mpmd_map")
 OPAQUE = (*KERNELS, "ffi_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
@@ -254,6 +252,11 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     outvars = [atom if isinstance(atom, Literal) else names[atom] for atom in program.jaxpr.outvars]
     flat = replace(program.jaxpr, program.jaxpr.invars, eqns, outvars).replace(constvars=constvars)
     return ClosedJaxpr(flat, consts)
+
+
+def copying(eqn: JaxprEqn) -> JaxprEqn:
+    """Return an equation with the same operand and result that gives back its operand."""
+    return eqn.replace(primitive=primitives.copy_p, params={})
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

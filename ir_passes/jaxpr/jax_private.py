@@ -22,18 +22,23 @@ def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
     return None if kept is None else tuple(sorted(kept))
 
 
-def text_without_sources(module: Any) -> str:
-    """A module of an executable as text, without names of operations and the files and lines that they come from."""
+def text_without_sources(module: Any, settings: bool = True) -> str:
+    """A module of an executable as text, without names of operations and the files and lines that they come from.
+
+    Args:
+        module: of the executable.
+        settings: whether with the backend's own settings of each instruction.
+    """
     options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
     options.print_metadata = False
+    options.print_backend_config = settings
     return module.to_string(options)
 
 
-def text_of_serialized(module: bytes) -> str:
+def text_of_serialized(module: bytes, settings: bool = True) -> str:
     """The same of a serialized module, which has no more of the settings that it was compiled with than XLA keeps."""
-    return text_without_sources(
-        importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
-    )
+    read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
+    return text_without_sources(read, settings)
 
 
 def platform_of(lowered: jax.stages.Lowered) -> str | None:

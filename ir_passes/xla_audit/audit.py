@@ -22,9 +22,9 @@ from ir_passes.xla_audit.live_values import LiveValues, live_values
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.neighbours import Neighbours, neighbours
 from ir_passes.xla_audit.pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
-from ir_passes.xla_audit.program import Executable
+from ir_passes.xla_audit.program import TPU, Executable
 
-ALIGNMENT = 64
+ALIGNMENT, TPU_ALIGNMENT = 64, 1 << 14
 """XLA begins every value of its arena at a multiple of this."""
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
@@ -204,7 +204,7 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
 
 
 def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
-    most = ratio * lower + ALIGNMENT * len(live.values)
+    most = ratio * lower + (TPU_ALIGNMENT if executable.platform == TPU else ALIGNMENT) * len(live.values)
     if executable.temp_bytes <= most:
         return []
     return [

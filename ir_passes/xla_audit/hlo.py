@@ -145,7 +145,13 @@ def read_buffers(data: bytes) -> Buffers:
     for one in raw["allocations"]:
         parameter = one["parameter_number"] if one["is_parameter"] else None
         allocations[one["index"]] = Allocation(
-            one["index"], one["size"], parameter, one["live_out"], one["is_constant"], one["is_thread_local"]
+            one["index"],
+            one["size"],
+            parameter,
+            one["live_out"],
+            one["is_constant"],
+            one["is_thread_local"],
+            one["space"],
         )
         for part in one["assigned"]:
             if part["buffer"] not in defined:
@@ -193,7 +199,7 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
     dtype, bits = hlo_schema.DTYPES.get(raw["element_type"], ("opaque", 0))
     layout = raw["layout"] or hlo_schema.LAYOUT.blank
     bits = layout["element_size_in_bits"] or bits
-    arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits)
+    arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits, layout["tiles"])
     return arrays
 
 

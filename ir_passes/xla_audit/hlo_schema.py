@@ -20,7 +20,10 @@ def _list(name: str, message: Message) -> Field:
     return Field(name, "message", repeated=True, message=message)
 
 
-LAYOUT = Message("LayoutProto", {1: _many("minor_to_major", "int"), 9: Field("element_size_in_bits", "int")})
+LAYOUT = Message(
+    "LayoutProto",
+    {1: _many("minor_to_major", "int"), 6: _many("tiles", "bytes"), 9: Field("element_size_in_bits", "int")},
+)
 
 SHAPE = Message(
     "ShapeProto",
@@ -188,6 +191,7 @@ ALLOCATION = Message(
         5: Field("is_parameter", "bool"),
         6: Field("parameter_number", "int"),
         7: Field("live_out", "bool"),
+        8: Field("space", "int"),
         9: _list("assigned", ASSIGNED),
         12: Field("is_constant", "bool"),
     },

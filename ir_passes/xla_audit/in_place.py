@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ir_passes.xla_audit.in_place_gpu import GPU, computed_first, sorted_in_place
+from ir_passes.xla_audit.in_place_tpu import computed_together
 from ir_passes.xla_audit.live_values import LiveValues
-from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction
+from ir_passes.xla_audit.program import TPU, Array, Computation, Executable, Index, Instruction
 
 # fmt: off
 ELEMENTWISE = frozenset({
@@ -36,6 +37,9 @@ Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
 Frame = tuple[Window, ...] | None
 """The relation of a position to the result's: () the same, the same within nested windows, None any other."""
 
+Tiles = tuple[bytes, ...]
+"""Of the result that a way begins at: what is read in its place lies in the same tiles."""
+
 
 @dataclass(frozen=True)
 class Hazard:
@@ -56,7 +60,7 @@ class Hazard:
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
     """Find every operation whose result lies in an operand's bytes and that may not be done in place."""
-    module, on_gpu = executable.module, executable.platform == GPU
+    module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
     for one in live.executed:
         if one.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
             continue
@@ -69,6 +73,8 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
                 if on_gpu and sorted_in_place(one, fused, operand, index):
                     continue
                 first = computed_first(one, fused, index) if on_gpu else frozenset[int]()
+                if on_tpu:
+                    first = computed_together(one, fused, operand, index)
                 reads = _Reads(fused, first).elsewhere()
                 if operand in reads:
                     yield Hazard(one, operand, index, reads[operand])
@@ -96,7 +102,7 @@ def _may(one: Instruction, operand: int, index: Index, array: Array) -> bool:
     if one.opcode == "all-reduce-start" and b"nvshmem" in one.backend_config.lower():
         return False
     if one.opcode in ELEMENTWISE:
-        return array.layout == result.layout
+        return array.same_order(result)
     if one.opcode == "custom-call":
         return any(output == index and number == operand for output, number, _ in one.aliasing)
     if one.opcode in ("sort", "all-reduce", "all-reduce-start") and len(one.operands) > 1:
@@ -133,21 +139,24 @@ class _Reads:
     def elsewhere(self) -> dict[int, Instruction]:
         """Parameters that are read at other positions than the one that is written, and what reads them so."""
         root = self._by_id[self.fused.root]
+        results = [self._by_id[id] for id in root.operands] if root.opcode == "tuple" else [root]
         found: dict[int, Instruction] = {}
-        seen: set[tuple[int, Frame]] = set()
-        todo: list[tuple[Instruction, Frame, Instruction]] = [(root, (), root)]
+        seen: set[tuple[int, Frame, Tiles]] = set()
+        todo: list[tuple[Instruction, Frame, Tiles, Instruction]]
+        todo = [(one, (), one.array.tiles if one.array.count > 1 else (), root) for one in results]
         while todo:
-            one, frame, through = todo.pop()
-            if (one.id, frame) in seen:
+            one, frame, tiles, through = todo.pop()
+            if (one.id, frame, tiles) in seen:
                 continue
-            seen.add((one.id, frame))
+            seen.add((one.id, frame, tiles))
             if one.opcode == "parameter":
-                if frame != ():
+                if frame != () or (one.array.count > 1 and one.array.tiles != tiles):
                     found.setdefault(one.parameter, through)
                 continue
             for operand, inner in self._operands(one, frame):
                 left = frame is not None and inner is None
-                todo.append((operand, inner, one if left else through))
+                kept = operand.array.tiles if one.id in self.first else tiles
+                todo.append((operand, inner, kept, one if left else through))
         return found
 
     def _operands(self, one: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:

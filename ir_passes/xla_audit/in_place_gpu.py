@@ -20,8 +20,13 @@ OTHER_EMITTER = b"fusion_backend_config"
 
 def computed_first(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
     """Ids of the reductions that read each position before the fusion writes the result `index` there."""
+    return reductions_beside(fusion, fused, index) if fusion.fusion_kind == "kInput" else frozenset()
+
+
+def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
+    """Ids of the reductions that a fusion returns beside the result `index`, over as many elements as that has."""
     outputs = _outputs(fused)
-    if fusion.fusion_kind != "kInput" or len(outputs) < 2 or len(index) != 1:
+    if len(outputs) < 2 or len(index) != 1:
         return frozenset()
     by_id = {one.id: one for one in fused.instructions}
     reductions = [one for one in outputs if one.opcode == "reduce"]

@@ -3,7 +3,8 @@
 XLA's own cost analysis is not given out by the compilers of accelerators. This one counts the operands and results of
 every scheduled operation; of an operand that a fusion reads through slices or gathers, and of a result that it updates
 in place, the rows that are read or written alone. An operand that an earlier operation has left in a cache of the
-device counts all the same. Arithmetic is that of products and convolutions.
+device counts all the same. What a TPU's program keeps in the memory on the chip does not: that is said in its buffer
+assignment. Arithmetic is that of products and convolutions.
 """
 
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.xla_audit.asynchronous import COPYING
 from ir_passes.xla_audit.hlo import (
     HloError,
     given_assignment,
@@ -25,7 +27,7 @@ from ir_passes.xla_audit.hlo import (
 )
 from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.products import multiplies, product_flops
-from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Instruction, Module
+from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Index, Instruction, Module
 from ir_passes.xla_audit.wire import WireError
 
 # fmt: off
@@ -52,7 +54,7 @@ class Kernel:
         name: of the instruction.
         kind: its opcode, or of a fusion its kind; of a custom call its target.
         op_name, source: JAX's name and the source line of the operation that it was made for.
-        read, written: bytes in one run.
+        read, written: bytes in one run, of the device's own memory.
         flops: operations of products in one run.
         dtype: of the operands of its products; "" without one.
         times: runs in one call of the step, within each turn of a loop whose turns the data decide.
@@ -163,7 +165,8 @@ def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
 
 class _Walk:
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
-        self._module, self._buffers, self._pools = executable.module, executable.buffers, pools
+        self._executable, self._module, self._pools = executable, executable.module, pools
+        self._buffers = executable.buffers
         self._live = live_values(executable)
 
     def kernels(self, computation: Computation, times: int, loop: str | None) -> Iterator[Kernel]:
@@ -186,13 +189,25 @@ class _Walk:
         operands = [self._module.instructions[id] for id in one.operands]
         if one.opcode == "fusion":
             fused = self._module.computations[one.called[0]]
-            read, written, kind = _read(fused, self._module), _written(fused), one.fusion_kind
+            read = sum(
+                _read_of(fused.parameters[number], fused, self._module)
+                for number, operand in enumerate(one.operands)
+                if number in fused.parameters and not self._on_chip(operand, ())
+            )
+            written = sum(size for index, size in _results(fused) if not self._on_chip(one.id, index))
+            kind = one.fusion_kind
             products = [(each, product_flops(each, _arrays(each, fused))) for each in fused.instructions]
             dtypes = [_dtype(each, fused) for each, flops in products if flops]
             flops = sum(flops for _, flops in products)
         else:
             given = tuple(operand.array for operand in operands)
             read, written = _plain(one, given)
+            on_chip = [operand.array.bytes for operand in operands if self._on_chip(operand.id, ())]
+            if one.opcode in (*ROWS, COPYING):
+                read = 0 if self._on_chip(one.operands[0], ()) else read
+            else:
+                read = max(0, read - sum(on_chip))
+            written = 0 if self._on_chip(one.id, (0,) if one.opcode == COPYING else ()) else written
             flops, kind = product_flops(one, given), one.target or one.opcode
             dtypes = [given[0].dtype] if flops else []
         touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}
@@ -200,6 +215,11 @@ class _Walk:
             one.name, kind, one.op_name, one.source, read, written, flops, dtypes[0] if dtypes else "", times, loop,
             tuple(sorted(touched)),
         )  # fmt: skip
+
+    def _on_chip(self, instruction: int, index: Index) -> bool:
+        """Whether a result of an instruction lies in a memory on the chip."""
+        place = self._live.of.get(instruction, {}).get(index)
+        return place is not None and self._executable.on_chip(self._live.values[place].slice)
 
     def _touched(self, instruction: int) -> Iterator[str]:
         """Yield the paths of the pools in whose bytes the values of an instruction lie."""
@@ -214,11 +234,6 @@ class _Walk:
 
     def _is_argument(self, one: Instruction) -> bool:
         return one.opcode == "parameter" and one.computation == self._module.entry
-
-
-def _read(fused: Computation, module: Module) -> int:
-    """Bytes that a fusion reads of its operands."""
-    return sum(_read_of(one, fused, module) for one in fused.parameters.values())
 
 
 def _read_of(one: Instruction, fused: Computation, module: Module) -> int:
@@ -240,16 +255,16 @@ def _read_of(one: Instruction, fused: Computation, module: Module) -> int:
     return min(whole, total)
 
 
-def _written(fused: Computation) -> int:
-    """Bytes that a fusion writes: of a result that is an update, the new rows."""
+def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
+    """Yield each result of a fusion with the bytes that it writes of it: of one that is an update, the new rows."""
     by_id = {one.id: one for one in fused.instructions}
     root = by_id[fused.root]
-    total = 0
-    for one in [by_id[id] for id in root.operands] if root.opcode == "tuple" else [root]:
+    several = root.opcode == "tuple"
+    for number, one in enumerate([by_id[id] for id in root.operands] if several else [root]):
         while one.opcode == "bitcast":
             one = by_id[one.operands[0]]
-        total += _bytes(by_id[one.operands[UPDATES[one.opcode]]]) if one.opcode in UPDATES else _bytes(one)
-    return total
+        size = _bytes(by_id[one.operands[UPDATES[one.opcode]]]) if one.opcode in UPDATES else _bytes(one)
+        yield (number,) if several else (), size
 
 
 def _plain(one: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:

@@ -3,22 +3,21 @@
 The schedule is flattened into one clock: a called computation runs where its caller stands, the condition of a loop and
 then its body. A value lives from the tick of the instruction that defines it to its last reader's. Bitcasts, tuples and
 `get-tuple-element` define nothing; what a loop hands from one iteration to the next is one value each time round.
+
+More than 300 lines: one walk over the schedule.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ir_passes.contract.statements import NotCovered, Statement
+from ir_passes.xla_audit.asynchronous import KNOWN, REDUCED, REDUCING, STARTED, TALKING, Leaves, finished, handed_on
+from ir_passes.xla_audit.branches import Branch, Branches, gaps_of
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
 FORWARDS = {"add-dependency", "bitcast", "domain", "opt-barrier"}
 """Opcodes whose result is their first operand."""
-GATHERING, GATHERED = "all-gather-start", "all-gather-done"
-REDUCING, REDUCED = "all-reduce-start", "all-reduce-done"
-
-Leaves = dict[Index, int]
-"""Values of a result by index."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class LiveValue:
         instruction, index: its definition.
         slice: its bytes; None where the buffer assignment says nothing about it.
         start, stop: ticks of its definition and of its last reader, both included.
+        gaps: ticks, both included, of branches that do not need it any more; one that runs in its place does.
     """
 
     instruction: Instruction
@@ -37,6 +37,7 @@ class LiveValue:
     slice: Slice | None
     start: int
     stop: int
+    gaps: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.instruction.name}{list(self.index) if self.index else ''} {self.array}"
@@ -104,6 +105,7 @@ class _Flow:
         self._reading: dict[int, list[int]] = {}
         self._carries: list[Carry] = []
         self._uncovered: dict[Statement, None] = {}
+        self._branches: list[Branches] = []
         self._loops = 0
 
     def run(self) -> LiveValues:
@@ -119,22 +121,20 @@ class _Flow:
             self._stop[self._find(value)] = FOREVER
         position: dict[int, int] = {}
         values: list[LiveValue] = []
+        gaps = gaps_of(self._branches, self._find, self._start, self._stop)
         for i, (instruction, index, array, where) in enumerate(self._defined):
             if self._same[i] == i:
                 position[i] = len(values)
-                values.append(LiveValue(instruction, index, array, where, self._start[i], self._stop[i]))
+                span = self._start[i], self._stop[i], tuple(gaps.get(i, ()))
+                values.append(LiveValue(instruction, index, array, where, *span))
         of = {
             one: {index: position[self._find(value)] for index, value in leaves.items()}
             for one, leaves in self._of.items()
         }
         return LiveValues(
-            tuple(values),
-            of,
-            tuple(self._executed),
-            frozenset(self._looped),
-            tuple(self._carries),
+            tuple(values), of, tuple(self._executed), frozenset(self._looped), tuple(self._carries),
             tuple(self._uncovered),
-        )
+        )  # fmt: skip
 
     def _tick(self) -> int:
         self._clock += 1
@@ -149,10 +149,16 @@ class _Flow:
 
     def _define(self, instruction: Instruction, at: int, known: frozenset[Index] = frozenset()) -> Leaves:
         return {
-            index: self._new(instruction, index, array, self._slices.get((instruction.id, index)), at)
+            index: self._new(instruction, index, array, self._slices.get(self._place(instruction, index)), at)
             for index, array in instruction.arrays.items()
             if index not in known
         }
+
+    def _place(self, one: Instruction, index: Index) -> tuple[int, Index]:
+        """The key of a result in the buffer assignment, which knows what is done beside others by what does it."""
+        if one.opcode == STARTED and index[:1] == (1,) and (one.id, index) not in self._slices:
+            return self._module.computations[one.called[0]].root, index[1:]
+        return one.id, index
 
     def _find(self, value: int) -> int:
         while self._same[value] != value:
@@ -203,21 +209,16 @@ class _Flow:
             return self._walk(self._module.computations[one.called[0]], dict(enumerate(operands)))
         if one.opcode == "conditional":
             return self._branch(one, operands)
-        if one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in ("send", "recv"):
+        if one.opcode not in KNOWN and (one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in TALKING):
             self._uncovered[NotCovered.ASYNCHRONOUS.statement(one.opcode)] = None
         at = self._tick()
         for operand in operands:
             self._use(operand.values(), at)
         if one.opcode == REDUCED:
             self._use(self._reading[one.operands[0]], at)
-            return operands[0]
-        if one.opcode == GATHERED:
-            return {index[1:]: value for index, value in operands[0].items() if index[:1] == (1,)}
-        if one.opcode == GATHERING:
-            # Its result is the operands themselves beside the gathered arrays; all are in use until it is done.
-            places = [(0,)] if len(operands) == 1 else [(0, i) for i in range(len(operands))]
-            pairs = zip(places, operands, strict=True)
-            own = {(*place, *index): value for place, operand in pairs for index, value in operand.items()}
+        if (done := finished(one.opcode, operands)) is not None:
+            return done
+        if own := handed_on(one.opcode, operands):
             return own | self._define(one, at, frozenset(own))
         if one.opcode == REDUCING:
             # What is not summed where it lies is read until that is done.
@@ -228,6 +229,8 @@ class _Flow:
                 for value in operand.values()
                 if self._defined[self._find(value)][3] != self._slices.get((one.id, place))
             ]
+        if one.opcode == "copy" and self._stays(one, operands[0]):
+            return operands[0]
         defined = self._define(one, at)
         if one.opcode == "constant":
             for value in defined.values():
@@ -256,39 +259,49 @@ class _Flow:
                 leaves[index] = first
                 continue
             leaves[index] = self._new(one, index, array, self._slices.get((one.id, index)), leave)
-            self._carries.append(
-                Carry(
-                    one,
-                    index,
-                    (
-                        (f"initial value {self._name(first)}", self._defined[first][3]),
-                        (f"condition's {test.name}", self._slices.get((test.id, index))),
-                        (f"body's {inside.name}", self._slices.get((inside.id, index))),
-                        (f"body's result {self._name(last)}", self._defined[last][3]),
-                        (f"result of {one.name}", self._slices.get((one.id, index))),
-                    ),
-                )
+            places = (
+                (f"initial value {self._name(first)}", self._defined[first][3]),
+                (f"condition's {test.name}", self._slices.get((test.id, index))),
+                (f"body's {inside.name}", self._slices.get((inside.id, index))),
+                (f"body's result {self._name(last)}", self._defined[last][3]),
+                (f"result of {one.name}", self._slices.get((one.id, index))),
             )
+            self._carries.append(Carry(one, index, places))
         return leaves
 
     def _branch(self, one: Instruction, operands: list[Leaves]) -> Leaves:
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
+        branches = Branches(self._clock)
         for id, operand in zip(one.called, operands[1:], strict=True):
+            begin = self._clock + 1
             results.append(self._walk(self._module.computations[id], {0: operand}))
             self._use(results[-1].values(), self._tick())
+            used = {value: stop for value, stop in enumerate(self._stop) if begin <= stop < FOREVER}
+            branches.ran.append(Branch(begin, self._clock, used))
+        self._branches.append(branches)
         leave = self._tick()
-        leaves: Leaves = {}
+        leaves, made = Leaves(), dict[tuple[int, ...], int]()
         for index, array in one.arrays.items():
             ends = [self._find(result[index]) for result in results]
             if len(set(ends)) == 1:
                 leaves[index] = ends[0]
                 continue
             where = self._slices.get((one.id, index))
-            leaves[index] = self._new(one, index, array, where, leave)
+            # The same results of every branch are one value, which may be in one place.
+            if tuple(ends) in made and self._defined[made[tuple(ends)]][3] == where:
+                leaves[index] = made[tuple(ends)]
+                continue
+            leaves[index] = made[tuple(ends)] = self._new(one, index, array, where, leave)
             places = [(f"branch's result {self._name(end)}", self._defined[end][3]) for end in ends]
             self._carries.append(Carry(one, index, (*places, (f"result of {one.name}", where))))
         return leaves
+
+    def _stays(self, one: Instruction, operand: Leaves) -> bool:
+        """Whether a copy leaves its operand in the very same bytes, as it is: nothing is copied."""
+        where = self._defined[self._find(operand[()])][3]
+        same = where is not None and where == self._slices.get((one.id, ()))
+        return same and self._module.instructions[one.operands[0]].array == one.array
 
     def _name(self, value: int) -> str:
         instruction, index, _, _ = self._defined[value]

@@ -13,7 +13,8 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
     """Find pairs of values that are live at the same tick and share a byte.
 
     Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
-    may then be done in place is for `in_place`), but never overlap in part.
+    may then be done in place is for `in_place`), but never overlap in part. Of several branches one runs: a value that
+    another branch still needs is none of this one's.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}
@@ -28,7 +29,10 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
             for other, theirs in active:
                 if not mine.overlaps(theirs):
                     continue
-                if other.start < value.start == other.stop and mine == theirs:
+                if mine == theirs and other.start < value.start == other.stop:
+                    continue
+                # In the very same bytes a gap may begin in the operation before it, which reads the other value.
+                if any(start - (mine == theirs) <= value.start and value.stop <= stop for start, stop in other.gaps):
                     continue
                 yield Finding(
                     FindingKind.OVERLAP,
@@ -75,13 +79,15 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """The bytes of scratch that are in use, each with the first and the last tick, both included.
+    """The bytes of scratch in the device's own memory that are in use, each with the first and the last tick.
 
     Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
     """
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
-        if value.slice is not None and executable.buffers.allocations[value.slice.allocation].is_temp:
+        if value.slice is None or executable.on_chip(value.slice):
+            continue
+        if executable.buffers.allocations[value.slice.allocation].is_temp:
             intervals.setdefault(value.slice, []).append((value.start, value.stop))
     for place, spans in intervals.items():
         spans.sort()

@@ -92,7 +92,11 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 
 
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
-    """Return every copy of an array of a pool's type."""
+    """Return every copy of an array of a pool's type, from the device's own memory and into it.
+
+    What a TPU computes with it has brought into the memory on its chip, and it may take a whole pool there that is
+    small enough: such copies are the reading and the writing of the pool.
+    """
     pools = _pools(executable, bound)
     versions: dict[str, set[int]] = {}
     found: list[PoolCopy] = []
@@ -106,6 +110,8 @@ def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) 
         versions = versions or _versions(pools, executable, bound, live)
         copied = positions(source, live)
         for index, value in made:
+            if any(executable.on_chip(one.slice) for one in (value, *(live.values[place] for place in copied))):
+                continue
             paths = [pool for pool in _matching(value, pools, executable) if copied & versions[pool.path]]
             if paths and not _same_place(value, source, index, live):
                 op_name, line = origin(one, executable.module)
@@ -138,7 +144,8 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
     Of a pool with one row per lane, in total or on each device, the step computes every row, so its intermediate
-    results may have the pool's type; only copies are counted against it.
+    results may have the pool's type; only copies are counted against it. What a TPU computes on its chip takes none of the
+    device's memory.
     """
     module = executable.module
     mapped = {name for one in bound.inputs if isinstance(one.entry, ROW_MAPS) for name in one.entry.names}
@@ -160,6 +167,8 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
             value = live.values[place]
             paths = _matching(value, pools, executable)
             if not paths or value.slice is None or _copied(one, executable) is not None:
+                continue
+            if executable.on_chip(value.slice):
                 continue
             if executable.buffers.allocations[value.slice.allocation].parameter in numbers - {None}:
                 continue

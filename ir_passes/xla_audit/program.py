@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+TPU = "tpu"
 Index = tuple[int, ...]
 """A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 
@@ -16,12 +17,14 @@ class Array:
 
     Attributes:
         layout: dimensions from the fastest to the slowest.
+        tiles: blocks that the elements lie in one after the other, as XLA serializes them; none but on TPUs.
     """
 
     dtype: str
     dims: tuple[int, ...]
     layout: tuple[int, ...]
     bits: int
+    tiles: tuple[bytes, ...] = ()
 
     @property
     def count(self) -> int:
@@ -38,8 +41,12 @@ class Array:
 
     @property
     def row_major(self) -> bool:
-        """Whether the last dimension is the fastest."""
-        return self.layout == tuple(reversed(range(len(self.dims))))
+        """Whether the elements lie in the order of their positions: the last dimension is the fastest."""
+        return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
+
+    def same_order(self, other: "Array") -> bool:
+        """Whether the elements of both, which have the same dimensions, lie in the same order."""
+        return self.layout == other.layout and (self.tiles == other.tiles or self.count == 1)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -204,6 +211,7 @@ class Allocation:
     Attributes:
         parameter: number of the entry parameter it belongs to, else None.
         live_out: it holds an output of the module.
+        space: the memory that it is in; 0 is the device's own, others of a TPU are on the chip.
     """
 
     index: int
@@ -212,6 +220,7 @@ class Allocation:
     live_out: bool
     is_constant: bool
     is_thread_local: bool
+    space: int = 0
 
     @property
     def is_temp(self) -> bool:
@@ -242,7 +251,7 @@ class Executable:
 
     Attributes:
         parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.
-        platform: that it was compiled for, as "cpu" or "gpu".
+        platform: that it was compiled for: "cpu", "gpu" or "tpu".
         temp_bytes: scratch that XLA says it needs.
         fingerprint: of the program, without source lines and names of files; the same in every process.
     """
@@ -253,3 +262,7 @@ class Executable:
     platform: str
     temp_bytes: int
     fingerprint: str
+
+    def on_chip(self, place: Slice | None) -> bool:
+        """Whether bytes are in a memory on the chip, which only TPUs' programs place values in."""
+        return place is not None and self.platform == TPU and self.buffers.allocations[place.allocation].space != 0

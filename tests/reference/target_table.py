@@ -1,23 +1,54 @@
-"""The tables of docs/target-tables.md: each step of each family on GPUs and TPUs that need not be there."""
+"""The tables of docs/target-tables.md: steps of families and of published models on GPUs and TPUs that are not there.
 
-from collections.abc import Sequence
+A page is read back, so that what is compiled one by one is added to it, and a run that was cut off goes on.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from certificate_table import GOLDEN, NAMES
+from published import PUBLISHED
 
-from hybridlm.target_report import StepReport, report_on, shapes_of, target_engine
+from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
-TARGETS = ("nvidia-h100", "tpu-v5e")
+TARGETS = (
+    "nvidia-h100",
+    "tpu-v5e",
+    "nvidia-h100:4 data=2,model=2",
+    "tpu-v5e:4 data=2,model=2",
+    "nvidia-h100:4 model=2,expert=2",
+    "tpu-v5e:4 model=2,expert=2",
+)
+"""Names of targets, with the mesh of those of several devices."""
+MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
+MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
+MODEL_LANES, MODEL_CONTEXT = 64, 4096
+VOCABULARY = 96
+"""Of tiny checkpoints on a mesh: 97 rows cannot be split."""
 HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32),
-compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators.md](accelerators.md) says what the columns mean. Sizes are so small that what a step moves beside its
-floor is mostly what it computes with: the tables show that steps are audited and what changes, not what a large model
-costs. Seconds are those of XLA, on a machine that was busy.
+and decoding of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
+[accelerators.md](accelerators.md) says what the columns mean. Sizes of tiny checkpoints are so small that what a step
+moves beside its floor is mostly what it computes with: their tables show that steps are audited and what changes, not
+what a large model costs. Seconds are those of XLA, on a machine that was busy.
 """
+PUBLISHED_HEAD = f"""## Decoding of published models
+
+One token of {MODEL_LANES} lanes at a context of {MODEL_CONTEXT}, in bfloat16: whether weights, rows and the scratch of
+this step fit each device, and the most lanes at this context and the longest context with these lanes that do. Prompts
+in chunks need more scratch.
+"""
+MODEL_COLUMNS = (
+    "| model | target | verdict | fit | lanes | context | scratch, GB | kernels | x floor | compiled in, s |"
+)
+COLUMNS = "| checkpoint | step | verdict | scratch, kB | x floor | compiled in, s |"
 
 
 @dataclass(frozen=True)
@@ -27,59 +58,156 @@ class Row:
     Attributes:
         target, checkpoint, step: which.
         verdict: "audited", "proved" where the audit does not know the platform, or what is wrong.
-        good: whether nothing is wrong.
-        scratch: bytes that it needs beside weights and rows.
-        over_floor: bytes that it moves over those that it has to; None for moves of rows.
-        seconds: of XLA's compilation.
+        scratch, over_floor, seconds: what it needs beside weights and rows, in kB; bytes that it moves over those that
+            it has to, empty for moves of rows; of XLA's compilation.
     """
 
     target: str
     checkpoint: str
     step: str
     verdict: str
-    good: bool
-    scratch: int
-    over_floor: float | None
-    seconds: float
+    scratch: str
+    over_floor: str
+    seconds: str
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.verdict in ("audited", "proved")
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """Decoding of one published model on one target: the cells of `MODEL_COLUMNS`."""
+
+    model: str
+    target: str
+    verdict: str
+    fit: str
+    lanes: str
+    context: str
+    scratch: str
+    kernels: str
+    over_floor: str
+    seconds: str
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong; a model that does not fit is none of it."""
+        return self.verdict in ("audited", "proved") or self.fit.startswith("no")
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
     """Compile every step of a checkpoint for a target, or take the reports that are kept."""
-    engine = target_engine(
-        read_target(target),
-        config=GOLDEN / checkpoint / "config.json",
-        lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
-    )  # fmt: skip
+    name, _, mesh = target.partition(" ")
+    fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(fields | {"vocab_size": VOCABULARY} if mesh else fields))
+        engine = target_engine(
+            read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
+            mesh=_sizes(mesh),
+        )  # fmt: skip
     return [row_of(checkpoint, target, one) for one in report_on(engine, shapes_of(engine)).steps]
 
 
 def row_of(checkpoint: str, target: str, one: StepReport) -> Row:
     """Return the row of a step's report."""
-    certificate = one.certificate
-    verdict = "NOT COMPILED" if certificate is None else "REFUSED" if one.faults else "audited"
-    if certificate is not None and not one.faults and certificate.not_audited is not None:
-        verdict = "proved"
-    over = one.moved / one.floor_moved if one.floor_moved else None
-    seconds = 0.0 if certificate is None else certificate.seconds.compile
-    return Row(target, checkpoint, one.name, verdict, not one.faults, one.scratch, over, seconds)
+    return Row(target, checkpoint, one.name, _verdict(one), f"{one.scratch / 1e3:,.1f}", _over(one), _seconds(one))
 
 
-def page(rows: Sequence[Row]) -> str:
+def model_row(model: str, target: str) -> ModelRow:
+    """Compile decoding of a published model for a target, and the move of a row, which says how rows are laid out."""
+    name, _, mesh = target.partition(" ")
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(PUBLISHED[model]))
+        engine = target_engine(
+            read_target(name), config=config, lanes=MODEL_LANES, context=MODEL_CONTEXT, dtype="bfloat16",
+            mesh=_sizes(mesh),
+        )  # fmt: skip
+    shapes = [Shape("generate", MODEL_LANES, 1), CopyShape(engine.prefill_rows, MODEL_LANES)]
+    return row_of_model(model, target, report_on(engine, shapes))
+
+
+def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:
+    """Return the row of a model's report, whose first step is decoding."""
+    one, fit = report.steps[0], report.fit
+    assert fit is not None
+    compiled = one.certificate is not None
+    figures = (f"{one.scratch / 1e9:.2f}", f"{one.kernels:,}") if compiled else ("", "")
+    return ModelRow(
+        model, target, _verdict(one), _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures,
+        _over(one), _seconds(one),
+    )  # fmt: skip
+
+
+def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
     """Return the page in Markdown."""
     parts = [HEAD]
-    for target in dict.fromkeys(one.target for one in rows):
-        here = [one for one in rows if one.target == target]
+    if models:
+        order = {(model, target): i for i, (model, target) in enumerate((m, t) for m in MODELS for t in MODEL_TARGETS)}
+        listed = sorted(models, key=lambda one: order.get((one.model, one.target), len(order)))
+        lines = [MODEL_COLUMNS, "|---" * 10 + "|", *(_line(*vars(one).values()) for one in listed)]
+        parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
+    for target in sorted({one.target for one in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
+        here = sorted((one for one in rows if one.target == target), key=lambda one: _place(NAMES, one.checkpoint))
         good = sum(one.good for one in here)
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
-        lines += [
-            "| checkpoint | step | verdict | scratch, kB | x floor | compiled in, s |",
-            "|---|---|---|---|---|---|",
-        ]
-        for one in here:
-            over = "" if one.over_floor is None else f"{one.over_floor:.2f}"
-            cells = (one.checkpoint, one.step, one.verdict, f"{one.scratch / 1e3:,.1f}", over, f"{one.seconds:.1f}")
-            lines.append(f"| {' | '.join(cells)} |")
+        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
         absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
-        lines += ["", f"Not compiled in this run: {', '.join(absent)}."] if absent else []
+        lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def read(text: str) -> tuple[list[Row], list[ModelRow]]:
+    """Return the rows of a page."""
+    rows, models, target = list[Row](), list[ModelRow](), ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            target = line.removeprefix("## ").rpartition(":")[0]
+        cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+        if not line.startswith("| ") or line in (COLUMNS, MODEL_COLUMNS):
+            continue
+        if len(cells) == 10:
+            models.append(ModelRow(*cells))
+        else:
+            rows.append(Row(target, *cells))
+    return rows, models
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _place(names: Iterable[str], name: str) -> int:
+    return next((i for i, one in enumerate(names) if one == name), -1)
+
+
+def _sizes(mesh: str) -> dict[str, int] | None:
+    """The sizes of a mesh, written as data=2,model=2; None of none."""
+    return {name: int(size) for name, _, size in (one.partition("=") for one in mesh.split(","))} if mesh else None
+
+
+def _verdict(one: StepReport) -> str:
+    if one.certificate is None:
+        return "NOT COMPILED"
+    if one.faults:
+        return "REFUSED"
+    return "audited" if one.certificate.not_audited is None else "proved"
+
+
+def _fit(fit: Fit, one: StepReport) -> str:
+    need = f"{(fit.memory - fit.left) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
+    if one.failed is not None:
+        return f"no, XLA: {one.failed[:100].replace('|', '/')}" if fit.fits else f"no, {need} without scratch"
+    return f"yes, {need}" if fit.fits else f"no, {need}"
+
+
+def _over(one: StepReport) -> str:
+    return f"{one.moved / one.floor_moved:.2f}" if one.floor_moved else ""
+
+
+def _seconds(one: StepReport) -> str:
+    return "" if one.certificate is None else f"{one.certificate.seconds.compile:.1f}"

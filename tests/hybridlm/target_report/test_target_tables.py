@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from target_table import page, row_of
+from target_table import page, read, row_of, row_of_model
 
 from hybridlm.target_report import StepReport
 
@@ -40,11 +40,44 @@ def test_page() -> None:
     rows = [
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("olmo_base", "nvidia-h100", report(name="copy 4 to 4", floor_moved=None, faults=("overlap",))),
-        row_of("olmo_base", "tpu-v5e", report(certificate=PROVED)),
+        row_of("olmo_base", "tpu-v5e:4 data=2,model=2", report(certificate=PROVED)),
     ]
     text = page(rows)
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text
-    assert "## tpu-v5e: 1 of 1 steps without a finding" in text
+    assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
     assert "| olmo_base | generate 4x1 | audited | 1.5 | 1.50 | 2.5 |" in text
-    assert text.count("Not compiled in this run: next_dense_layers, ") == 2 and "falcon_base." in text
+    assert text.count("Not compiled: next_dense_layers, ") == 2 and "falcon_base." in text
     assert "| olmo_base | copy 4 to 4 | REFUSED | 1.5 |  | 2.5 |" in text
+
+
+def fitted(left: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        memory=16 * 10**9, left=left, fits=left >= 0, most_lanes=82, longest_context=6272, scratch=10**9
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "left", "fit", "good"),
+    [
+        ({}, 10**9, "yes, 15.0 of 16.0 GB", True),
+        ({}, -(10**9), "no, 17.0 of 16.0 GB", True),
+        ({"faults": ("overlap",)}, 10**9, "yes, 15.0 of 16.0 GB", False),
+        ({"certificate": None, "failed": "out | of memory"}, 10**9, "no, XLA: out / of memory", True),
+        ({"certificate": None, "failed": "out of memory"}, -1, "no, 16.0 of 16.0 GB without scratch", True),
+    ],
+)
+def test_rows_of_models(fields: dict[str, Any], left: int, fit: str, good: bool) -> None:
+    one = report(**{"failed": None, "kernels": 1702, "scratch": 10**9, **fields})
+    row = row_of_model("Kimi-Linear-48B", "nvidia-h200", SimpleNamespace(steps=(one,), fit=fitted(left)))  # type: ignore[arg-type]
+    assert (row.fit, row.good, row.lanes, row.context) == (fit, good, "82", "6,272")
+
+
+def test_page_is_read_back() -> None:
+    rows = [
+        row_of("olmo_base", "nvidia-h100", report()),
+        row_of("lfm2_base", "nvidia-h100:4 data=2,model=2", report(floor_moved=None)),
+    ]
+    one = report(failed=None, kernels=1702)
+    models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(one,), fit=fitted(1)))]  # type: ignore[arg-type]
+    assert read(page(rows, models)) == (rows, models)
+    assert page(*read(page(rows, models))) == page(rows, models)

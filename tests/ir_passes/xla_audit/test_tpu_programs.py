@@ -1,0 +1,262 @@
+"""Programs of XLA:TPU: copies that run beside others, memories on the chip, tiles, and branches that share bytes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hlo_text import serialized
+
+from ir_passes.xla_audit.findings import FindingKind
+from ir_passes.xla_audit.hlo import read_module
+from ir_passes.xla_audit.in_place import in_place_hazards
+from ir_passes.xla_audit.kernels import kernels_in
+from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
+from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Index, Slice
+
+Place = tuple[str, Index]
+HBM, CHIP = "f32[64,128]{1,0:T(8,128)}", "f32[64,128]{1,0:T(8,128)S(1)}"
+SIZE = 4 * 64 * 128
+COPY = f"""
+HloModule m, is_scheduled=true
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  y = {HBM} parameter(1)
+  new = {HBM} negate(x)
+  start = ({CHIP}, {HBM}, u32[]{{:S(2)}}) copy-start(new)
+  other = {CHIP} negate(y)
+  done = {CHIP} copy-done(start)
+  more = {CHIP} negate(y)
+  sum = {CHIP} add(done, other)
+  ROOT all = {HBM} add(sum, more)
+}}
+"""
+ASYNC = f"""
+HloModule m, is_scheduled=true
+
+slices {{
+  p = {HBM} parameter(0)
+  ROOT part = f32[8,128]{{1,0:T(8,128)S(1)}} slice(p), slice={{[0:8], [0:128]}}
+}}
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  y = {HBM} parameter(1)
+  new = {HBM} negate(x)
+  start = (({HBM}), f32[8,128]{{1,0:T(8,128)S(1)}}, u32[]{{:S(2)}}) async-start(new), calls=slices
+  other = {HBM} negate(y)
+  done = f32[8,128]{{1,0:T(8,128)S(1)}} async-done(start)
+  ROOT all = (f32[8,128]{{1,0:T(8,128)S(1)}}, {HBM}) tuple(done, other)
+}}
+"""
+BRANCHES = """
+HloModule m, is_scheduled=true
+
+first {
+  p = (f32[8]{0}, f32[8]{0}) parameter(0)
+  a = f32[8]{0} get-tuple-element(p), index=0
+  b = f32[8]{0} get-tuple-element(p), index=1
+  twice = f32[8]{0} add(b, b)
+  ROOT r = f32[8]{0} negate(twice)
+}
+
+second {
+  q = (f32[8]{0}, f32[8]{0}) parameter(0)
+  c = f32[8]{0} get-tuple-element(q), index=0
+  ROOT s = f32[8]{0} negate(c)
+}
+
+ENTRY main {
+  i = s32[] parameter(0)
+  x = f32[8]{0} parameter(1)
+  y = f32[8]{0} parameter(2)
+  kept = f32[8]{0} negate(x)
+  both = (f32[8]{0}, f32[8]{0}) tuple(kept, y)
+  out = f32[8]{0} conditional(i, both, both), branch_computations={first, second}
+  ROOT end = f32[8]{0} negate(out)
+}
+"""
+SAME = f"""
+HloModule m, is_scheduled=true
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  new = {HBM} negate(x)
+  again = {HBM} copy(new)
+  ROOT all = ({HBM}, {HBM}) tuple(new, again)
+}}
+"""
+FUSED = f"""
+HloModule m, is_scheduled=true
+
+fused {{
+  p = {HBM} parameter(0)
+  q = {HBM} parameter(1)
+  less = pred[64,128]{{1,0:T(32,128)(4,1)}} compare(p, q), direction=LT
+  ROOT picked = {HBM} select(less, p, q)
+}}
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  y = {HBM} parameter(1)
+  new = {HBM} negate(x)
+  ROOT all = {HBM} fusion(new, y), kind=kLoop, calls=fused
+}}
+"""
+
+SUM = f"""
+HloModule m, is_scheduled=true
+
+plus {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+
+fused {{
+  p = {HBM} parameter(0)
+  q = {HBM} parameter(1)
+  zero = f32[] constant(0)
+  product = {HBM} multiply(p, q)
+  total = f32[64]{{0:T(128)}} reduce(product, zero), dimensions={{1}}, to_apply=plus
+  ROOT results = (f32[64]{{0:T(128)}}, {HBM}) tuple(total, product)
+}}
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  y = {HBM} parameter(1)
+  new = {HBM} negate(x)
+  ROOT all = (f32[64]{{0:T(128)}}, {HBM}) fusion(new, y), kind=kLoop, calls=fused,
+    backend_config={{"aliasing_operands":{{"lists":[{{"indices":["0","3"]}}]}}}}
+}}
+"""
+
+
+def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
+    """A program whose values all lie in bytes of their own, but for some that take those of others."""
+    read = read_module(serialized(text))
+    ids = {one.name: one.id for one in read.instructions.values()}
+    arrays = {(one.id, index): array for one in read.instructions.values() for index, array in one.arrays.items()}
+    chip = {key for key in arrays if key[0] in {ids.get(name) for name in ("other", "done", "more", "sum", "part")}}
+    chip |= {(ids["start"], index) for index in ((0,), (1,), (2,))} if "start" in ids else set()
+    slices = {key: Slice(i, 0, array.bytes) for i, (key, array) in enumerate(arrays.items())}
+    allocations = {
+        slices[key].allocation: Allocation(slices[key].allocation, array.bytes, None, False, False, False, key in chip)
+        for key, array in arrays.items()
+    }
+    for (name, index), (other, there) in (same or {}).items():
+        slices[ids[name], index] = slices[ids[other], there]
+    forwarded = {"copy-done", "async-done"}
+    slices = {key: place for key, place in slices.items() if read.instructions[key[0]].opcode not in forwarded}
+    slices = {key: place for key, place in slices.items() if key != (ids.get("start"), (1,))}
+    return Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, "tpu", 0, "")
+
+
+def found(executable: Executable) -> list[FindingKind]:
+    live = live_values(executable)
+    assert live.uncovered == ()
+    hazards = [FindingKind.READ_AFTER_WRITE for _ in in_place_hazards(executable, live)]
+    return [*hazards, *(one.kind for check in (overlaps, misplaced) for one in check(executable, live))]
+
+
+def at(name: str, *index: int) -> Place:
+    return name, index
+
+
+JOINED = {at("r"): at("out"), at("s"): at("out")}
+KEPT = {**JOINED, at("twice"): at("kept")}
+RIGHT = {
+    "a copy beside others": (COPY, {}),
+    "its source is free when it is done": (COPY, {at("more"): at("new")}),
+    "a slice beside others": (ASYNC, {}),
+    "branches": (BRANCHES, JOINED),
+    "a branch writes over what another reads": (BRANCHES, KEPT),
+    "a copy that stays where it is": (SAME, {at("again"): at("new")}),
+    "elements of a narrower type between": (FUSED, {at("all"): at("new")}),
+    "elements beside a sum of them": (SUM, {at("all", 1): at("new")}),
+}
+WRONG = {
+    "its source is written before it is done": (COPY, {at("other"): at("new")}, FindingKind.OVERLAP),
+    "its result is written while it is copied": (COPY, {at("other"): at("start", 0)}, FindingKind.OVERLAP),
+    "a slice's source is written before it is done": (ASYNC, {at("other"): at("new")}, FindingKind.OVERLAP),
+    "a branch reads what it has written over": (
+        BRANCHES.replace("negate(twice)", "add(twice, a)"),
+        KEPT,
+        FindingKind.OVERLAP,
+    ),
+    "what follows the branches reads it": (
+        BRANCHES.replace("negate(out)", "add(out, kept)"),
+        KEPT,
+        FindingKind.OVERLAP,
+    ),
+    "a copy that is turned where it is": (
+        SAME.replace("again = f32[64,128]{1,0", "again = f32[64,128]{0,1").replace(
+            f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('1,0', '0,1')}"
+        ),
+        {at("again"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a copy into other tiles where it is": (
+        SAME.replace("again = f32[64,128]{1,0:T(8", "again = f32[64,128]{1,0:T(4").replace(
+            f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('T(8', 'T(4')}"
+        ),
+        {at("again"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum beside elements that may not share bytes": (
+        SUM.replace('["0","3"]', '["1","3"]'),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum beside elements of which nothing is said": (
+        SUM.replace("aliasing_operands", "others"),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum of rows turned round beside elements": (
+        SUM.replace("product = ", f"back = {HBM} reverse(p), dimensions={{0}}\n  product = ").replace(
+            "multiply(p, q)", "multiply(back, q)"
+        ),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a fusion into other tiles where it is": (
+        FUSED.replace(f"picked = {HBM}", f"picked = {HBM.replace('T(8', 'T(4')}").replace(
+            f"all = {HBM}", f"all = {HBM.replace('T(8', 'T(4')}"
+        ),
+        {at("all"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "same"), RIGHT.values(), ids=RIGHT)
+def test_right_programs(text: str, same: Mapping[Place, Place]) -> None:
+    assert found(program(text, same)) == []
+
+
+@pytest.mark.parametrize(("text", "same", "kind"), WRONG.values(), ids=WRONG)
+def test_wrong_programs(text: str, same: Mapping[Place, Place], kind: FindingKind) -> None:
+    assert kind in found(program(text, same))
+
+
+def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
+    executable = program(COPY)
+    moved = {one.name: (one.read, one.written) for one in kernels_in(executable, {}).kernels}
+    assert moved == {
+        "new": (SIZE, SIZE),
+        "start": (SIZE, 0),
+        "other": (SIZE, 0),
+        "more": (SIZE, 0),
+        "sum": (0, 0),
+        "all": (0, SIZE),
+    }
+    gpu = replace(executable, platform="gpu")
+    assert {one.name: one.written for one in kernels_in(gpu, {}).kernels}["sum"] == SIZE
+
+
+def test_scratch_on_the_chip_is_no_scratch_of_the_device() -> None:
+    executable = program(COPY)
+    live = live_values(executable)
+    assert scratch_lower_bound(executable, live) < scratch_lower_bound(replace(executable, platform="gpu"), live)

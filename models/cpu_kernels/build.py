@@ -73,13 +73,13 @@ def headers() -> Path:
     raise BuildError("XLA's headers: expected jaxlib with include/xla/ffi/api/ffi.h, found none; install jaxlib")
 
 
-def build(target: Path = LIBRARY, *, extra: Sequence[str] = (), only: Sequence[Path] | None = None) -> Path:
+def build(target: Path = LIBRARY, *, program: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
     """Compile and link the library; replace an older one at once, so that none is ever half written.
 
     Args:
         target: file to write.
-        extra: further flags of the compiler and the linker, as of a sanitizer.
-        only: sources, and a program instead of a library; None for the library.
+        program: sources and libraries of a program that is made instead.
+        flags: further ones for the compiler and the linker, as of a sanitizer.
 
     Raises:
         BuildError: there is no compiler, there are no headers, or the compiler fails.
@@ -88,7 +88,8 @@ def build(target: Path = LIBRARY, *, extra: Sequence[str] = (), only: Sequence[P
     if command is None:
         raise BuildError(f"a C++ compiler: expected CXX or one of {', '.join(COMPILERS)} on the path, found none")
     include = headers()
-    sources = sorted(FOLDER.glob("*.cc")) if only is None else list(only)
+    sources = [one for one in program if one.suffix == ".cc"] if program else sorted(FOLDER.glob("*.cc"))
+    libraries = [str(one) for one in program if one.suffix != ".cc"]
     # Beside the target, which is where the result is trusted, and never in a place that others may write to.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in sources}
@@ -98,13 +99,13 @@ def build(target: Path = LIBRARY, *, extra: Sequence[str] = (), only: Sequence[P
             own = X86_FLAGS.get(path.stem.rpartition("_")[2], ()) if x86 else ()
             defined = f'-DHYBRIDLM_SOURCES="{sources_hash()}"'
             places = ("-isystem", str(include), "-I", str(FOLDER))
-            _run([command, *FLAGS, *own, *extra, defined, *places, "-c", str(path), "-o", str(objects[path])])
+            _run([command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])
 
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
             list(threads.map(compile_one, sources))
         made = Path(temporary) / target.name
-        kind = ["-shared"] if only is None else []
-        _run([command, *kind, *extra, *map(str, objects.values()), "-pthread", "-o", str(made)])
+        kind = [] if program else ["-shared"]
+        _run([command, *kind, *flags, *map(str, objects.values()), *libraries, "-pthread", "-o", str(made)])
         os.replace(made, target)
     return target
 

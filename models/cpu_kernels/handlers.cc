@@ -73,3 +73,6 @@ EXPORTED const char hybridlm_sources[] = HYBRIDLM_SOURCES;
 
 // Whether this processor runs an instruction set, and the library has code for it.
 EXPORTED int32_t hybridlm_can_run(int64_t instructions) { return can_run(instructions); }
+
+// The forms of an instruction set, for checks that bring buffers and threads of their own.
+EXPORTED const Forms* hybridlm_forms(int64_t instructions) { return FORMS[instructions]; }

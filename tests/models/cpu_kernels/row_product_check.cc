@@ -1,0 +1,323 @@
+// Checks of the row product in every instruction set that this processor runs: numbers beside float64, equal bits of a row
+// alone and in any batch, every row disturbed at every count, NaN and infinities, and no byte read or written outside of
+// the buffers, behind and in front of which there is no memory. Exit status 1 and a line for each fault.
+//
+//   row_product_check [brief]
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "row_product_call.h"
+
+extern "C" const Forms* hybridlm_forms(int64_t instructions);
+extern "C" int32_t hybridlm_can_run(int64_t instructions);
+
+namespace {
+
+constexpr int64_t MAX_ROWS = 64;
+int faults = 0;
+
+void check(bool good, const std::string& what) {
+  if (good) return;
+  if (++faults <= 20) std::printf("%s\n", what.c_str());
+}
+
+// A buffer whose end, or whose beginning, is that of the memory that the process may touch.
+template <typename T>
+class Guarded {
+ public:
+  Guarded(int64_t count, bool at_end) : count_(count), at_end_(at_end) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    inside_ = (bytes + page - 1) / page * page;
+    size_ = inside_ + 2 * page;
+    memory_ = static_cast<char*>(mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory_ == MAP_FAILED || (inside_ && mprotect(memory_ + page, inside_, PROT_READ | PROT_WRITE))) std::abort();
+    data_ = reinterpret_cast<T*>(memory_ + page + (at_end ? inside_ - bytes : 0));
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(memory_, size_); }
+  // So many numbers at the guarded side.
+  T* data(int64_t count) { return at_end_ ? data_ + count_ - count : data_; }
+  // Nobody may touch it any more.
+  void close() {
+    if (mprotect(memory_, size_, PROT_NONE)) std::abort();
+  }
+  T& operator[](int64_t k) { return data_[k]; }
+  int64_t size() const { return count_; }
+
+ private:
+  char* memory_;
+  T* data_;
+  int64_t count_, inside_, size_;
+  bool at_end_;
+};
+
+struct Alone {
+  int64_t num_threads() const { return 1; }
+  template <typename F>
+  void Schedule(F&& work) {
+    work();
+  }
+};
+
+// Threads that take what is scheduled, in order.
+class Threads {
+ public:
+  explicit Threads(int count) {
+    for (int k = 0; k < count; ++k) threads_.emplace_back([this] { run(); });
+  }
+  ~Threads() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    for (auto& one : threads_) one.join();
+  }
+  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()) + 1; }
+  template <typename F>
+  void Schedule(F&& work) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      waiting_.emplace_back(std::forward<F>(work));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      auto work = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;
+  std::vector<std::thread> threads_;
+  bool ended_ = false;
+};
+
+// Begins nothing until it is told to: tasks that come after the call has returned.
+struct Late {
+  std::vector<std::function<void()>> waiting;
+  int64_t num_threads() const { return 4; }
+  template <typename F>
+  void Schedule(F&& work) {
+    waiting.emplace_back(std::forward<F>(work));
+  }
+};
+
+float widened(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+uint16_t narrowed(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (std::isnan(x)) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+template <typename T>
+struct Dtype;
+template <>
+struct Dtype<float> {
+  static float stored(float x) { return x; }
+  static float number(float x) { return x; }
+};
+template <>
+struct Dtype<uint16_t> {
+  static uint16_t stored(float x) { return narrowed(x); }
+  static float number(uint16_t x) { return widened(x); }
+};
+
+bool same_bits(const float* one, const float* other, int64_t count) {
+  return std::memcmp(one, other, static_cast<size_t>(count) * sizeof(float)) == 0;
+}
+
+template <typename T>
+class Case {
+ public:
+  Case(std::string name, const Form& form, int64_t inputs, int64_t outputs, bool at_end)
+      : name_(std::move(name)),
+        form_(form),
+        inputs_(inputs),
+        outputs_(outputs),
+        weight_(inputs * outputs, at_end),
+        given_(MAX_ROWS * inputs, at_end),
+        y_(MAX_ROWS * outputs, at_end),
+        x_(static_cast<size_t>(MAX_ROWS * inputs)),
+        alone_(static_cast<size_t>(MAX_ROWS * outputs)) {
+    std::mt19937 random(static_cast<unsigned>(inputs * 1000 + outputs));
+    std::normal_distribution<float> normal;
+    for (auto& one : x_) one = normal(random);
+    for (int64_t k = 0; k < weight_.size(); ++k) weight_[k] = Dtype<T>::stored(normal(random));
+    Alone pool;
+    for (int64_t row = 0; row < MAX_ROWS; ++row) {
+      const auto y = product(pool, x_.data() + row * inputs_, 1);
+      std::memcpy(alone_.data() + row * outputs_, y.data(), sizeof(float) * static_cast<size_t>(outputs_));
+    }
+  }
+
+  template <typename Pool>
+  std::vector<float> product(Pool& pool, const float* x, int64_t rows) {
+    float* const given = given_.data(rows * inputs_);
+    float* const y = y_.data(rows * outputs_);
+    std::memcpy(given, x, sizeof(float) * static_cast<size_t>(rows * inputs_));
+    std::memset(y, 0xFF, sizeof(float) * static_cast<size_t>(rows * outputs_));
+    cpu_kernels::row_product(pool, form_, given, weight_.data(weight_.size()), y, rows, inputs_, outputs_,
+                             static_cast<int64_t>(sizeof(T)));
+    return std::vector<float>(y, y + rows * outputs_);
+  }
+
+  void numbers() {
+    for (int64_t row = 0; row < MAX_ROWS; ++row)
+      for (int64_t out = 0; out < outputs_; ++out) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < inputs_; ++k) {
+          const double one = static_cast<double>(Dtype<T>::number(Dtype<T>::stored(x_[row * inputs_ + k]))) *
+                             static_cast<double>(Dtype<T>::number(weight_[out * inputs_ + k]));
+          sum += one;
+          size += std::fabs(one);
+        }
+        const double found = alone_[row * outputs_ + out];
+        check(std::fabs(found - sum) <= 2e-6 * size, name_ + ": " + std::to_string(found) + " for " + std::to_string(sum));
+      }
+  }
+
+  template <typename Pool>
+  void every_count(Pool& pool) {
+    for (int64_t rows = 1; rows <= MAX_ROWS; ++rows)
+      check(same_bits(product(pool, x_.data(), rows).data(), alone_.data(), rows * outputs_),
+            name_ + ": other bits among " + std::to_string(rows) + " rows than alone");
+  }
+
+  // Each row is replaced by numbers that would show in any other.
+  template <typename Pool>
+  void every_row_disturbed(Pool& pool) {
+    const float others[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38f};
+    for (int64_t rows = 1; rows <= MAX_ROWS; ++rows)
+      for (int64_t row = 0; row < rows; ++row) {
+        auto x = x_;
+        for (int64_t k = 0; k < inputs_; ++k) x[row * inputs_ + k] = others[(rows + row) % 3];
+        const auto y = product(pool, x.data(), rows);
+        bool same = same_bits(y.data(), alone_.data(), row * outputs_);
+        same &= same_bits(y.data() + (row + 1) * outputs_, alone_.data() + (row + 1) * outputs_, (rows - row - 1) * outputs_);
+        check(same, name_ + ": row " + std::to_string(row) + " of " + std::to_string(rows) + " reaches another");
+        check(!same_bits(y.data() + row * outputs_, alone_.data() + row * outputs_, outputs_),
+              name_ + ": row " + std::to_string(row) + " of " + std::to_string(rows) + " is not read");
+      }
+  }
+
+  // A number that is no number, at each place of a row and of the weight, is in the results that it belongs to.
+  void not_finite() {
+    Alone pool;
+    const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+    for (int64_t k = 0; k < inputs_; ++k) {
+      auto x = x_;
+      x[k] = nan;
+      x[inputs_ + k] = -infinity;
+      const T before = weight_[(outputs_ - 1) * inputs_ + k];
+      for (int64_t out = 0; out + 1 < outputs_; ++out)
+        if (Dtype<T>::number(weight_[out * inputs_ + k]) == 0) return;
+      const auto y = product(pool, x.data(), 3);
+      bool good = true;
+      for (int64_t out = 0; out < outputs_; ++out) {
+        const float sign = Dtype<T>::number(weight_[out * inputs_ + k]) > 0 ? -infinity : infinity;
+        good &= std::isnan(y[out]) && y[outputs_ + out] == sign;
+      }
+      weight_[(outputs_ - 1) * inputs_ + k] = Dtype<T>::stored(nan);
+      const auto z = product(pool, x_.data(), 3);
+      for (int64_t row = 0; row < 3; ++row)
+        for (int64_t out = 0; out < outputs_; ++out)
+          good &= out + 1 < outputs_ ? z[row * outputs_ + out] == alone_[row * outputs_ + out]
+                                     : std::isnan(z[row * outputs_ + out]);
+      weight_[(outputs_ - 1) * inputs_ + k] = before;
+      check(good, name_ + ": NaN or infinity at " + std::to_string(k) + " is lost or spreads");
+    }
+  }
+
+  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
+  void late_threads() {
+    Late pool;
+    const auto y = product(pool, x_.data(), MAX_ROWS);
+    check(same_bits(y.data(), alone_.data(), MAX_ROWS * outputs_), name_ + ": other bits without threads");
+    for (auto* buffer : {&given_, &y_}) buffer->close();
+    for (auto& work : pool.waiting) work();
+  }
+
+ private:
+  std::string name_;
+  const Form& form_;
+  int64_t inputs_, outputs_;
+  Guarded<T> weight_;
+  Guarded<float> given_, y_;
+  std::vector<float> x_, alone_;
+};
+
+template <typename T>
+void check_form(const std::string& name, const Form& form, bool brief) {
+  if (form.product == nullptr) return;
+  Threads three(2);
+  Alone alone;
+  for (const int64_t inputs : {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 130})
+    for (const int64_t outputs : {1, 2, 3, 5, 8, 9, 25}) {
+      if (brief && (inputs + outputs) % 3) continue;
+      const bool at_end = (inputs + outputs) % 4 != 0;
+      const std::string here = name + " " + std::to_string(inputs) + " x " + std::to_string(outputs);
+      Case<T> one(here, form, inputs, outputs, at_end);
+      one.numbers();
+      one.every_count(alone);
+      one.not_finite();
+      if (outputs == 9 && (inputs == 1 || inputs == 33)) one.every_row_disturbed(alone);
+    }
+  // Large enough for several threads, and for more than one chunk of the weight.
+  for (const int64_t inputs : {1100, 4099}) {
+    Case<T> large(name + " " + std::to_string(inputs) + " x 133", form, inputs, 133, true);
+    large.numbers();
+    large.every_count(three);
+    large.late_threads();
+  }
+  Case<T> shared(name + " 515 x 67", form, 515, 67, true);
+  if (!brief) shared.every_row_disturbed(three);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
+  const char* const names[] = {"portable", "avx2", "avx512", "avx512bf16"};
+  int sets = 0;
+  for (int64_t set = 0; set < 4; ++set) {
+    if (!hybridlm_can_run(set)) continue;
+    ++sets;
+    check_form<uint16_t>(std::string(names[set]) + " bfloat16", hybridlm_forms(set)->bfloat16, brief);
+    check_form<float>(std::string(names[set]) + " float32", hybridlm_forms(set)->float32, brief);
+  }
+  std::printf("%d instruction sets, %d faults\n", sets, faults);
+  return faults || !sets;
+}

@@ -1,0 +1,32 @@
+"""The row product beside float64, row by row and at the edges of memory: row_product_check.cc, and with sanitizers."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from models.cpu_kernels.build import FOLDER, LIBRARY, build, is_current
+
+CHECK = Path(__file__).with_name("row_product_check.cc")
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
+    "thread": ("-fsanitize=thread", "-g1"),
+}
+STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Werror")
+
+
+def run(program: Path, *arguments: str) -> None:
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_row_product(tmp_path: Path):
+    assert is_current(), "no kernels: build them with `python -m models.cpu_kernels.build`"
+    run(build(tmp_path / "check", program=[CHECK, LIBRARY]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_row_product_with_sanitizers(tmp_path: Path, sanitizer: str):
+    sources = [CHECK, *sorted(FOLDER.glob("*.cc"))]
+    run(build(tmp_path / "check", program=sources, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")

@@ -1,7 +1,8 @@
 """Build hook: the library of kernels for CPUs is compiled when the package is installed, if there is a C++ compiler.
 
 Without one the package is installed all the same, as a pure Python one, and products are XLA's. The variable
-HYBRIDLM_KERNELS changes that: "off" builds none, "required" refuses to go on without.
+HYBRIDLM_KERNELS changes that: "off" builds none, "required" refuses to go on without. HYBRIDLM_PLATFORM is the tag of a
+platform that a wheel is made for on any Linux, manylinux_2_28_x86_64 or manylinux_2_28_aarch64; zig compiles it then.
 """
 
 import os
@@ -15,6 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MODES = ("auto", "off", "required")
 HEADERS = "jaxlib>=0.10.2"
 """Has the headers; a build without a compiler does not fetch it."""
+CROSS_COMPILER = "ziglang>=0.13"
 
 
 def _builder(root: str) -> Any:
@@ -34,6 +36,10 @@ def _mode() -> str:
     return mode
 
 
+def _platform() -> str | None:
+    return os.environ.get("HYBRIDLM_PLATFORM") or None
+
+
 class KernelsHook(BuildHookInterface):
     """Compile the library into the source tree, from where an editable installation and a wheel take it."""
 
@@ -42,12 +48,17 @@ class KernelsHook(BuildHookInterface):
     def dependencies(self) -> list[str]:
         """Return what is needed beside hatchling: XLA's headers, where something is compiled."""
         mode = _mode()
+        if _platform() is not None:
+            return [HEADERS, CROSS_COMPILER]
         wanted = mode == "required" or (mode == "auto" and _builder(self.root).compiler() is not None)
         return [HEADERS] if wanted and self.target_name == "wheel" else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; an installation without a library is one for any platform."""
-        mode, builder = _mode(), _builder(self.root)
+        mode, builder, platform = _mode(), _builder(self.root), _platform()
+        if platform is not None:
+            self._take(builder.build(tag=platform), platform, build_data)
+            return
         if mode == "off":
             return
         if mode == "auto" and builder.compiler() is None:
@@ -62,7 +73,10 @@ class KernelsHook(BuildHookInterface):
                 raise
             self.app.display_warning(f"no kernels for CPUs are built, products are XLA's: {error}")
             return
+        self._take(library, sysconfig.get_platform().replace("-", "_").replace(".", "_"), build_data)
+
+    def _take(self, library: Path, platform: str, build_data: dict[str, Any]) -> None:
         build_data["pure_python"] = False
         # Python loads the library as a file: one wheel for all its versions.
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = f"py3-none-{platform}"
         build_data["artifacts"].append(library.relative_to(self.root).as_posix())

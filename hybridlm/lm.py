@@ -980,12 +980,12 @@ class LM:
         Raises:
             CheckpointError: no LoRA adapter of this model; every tensor that matches nothing is named. Or the
                 checkpoint that was loaded is missing or has changed. Nothing has been changed.
-            ValueError: the model is tuned, packed or runs in several processes; give the adapter to `load`.
+            ValueError: the model is packed or runs in several processes; give the adapter to `load`.
         """
         if not self._has_vocabulary_head:
             raise ValueError("merge_adapter: this model has no vocabulary head; give adapter to load")
-        if self.engine.tuned is not None or self.engine.placement.several_processes:
-            raise ValueError("merge_adapter: this model is tuned or runs in several processes; give adapter to load")
+        if self.engine.placement.several_processes:
+            raise ValueError("merge_adapter: this model runs in several processes; give adapter to load")
         if any(isinstance(one, LinearWeight) for one in self.params.values()):
             raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
         if self.fingerprint != self._source_fingerprint:
@@ -1033,7 +1033,7 @@ class LM:
             CheckpointError: every name, shape and dtype that does not fit, or quantised weights; nothing has changed.
                 Or a tensor of a file that cannot be read or converted: the model then has no weights, and says so when
                 it is used, until it is updated with all of them.
-            ValueError: the model is tuned, packed, without a vocabulary head or in several processes.
+            ValueError: the model is packed, without a vocabulary head or in several processes.
             RuntimeError: requests of an open session are not finished.
         """
         self._require_replaceable("update")
@@ -1058,8 +1058,8 @@ class LM:
     def _require_replaceable(self, method: str) -> None:
         if not self._has_vocabulary_head:
             raise ValueError(f"{method}: this model has no vocabulary head; load the other weights instead")
-        if self.engine.tuned is not None or self.engine.placement.several_processes:
-            raise ValueError(f"{method}: this model is tuned or runs in several processes; load the other weights")
+        if self.engine.placement.several_processes:
+            raise ValueError(f"{method}: this model runs in several processes; load the other weights")
         packed = [name for name, one in self._types.items() if isinstance(one, LinearWeight)]
         if packed:
             raise ValueError(
@@ -1248,7 +1248,7 @@ class LM:
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
             # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if as_given else "certified",
-            "products": "default" if engine.tuned is None else engine.tuned.choices,
+            "products": engine.placement.kernels_name,
             "hybridlm": __version__,
             "jax": jax.__version__,
             "device": machine.device,

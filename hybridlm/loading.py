@@ -31,8 +31,6 @@ from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.saved.index import is_saved
-from hybridlm.cpu_tuning import check_tune
-from hybridlm.cpu_tuning import tune as tune_products
 from hybridlm.decision_models.settings import adapter_folder
 from hybridlm.devices.placement import Placement, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
@@ -45,8 +43,8 @@ from hybridlm.engine.arguments import (
     weight_types,
 )
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.memory import Demand, admit_model, admit_steps, available_memory, weight_bytes
-from hybridlm.engine.warmup import all_shapes, first_shapes
+from hybridlm.engine.memory import admit_model, admit_steps, weight_bytes
+from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.lm import LM
@@ -57,7 +55,6 @@ from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.runner import OneProcess, Runner
 from hybridlm.programs.sanitized import Sanitizer
-from hybridlm.programs.shapes import Shape
 from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
@@ -85,8 +82,7 @@ def load(
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     prefix_cache: str | int | Mapping[str, str | int] | None = None,
     mesh: Mesh | None = None,
-    tune: bool = False,
-    kernels: str = "off",
+    kernels: str | None = None,
     dequantise: str | None = None,
     adapter: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> LM:
@@ -125,13 +121,10 @@ def load(
             docs/prefix-cache.md.
         mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
             and "expert"; None for JAX's default device. See docs/devices.md.
-        tune: on a CPU, compute each large matrix product in the fastest variant on this machine. The first load of a
-            model of such shapes measures them for some seconds, and says so; the times are kept beside compiled steps.
-            Where it is faster for few sequences, their most likely tokens are found with an int8 copy of the vocabulary
-            head, which takes half the memory of the head. See docs/performance.md.
-        kernels: "auto" runs kernels of our own where the platform has them (decoding on GPUs); "off" compiles
-            what XLA makes of the plain forms everywhere; "interpret" runs kernels on any platform by Pallas'
-            interpreter, for tests. The numbers are the same up to rounding. See docs/accelerators.md.
+        kernels: "auto" runs kernels of our own where the platform has them: products of few rows on CPUs, decoding on
+            GPUs; "off" compiles what XLA makes of the plain forms everywhere; "interpret" runs kernels of GPUs and TPUs
+            on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off" elsewhere. The numbers
+            are the same up to rounding. See docs/performance.md and docs/accelerators.md.
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
             they are read; None keeps matrices packed where they can be, which takes their memory instead. See
             docs/quantised.md.
@@ -149,7 +142,7 @@ def load(
     """
     # Nothing is read before that line, and no argument is checked.
     axes = getattr(mesh, "shape", None)
-    given = (lanes, context, chunk, dtype, certify, axes, tune, sanitize, dequantise, adapter, kernels)
+    given = (lanes, context, chunk, dtype, certify, axes, sanitize, dequantise, adapter, kernels)
     start = _say_so(path_or_hub_id, given, compilation_cache, progress)
     path, adapter_path = _locate(path_or_hub_id, adapter)
     directory, family, config = open_model(path, head=speculate == "mtp")
@@ -158,16 +151,13 @@ def load(
     bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
-    check_mode(kernels)
     placement = Placement(kernels=kernels) if mesh is None else place(mesh, lanes, sanitize, kernels)
+    check_mode(placement.kernel_mode)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     if dequantise is not None:
         dtype = dtype_of_dequantised(dequantise, dtype)
     asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
     cache = cache_of(compilation_cache)
-    folder = None if cache.folder is None else cache.folder / "products"
-    if tune:
-        check_tune(folder, mesh, placement.platform)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
@@ -193,7 +183,7 @@ def load(
         structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
     )
     programs.on_compile = start.compiling
-    if not (tune or sanitize):
+    if not sanitize:
         # Executables are loaded while the weights are read.
         ahead = Engine(typed, types, programs, lanes, context, chunk, cache_dtype, "", dtype, placement=placement)
         programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
@@ -254,18 +244,6 @@ def load(
         config=config,
     )
     start.ended("engine")
-    if tune and folder is not None:
-        shapes = [shape for shape in all_shapes(engine) if isinstance(shape, Shape)]
-        # A negative multiplier reverses the order of the logits, and zero makes them equal.
-        head = model.head[...] if model.config.logits_multiplier > 0 else None
-        rows = {shape.lanes * shape.tokens for shape in shapes}
-        sampling_mode = {shape.lanes for shape in shapes if shape.step == "generate"}
-        tuned = tune_products(params, head, rows, sampling_mode, folder, _room(engine, demand), progress)
-        engine.set_tuned(tuned)
-        demand = replace(demand, weights=demand.weights + tuned.int8_head_bytes)
-        if runner.certified:
-            programs.load_ahead(first_shapes(engine), engine.example_arguments)
-        start.ended("tune")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
     end = _end_tokens(directory, config)
@@ -340,15 +318,6 @@ def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, fo
             "decision.json) should be null; adapter=False loads the weights alone.",
         )
     return own
-
-
-def _room(engine: Engine, demand: Demand) -> int | None:
-    """Bytes available for the int8 copy of the head.
-
-    Twice the rows and the prefix cache are left over, which `admit_steps` accepts: the copy never gets a model refused.
-    """
-    left = available_memory(engine.placement)
-    return None if left is None else left - 2 * (demand.rows + demand.prefix_cache)
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ LAYERS = {
         forward openai_batch tables update worker
         decision_models score_files scoring session
         engine
-        cpu_tuning multiprocess prefix_cache programs requests rows
+        multiprocess prefix_cache programs requests rows
         checkpoint devices files grammars steps text
         drafting gguf_files quantised sampling
         _siblings compiler errors eval_settings progress version

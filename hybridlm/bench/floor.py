@@ -5,14 +5,12 @@ KV cache that are in use; it multiplies every weight with the row of every lane.
 floor.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from hybridlm.bench.limits import Limits
-from hybridlm.sampling.int8_head import int8_copy_bytes
 from models import KV_BLOCK, Decoder, kv_blocks
 
 
@@ -25,28 +23,22 @@ class Traffic:
         multiplied: elements of the matrices that multiply every lane's row.
         state: bytes per lane of the state that does not grow with the context; read and written.
         kv: bytes per lane and block of the KV caches; read.
-        unread: number of lanes -> bytes of weights not read, because the step reads an int8 copy of the head.
     """
 
     weights: int
     multiplied: int
     state: int
     kv: int
-    unread: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        model: Decoder, params: dict[str, jax.Array], cache_dtype: Any, with_int8_head: Iterable[int] = ()
-    ) -> "Traffic":
+    def of(model: Decoder, params: dict[str, jax.Array], cache_dtype: Any) -> "Traffic":
         """Return the traffic of a model, from the sizes of its parameters and its state.
 
         Args:
             model: the model.
             params: its parameters by name.
             cache_dtype: dtype of convolution states and KV caches.
-            with_int8_head: numbers of lanes that sample with the int8 pre-filter of the head.
         """
-        head: jax.Array = model.head[...]
         # A step reads one row of the embedding per token, and all of it only if it is also the head.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
         kept = model.state_size(cache_dtype)
@@ -55,14 +47,11 @@ class Traffic:
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
             state=kept.fixed,
             kv=kept.token * KV_BLOCK,
-            unread=dict.fromkeys(with_int8_head, head.nbytes - int8_copy_bytes(head)),
         )
 
 
 def floor_seconds(traffic: Traffic, limits: Limits, lanes: int, positions: int) -> float:
     """Return the least seconds of a decode step of `lanes` lanes with `positions` positions in their caches."""
-    moved = (
-        traffic.weights - traffic.unread.get(lanes, 0) + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
-    )
+    moved = traffic.weights + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
     peak = max(limits.bfloat16_flops, limits.float32_flops)
     return max(moved / limits.read_bytes, 2 * traffic.multiplied * lanes / peak)

@@ -21,7 +21,7 @@ from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
-from hybridlm.cli.options import Adapter, Chunk, Debug, Dtype, Model, Tune, Verbose, console_for_table, reported
+from hybridlm.cli.options import Adapter, Chunk, Debug, Dtype, Kernels, Model, Verbose, console_for_table, reported
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -70,7 +70,7 @@ def bench(
     ] = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
-    tune: Tune = False,
+    kernels: Kernels = None,
     verbose: Verbose = False,
     adapter: Adapter = None,
     debug: Debug = False,
@@ -86,7 +86,7 @@ def bench(
     with reported(debug, verbose):
         if with_start:
             most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
-            given = {"lanes": most, "context": context, "dtype": dtype, "chunk": chunk, "tune": tune}
+            given = {"lanes": most, "context": context, "dtype": dtype, "chunk": chunk, "kernels": kernels}
             bench_start.bench_start(model, prompt, rounds, json_to, **given)
             return
         if json_to is not None:
@@ -101,10 +101,10 @@ def bench(
             for package in ("torch", "transformers"):
                 require_extra(f"--against {one}", package, "bench")
         limits = measure_limits()
-        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
+        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, kernels=kernels, adapter=adapter)
         console = console_for_table()
         _print_machine(console, lm, limits)
-        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype, lm.engine.programs.int8_head_lanes)
+        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype)
         speeds: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
         for number in lanes:
@@ -116,8 +116,7 @@ def bench(
             for timing in timings:
                 speeds.setdefault(timing.name, []).append(number / timing.seconds)
                 fractions.setdefault(timing.name, []).append(floor / timing.seconds)
-            narrow = ", int8 head" if number in traffic.unread else ""
-            title = f"\n{number} lanes{narrow}: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
+            title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
             _print_rows(console, title, timings, number, "decode", floor)
             if prefill:
                 _measure_texts(console, sides, ours, number, prefill, rounds)

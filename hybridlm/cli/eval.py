@@ -15,9 +15,9 @@ from hybridlm.cli.options import (
     Context,
     Debug,
     Dtype,
+    Kernels,
     Lanes,
     Model,
-    Tune,
     Verbose,
     json_object,
     reported,
@@ -54,7 +54,7 @@ def evaluate(
     context: Context = None,
     dtype: Dtype = None,
     chunk: Chunk = None,
-    tune: Tune = False,
+    kernels: Kernels = None,
     verbose: Verbose = False,
     adapter: Adapter = None,
     debug: Debug = False,
@@ -73,7 +73,7 @@ def evaluate(
 
         from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, tune=tune, adapter=adapter)
+        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, kernels=kernels, adapter=adapter)
         results = simple_evaluate(
             model=HybridLM(
                 lm,

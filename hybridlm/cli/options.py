@@ -66,14 +66,12 @@ OnMesh = Annotated[
         "--mesh", help="Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
     ),
 ]
-Tune = Annotated[
-    bool,
-    typer.Option("--tune", help="On a CPU: use the fastest variants of matrix products, measured at the first load."),
-]
 Kernels = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="auto: kernels of our own where the platform has them (docs/accelerators.md).", metavar="off|auto"
+        help="auto: kernels of our own where the platform has them; off: XLA's programs alone.",
+        metavar="off|auto",
+        show_default="auto on a CPU, off elsewhere",
     ),
 ]
 Verbose = Annotated[

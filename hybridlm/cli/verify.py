@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Context, Debug, Dtype, Kernels, OnMesh, Tune, Verbose, console_for_table, reported
+from hybridlm.cli.options import Context, Debug, Dtype, Kernels, OnMesh, Verbose, console_for_table, reported
 from hybridlm.cli.quantise import Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
@@ -72,8 +72,7 @@ def verify(
         ),
     ] = None,
     mesh: OnMesh = None,
-    tune: Tune = False,
-    kernels: Kernels = "off",
+    kernels: Kernels = None,
     scheme: Annotated[
         Scheme | None,
         typer.Option(help="With --abstract or --target: weights as `hybridlm quantise --scheme` would write them."),
@@ -93,8 +92,8 @@ def verify(
     with reported(debug, verbose):
         codes = None if scheme is None else scheme.value
         if target is not None and not abstract:
-            if tune or explain:
-                raise ValueError("--target: expected neither --tune nor --explain beside it")
+            if explain:
+                raise ValueError("--target: expected no --explain beside it")
             verify_target(
                 target, model=model, config=config, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh,
                 kernels=kernels, scheme=codes, out=out, as_json=as_json,
@@ -104,7 +103,7 @@ def verify(
             raise ValueError("--json: expected --target beside it, and not --abstract")
         machine = None if target is None else read_target(target)
         engine, report = _subject(
-            model, config, abstract, out, lanes, context, dtype, chunk, mesh, tune, kernels, codes, machine
+            model, config, abstract, out, lanes, context, dtype, chunk, mesh, kernels, codes, machine
         )
         console = console_for_table()
         table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
@@ -138,8 +137,7 @@ def _subject(
     dtype: str | None,
     chunk: int | None,
     mesh: str | None,
-    tune: bool,
-    kernels: str,
+    kernels: str | None,
     scheme: str | None,
     target: Target | None,
 ) -> tuple[Engine, VerifyReport]:
@@ -163,15 +161,12 @@ def _subject(
             dtype=dtype,
             chunk=chunk,
             mesh=read_mesh(mesh),
-            tune=tune,
             kernels=kernels,
         )
         return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
-    if tune:
-        raise ValueError("--tune: variants are measured for compiled steps, and --abstract compiles none")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))

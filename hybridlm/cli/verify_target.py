@@ -30,7 +30,7 @@ def verify_target(
     dtype: str | None,
     chunk: int | None,
     mesh: str | None,
-    kernels: str,
+    kernels: str | None,
     scheme: str | None,
     out: Path | None,
     as_json: bool,

@@ -13,10 +13,10 @@ from hybridlm.cli.options import (
     Drafting,
     DraftTokens,
     Dtype,
+    Kernels,
     Lanes,
     Model,
     OnMesh,
-    Tune,
     Verbose,
     console_for_table,
     reported,
@@ -41,7 +41,7 @@ def warmup(
         str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
     ] = None,
     mesh: OnMesh = None,
-    tune: Tune = False,
+    kernels: Kernels = None,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -61,7 +61,7 @@ def warmup(
             draft_tokens=draft_tokens,
             prefix_cache=prefix_cache,
             mesh=read_mesh(mesh),
-            tune=tune,
+            kernels=kernels,
         )
         if lm.follow():
             return

@@ -13,6 +13,8 @@ from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.devices.mesh import DATA, EXPERT, MODEL, with_all_axes
 from ir_passes.targets import Target, local_target
 from models import Weight
+from models.cpu_kernels import library
+from models.ops.kernels import default_mode
 from models.sharding.devices import Devices
 from models.sharding.sharded_dim import ShardedDim
 
@@ -30,7 +32,19 @@ class Placement:
 
     mesh: Mesh | AbstractMesh | None = None
     target: Target | None = None
-    kernels: str = "off"
+    kernels: str | None = None
+
+    @property
+    def kernel_mode(self) -> str:
+        """Return whether layers run kernels, one of `models.ops.kernels.MODES`."""
+        return default_mode(self.platform) if self.kernels is None else self.kernels
+
+    @property
+    def kernels_name(self) -> str:
+        """Return a name of all kernels that layers may run, for keys: numbers depend on it down to the last bit."""
+        if self.platform != "cpu" or self.kernel_mode != "auto":
+            return self.kernel_mode
+        return "none" if (found := library()) is None else found.name
 
     @property
     def platform(self) -> str:
@@ -69,7 +83,7 @@ class Placement:
     @property
     def devices(self) -> Devices:
         """Devices that parameters are sharded over (tensor parallel and expert parallel), and their platform."""
-        return Devices(self.size(MODEL), self.size(EXPERT), self.platform, self.kernels)
+        return Devices(self.size(MODEL), self.size(EXPERT), self.platform, self.kernel_mode)
 
     @property
     def rows_over(self) -> str | None:
@@ -159,7 +173,7 @@ class Placement:
 ONE_DEVICE = Placement()
 
 
-def place(mesh: Mesh, lanes: int, sanitize: bool, kernels: str = "off") -> Placement:
+def place(mesh: Mesh, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
     """Return the placement for `load(mesh=)`.
 
     Raises:

@@ -40,7 +40,7 @@ def abstract_engine(
     mesh: Mesh | AbstractMesh | None = None,
     head: bool = False,
     target: Target | None = None,
-    kernels: str = "off",
+    kernels: str | None = None,
     scheme: str | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Engine:
@@ -67,8 +67,8 @@ def abstract_engine(
     family, config = read_model(path, read_config(path), head)
     lanes, dtype = DEFAULT_LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
-    check_mode(kernels)
     placement = Placement(mesh, target, kernels)
+    check_mode(placement.kernel_mode)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
     shards = placement.shards(found, shard_specs_of(family, config) if placement.devices.sharded else {})

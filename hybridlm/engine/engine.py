@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from hybridlm.cpu_tuning import Tuned
 from hybridlm.devices.placement import ONE_DEVICE, Placement, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
@@ -89,8 +88,7 @@ class Engine:
         config: of the whole model.
         dtype: of the matrices.
         hidden_size: width of the residual stream.
-        params: parameters as every step takes them: those of the model, or with tuned variants.
-        tuned: the choices of `tune`; None without.
+        params: parameters of the model, as every step takes them.
         prefill_rows: rows of the prefill pool.
         row_arrays: makes the arrays of rows.
         runner: runs the steps, and reads what they return.
@@ -128,8 +126,6 @@ class Engine:
         self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
         self.params = params
         self.decisions = Decisions() if decisions is None else decisions
-        self._loaded = params
-        self.tuned: Tuned | None = None
         self.speculate: Speculate = speculate
         self.draft_tokens, self._times = draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
@@ -165,10 +161,6 @@ class Engine:
         prior = self._mtp_prior if make is MtpDrafter else self._prior
         return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
-    def set_tuned(self, tuned: Tuned) -> None:
-        """Use tuned parameters in all steps that are compiled from now on."""
-        self.tuned, self.params, self.programs.int8_head_lanes = tuned, tuned.params, tuned.int8_head_lanes
-
     def release_parameters(self) -> None:
         """Let go of the parameters; nothing runs until `replace_parameters` gives others.
 
@@ -181,7 +173,7 @@ class Engine:
                 f"{count} requests of open sessions are not finished, expected none while weights are replaced; finish "
                 "them, or cancel them or close their sessions"
             )
-        self.params = self._loaded = ()
+        self.params = ()
 
     def require_parameters(self) -> None:
         """Raise RuntimeError if there are no parameters."""
@@ -198,8 +190,7 @@ class Engine:
             params: flat, in the same order.
             fingerprint: of the model with them.
         """
-        assert self.tuned is None, "tuned parameters are made from the loaded ones"
-        self.params = self._loaded = params
+        self.params = params
         self._model = fingerprint
         for name in ("kind", "moves"):
             self.__dict__.pop(name, None)
@@ -221,7 +212,7 @@ class Engine:
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Number of parameters that each device holds, and their bytes."""
         numbers = size = 0
-        for param in self._loaded:
+        for param in self.params:
             arrays = jax.tree.leaves(param)
             size += sum(numbers_on_a_device(one) * one.dtype.itemsize for one in arrays)
             # Codes of a packed weight are sharded as its numbers are.

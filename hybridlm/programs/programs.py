@@ -79,8 +79,6 @@ class Programs:
 
     Attributes:
         structure: structure of the model.
-        int8_head_lanes: numbers of lanes whose steps sample the most likely tokens with the int8 head, which follows
-            the parameters; applies to programs compiled from then on.
         origins: origin of each program.
         on_compile: called before each compilation, by the thread that compiles; None for nothing.
         use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
@@ -101,7 +99,6 @@ class Programs:
         self.structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
-        self.int8_head_lanes: frozenset[int] = frozenset()
         self._warned_not_audited = False
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
@@ -147,10 +144,8 @@ class Programs:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            plain = shape.top is None and shape.processor is None and not shape.changes
-            with_int8_head = plain and shape.lanes in self.int8_head_lanes
             hidden = shape.probes.hidden_states if shape.probes is not None else ()
-            step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts, with_int8_head, hidden)
+            step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts, hidden)
             if shape.probes is not None:
                 return step, PROBED_GENERATE_CONTRACT
             return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
@@ -167,8 +162,7 @@ class Programs:
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
         """Return the key of a step for a store, of its example arguments; None if it has none."""
         _, args, _ = self._whole_step(shape, given)
-        screened = isinstance(shape, Shape) and shape.lanes in self.int8_head_lanes
-        return step_key(shape, args, structure_name(self.structure), self.certify, self._placement, screened)
+        return step_key(shape, args, structure_name(self.structure), self.certify, self._placement)
 
     def compiled(
         self, shape: S, arguments: Callable[[S], tuple[Any, ...]], all_have: Callable[[bool], bool] = bool
@@ -218,7 +212,7 @@ class Programs:
             for shape in shapes:
                 given = arguments(shape)
                 _, args, _ = self._whole_step(shape, given)
-                key = self._stored.key(shape, args, self.int8_head_lanes)
+                key = self._stored.key(shape, args)
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
 
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
@@ -256,7 +250,7 @@ class Programs:
             self._note(shape, Origin(False, asdict(compiled.certificate.seconds)))
             return compiled
         _, args, _ = self._whole_step(shape, given)
-        types, key = types_of(args), self._stored.key(shape, args, self.int8_head_lanes)
+        types, key = types_of(args), self._stored.key(shape, args)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
         if all_have(found is not None) and found is not None:
             step, seconds = found

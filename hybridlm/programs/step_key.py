@@ -33,7 +33,6 @@ from ir_passes.contract.declared import declarations
 from ir_passes.files.sources import changed_since, hash_of_sources
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
-from models.cpu_kernels import library
 
 _log = logging.getLogger("hybridlm")
 _STARTED = time.time()
@@ -76,7 +75,6 @@ def step_key(
     structure: str | None,
     certify: str,
     placement: Placement,
-    screened: bool,
 ) -> str | None:
     """Return the key of one step; None if it has none.
 
@@ -86,7 +84,6 @@ def step_key(
         structure: of the model, by `structure_name`.
         certify: what is proved and audited.
         placement: the devices.
-        screened: whether the most likely tokens are found with the int8 head.
     """
     sources = own_sources()
     if patched := patched_code():
@@ -95,7 +92,7 @@ def step_key(
     if sources is None or structure is None or (isinstance(shape, Shape) and shape.processor is not None):
         return None
     leaves, tree = jax.tree.flatten(args)
-    parts = (repr(shape), structure, certify, screened, repr(tree), [_type(leaf) for leaf in leaves])
+    parts = (repr(shape), structure, certify, repr(tree), [_type(leaf) for leaf in leaves])
     if any(_ADDRESS.search(str(part)) for part in parts):
         return None
     return _hash(sources, *parts, devices_name(placement), settings(), fingerprint(declarations()))
@@ -123,15 +120,11 @@ def devices_name(placement: Placement) -> list[str]:
         return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]
     devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
     named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
-    named += ["" if (found := library()) is None else found.name] if _calls_library(placement) else []
+    named.append(placement.kernels_name)
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]
     client = devices[0].client
     here = (jax.process_index(), jax.process_count(), jax_private.topology_of(devices), client.platform_version)
     return [*named, *axes, *map(str, here), repr(_machine())]
-
-
-def _calls_library(placement: Placement) -> bool:
-    return placement.platform == "cpu" and placement.kernels == "auto"
 
 
 @cache

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.score import Scored
@@ -46,10 +46,9 @@ class StoredPrograms:
         self._ahead: dict[str, Future[tuple[StoredStep, float] | None]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def key(self, shape: AnyShape, args: tuple[Any, ...], int8_head_lanes: frozenset[int]) -> str | None:
+    def key(self, shape: AnyShape, args: tuple[Any, ...]) -> str | None:
         """The key of a step; None if it cannot be kept."""
-        screened = isinstance(shape, Shape) and shape.lanes in int8_head_lanes
-        return step_key(shape, args, self._structure, self._certify, self._placement, screened)
+        return step_key(shape, args, self._structure, self._certify, self._placement)
 
     def load_ahead(self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]) -> None:
         """Load a step in a thread, if it is kept; arguments as for `find`."""

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from hybridlm.sampling.int8_head import sample_with_int8_head
 from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
@@ -78,7 +77,6 @@ def generate_step(
     top: int | None,
     processor: LogitsProcessor | None,
     mtp_drafts: int = 0,
-    with_int8_head: bool = False,
     hidden_states: tuple[int, ...] = (),
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
@@ -92,11 +90,8 @@ def generate_step(
         processor: changes the logits of each lane before sampling.
         mtp_drafts: number of tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as
             many more positions.
-        with_int8_head: tokens alone, without a processor; the most likely ones are found with the int8 head, which is
-            the last of `params`.
         hidden_states: indices of the hidden states that are returned, for a step with `Probes`.
     """
-    assert not with_int8_head or (top is None and processor is None), "the int8 head finds tokens, no log-probabilities"
 
     def step(
         params: tuple[Any, ...],
@@ -110,7 +105,6 @@ def generate_step(
         changes: LogitChanges | None = None,
         probes: Probes | None = None,
     ) -> tuple[SampledTokens, Rows]:
-        int8_head = params[-1] if with_int8_head else None
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         devices = model.config.devices
@@ -120,20 +114,10 @@ def generate_step(
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
-        def from_logits() -> SampledTokens:
-            logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
-            return sample_with_logprobs(
-                logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform, changes
-            )
-
-        if int8_head is None:
-            sampled = from_logits()
-        else:
-            with jax.named_scope("head"):
-                token = sample_with_int8_head(
-                    hidden, lengths > 0, int8_head, sampling, sampling_mode, lambda: from_logits().token
-                )
-            sampled = SampledTokens(token, None, None, None)
+        logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
+        sampled = sample_with_logprobs(
+            logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform, changes
+        )
         if hooks is not None and hidden_states:
             sampled = sampled._replace(hidden_states=hooks.hidden_states(last))
         lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)

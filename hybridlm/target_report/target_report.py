@@ -73,7 +73,7 @@ def target_engine(
     dtype: str | None = None,
     chunk: int | None = None,
     mesh: dict[str, int] | None = None,
-    kernels: str = "off",
+    kernels: str | None = None,
     scheme: str | None = None,
 ) -> Engine:
     """Return an engine whose steps are compiled for a target; no weight is read.

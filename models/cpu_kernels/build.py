@@ -10,6 +10,8 @@ import argparse
 import hashlib
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,9 +38,9 @@ class BuildError(Exception):
     """The library cannot be built; says why, and what to do."""
 
 
-def sources_hash() -> str:
-    """Return a hash of all sources of the library and of this file, and of the kind of machine."""
-    found = hashlib.sha256(f"{sys.platform} {platform.machine()}\n".encode())
+def sources_hash(machine: str = "") -> str:
+    """Return a hash of all sources of the library and of this file, and of the machine; "" for this one."""
+    found = hashlib.sha256(f"{sys.platform} {machine or platform.machine()}\n".encode())
     for path in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h"), FOLDER / "build.py"]):
         found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return found.hexdigest()
@@ -49,12 +51,30 @@ def is_current(library: Path = LIBRARY) -> bool:
     return library.is_file() and sources_hash().encode() in library.read_bytes()
 
 
-def compiler() -> str | None:
+def compiler() -> list[str] | None:
     """Return the C++ compiler: that of the variable CXX, or the first of `COMPILERS` on the path; None without one."""
     if os.name != "posix":
         return None
-    asked = os.environ.get("CXX")
-    return shutil.which(asked) if asked else next(filter(None, map(shutil.which, COMPILERS)), None)
+    asked = shlex.split(os.environ.get("CXX", ""))
+    found = next(filter(None, map(shutil.which, asked[:1] or COMPILERS)), None)
+    return None if found is None else [found, *asked[1:]]
+
+
+def cross_compiler(tag: str) -> tuple[list[str], str]:
+    """Return a compiler for a platform's tag, and its machine; it comes with the package ziglang.
+
+    Args:
+        tag: "manylinux_2_28_x86_64" or another version of glibc, or "aarch64".
+
+    Raises:
+        BuildError: there is no such platform.
+    """
+    found = re.fullmatch(r"manylinux_(\d+)_(\d+)_(x86_64|aarch64)", tag)
+    if found is None:
+        raise BuildError(f"platform: expected manylinux_<glibc>_x86_64 or manylinux_<glibc>_aarch64, got {tag!r}")
+    major, minor, machine = found.groups()
+    target = f"{machine}-linux-gnu.{major}.{minor}"
+    return [sys.executable, "-m", "ziglang", "c++", "-target", target, "-g0", "-s"], machine
 
 
 def headers() -> Path:
@@ -73,18 +93,21 @@ def headers() -> Path:
     raise BuildError("XLA's headers: expected jaxlib with include/xla/ffi/api/ffi.h, found none; install jaxlib")
 
 
-def build(target: Path = LIBRARY, *, program: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
+def build(
+    target: Path = LIBRARY, *, program: Sequence[Path] = (), flags: Sequence[str] = (), tag: str | None = None
+) -> Path:
     """Compile and link the library; replace an older one at once, so that none is ever half written.
 
     Args:
         target: file to write.
         program: sources and libraries of a program that is made instead.
         flags: further ones for the compiler and the linker, as of a sanitizer.
+        tag: platform that it is compiled for, as for `cross_compiler`; None for this machine.
 
     Raises:
         BuildError: there is no compiler, there are no headers, or the compiler fails.
     """
-    command = compiler()
+    command, machine = (compiler(), platform.machine()) if tag is None else cross_compiler(tag)
     if command is None:
         raise BuildError(f"a C++ compiler: expected CXX or one of {', '.join(COMPILERS)} on the path, found none")
     include = headers()
@@ -95,17 +118,16 @@ def build(target: Path = LIBRARY, *, program: Sequence[Path] = (), flags: Sequen
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in sources}
 
         def compile_one(path: Path) -> None:
-            x86 = platform.machine() in ("x86_64", "AMD64")
-            own = X86_FLAGS.get(path.stem.rpartition("_")[2], ()) if x86 else ()
-            defined = f'-DHYBRIDLM_SOURCES="{sources_hash()}"'
+            own = X86_FLAGS.get(path.stem.rpartition("_")[2], ()) if machine == "x86_64" else ()
+            defined = f'-DHYBRIDLM_SOURCES="{sources_hash(machine)}"'
             places = ("-isystem", str(include), "-I", str(FOLDER))
-            _run([command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])
+            _run([*command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])
 
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
             list(threads.map(compile_one, sources))
         made = Path(temporary) / target.name
         kind = [] if program else ["-shared"]
-        _run([command, *kind, *flags, *map(str, objects.values()), *libraries, "-pthread", "-o", str(made)])
+        _run([*command, *kind, *flags, *map(str, objects.values()), *libraries, "-pthread", "-o", str(made)])
         os.replace(made, target)
     return target
 

@@ -49,6 +49,11 @@ class Kernel:
         return here and self.unsupported(*operands) is None
 
 
+def default_mode(platform: str) -> str:
+    """Return the mode for who asks for none: kernels where their speed has been measured, which is on CPUs."""
+    return "auto" if platform == "cpu" else "off"
+
+
 def check_mode(mode: str) -> None:
     """Raise ValueError unless a mode is one of `MODES`."""
     if mode not in MODES:

@@ -89,9 +89,7 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
     return _by_kernel(*primals), jax.jvp(dot, primals, tangents)[1]
 
 
-def dot(
-    x: Float32[Array, "row in"], weight: Float[Array, "out in"], weight_first: bool | None = None
-) -> Float32[Array, "row out"]:
+def dot(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
     """Return `x @ weight.T` of a plain array, accumulated in float32.
 
     A single row of a narrow dtype and a single output are computed as two (ops/layout: operands).
@@ -99,16 +97,14 @@ def dot(
     Args:
         x: the rows, which are rounded to the weight's dtype.
         weight: in the dtype of the checkpoint.
-        weight_first: whether a narrow weight is the left operand; None: with at most MAX_WEIGHT_FIRST_ROWS rows it is.
     """
     count, outputs = len(x), len(weight)
     weight = _at_least_two(weight)
     if weight.dtype == jnp.float32:
         return _dot(x, weight, lax.Precision.HIGHEST)[:, :outputs]
     rows = _at_least_two(x.astype(weight.dtype))
-    if weight_first is None:
-        weight_first = count <= MAX_WEIGHT_FIRST_ROWS
-    return (materialized_transpose(_dot(weight, rows)) if weight_first else _dot(rows, weight))[:count, :outputs]
+    few = count <= MAX_WEIGHT_FIRST_ROWS
+    return (materialized_transpose(_dot(weight, rows)) if few else _dot(rows, weight))[:count, :outputs]
 
 
 def _dot(left: Array, right: Array, precision: lax.Precision | None = None) -> Array:

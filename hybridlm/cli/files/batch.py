@@ -13,9 +13,9 @@ from hybridlm.cli.options import (
     Context,
     Debug,
     Dtype,
+    Kernels,
     Lanes,
     Model,
-    Tune,
     Verbose,
     reported,
 )
@@ -45,7 +45,7 @@ def batch(
     prefix_cache: Annotated[
         str, typer.Option(help='Memory for the states of common prefixes (radix cache); "0" reads each prompt whole.')
     ] = DEFAULT_PREFIX_CACHE,
-    tune: Tune = False,
+    kernels: Kernels = None,
     verbose: Verbose = False,
     adapter: Adapter = None,
     debug: Debug = False,
@@ -63,7 +63,7 @@ def batch(
             dtype=dtype,
             chunk=chunk,
             prefix_cache=None if prefix_cache == "0" else prefix_cache,
-            tune=tune,
+            kernels=kernels,
             adapter=adapter,
         )
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
-from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Lanes, OnMesh, Tune, Verbose, reported
+from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Kernels, Lanes, OnMesh, Verbose, reported
 from hybridlm.devices.mesh import read_mesh
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -122,7 +122,7 @@ def _shared(
     dtype: Dtype = None,
     chunk: Chunk = None,
     mesh: OnMesh = None,
-    tune: Tune = False,
+    kernels: Kernels = None,
     adapter: Adapter = None,
 ) -> RowRun:
     settings = {
@@ -131,7 +131,7 @@ def _shared(
         "dtype": dtype,
         "chunk": chunk,
         "mesh": mesh,
-        "tune": tune,
+        "kernels": kernels,
         "adapter": adapter,
     }
     options = {"strict": strict, "window": window, "shard": shard, "restart": restart, "sort_window": sort_window}

@@ -233,8 +233,8 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     if command[0] == "generate":
         options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
-    expected |= {"mesh": hybridlm.mesh(data=2), "tune": True, "adapter": "DIR"}
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--tune", "--adapter", "DIR")
+    expected |= {"mesh": hybridlm.mesh(data=2), "kernels": "off", "adapter": "DIR"}
+    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
@@ -249,19 +249,14 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     ],
     ids=lambda one: one[0] if isinstance(one, tuple) else "",
 )
-def test_tuning_is_asked_for(command: tuple[str, ...], module: Any, monkeypatch: pytest.MonkeyPatch):
+def test_kernels_are_asked_for(command: tuple[str, ...], module: Any, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
-        raise ValueError(f"tune is {settings['tune']}")
+        raise ValueError(f"kernels is {settings['kernels']}")
 
     monkeypatch.setattr(module, "load", load)
     monkeypatch.setattr(bench, "measure_limits", lambda: None)
-    assert refused(*command, "-m", "M") == "error: tune is False\n"
-    assert refused(*command, "-m", "M", "--tune") == "error: tune is True\n"
-
-
-def test_what_compiles_nothing_is_not_tuned():
-    message = refused("verify", "--abstract", "--config", "config.json", "--tune")
-    assert message.startswith("error: --tune: variants are measured for compiled steps")
+    assert refused(*command, "-m", "M") == "error: kernels is None\n"
+    assert refused(*command, "-m", "M", "--kernels", "off") == "error: kernels is off\n"
 
 
 def test_chat(lm: hybridlm.LM):
@@ -569,12 +564,12 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return results
 
 
-def test_eval_is_tuned_where_that_is_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    asked: list[bool] = []
-    monkeypatch.setattr(cli_eval, "load", lambda *args, tune, **settings: asked.append(tune))
-    for options in ((), ("--tune",)):
+def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    asked: list[str | None] = []
+    monkeypatch.setattr(cli_eval, "load", lambda *args, kernels, **settings: asked.append(kernels))
+    for options in ((), ("--kernels", "off")):
         assert printed("eval", "-m", "tiny", "-t", "any", *options) == "|table|\n"
-    assert asked == [False, True]
+    assert asked == [None, "off"]
 
 
 def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(

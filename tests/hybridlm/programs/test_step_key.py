@@ -22,6 +22,7 @@ from hybridlm.programs.step_key import PACKAGES, step_key, structure_name
 from ir_passes import rowwise
 from ir_passes.contract import declared
 from ir_passes.files.sources import changed_since, hash_of_sources
+from models.cpu_kernels import Library
 
 SHAPE = Shape("generate", 3, 1)
 
@@ -35,7 +36,6 @@ def key(lm: hybridlm.LM, **other: Any) -> str | None:
         "structure": structure_name(lm.engine.programs.structure),
         "certify": "error",
         "placement": ONE_DEVICE,
-        "screened": False,
     }
     return step_key(**(parts | other))
 
@@ -79,6 +79,11 @@ def test_key_is_the_same_in_every_process_and_knows_the_flags(text_lm: hybridlm.
     assert keys[0] == keys[1] != keys[2] and all(len(one) == 64 for one in keys)
 
 
+def key_with_another_library(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    monkeypatch.setattr("hybridlm.devices.placement.library", lambda: Library(("portable",), "0" * 64))
+    return key(lm)
+
+
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 0)),
     "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1)),
@@ -87,7 +92,8 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "copy": lambda lm, _: key(lm, shape=CopyShape(1, 3)),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
-    "screened": lambda lm, _: key(lm, screened=True),
+    "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
+    "library": lambda lm, patch: key_with_another_library(lm, patch),
     "context": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "context": 512})),
     "dtype": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "dtype": "bfloat16"})),
     "mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(data=2))),

@@ -268,7 +268,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
         (("--target", "nvidia-h100"), "--model or --config, got neither"),
         ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
         ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
-        ((*CONFIG, "--target", "nvidia-h100", "--tune"), "neither --tune"),
+        ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
         ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
     ],
 )

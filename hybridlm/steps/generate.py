@@ -22,9 +22,10 @@ from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.cpu_kernels import INSTRUCTIONS
 from models.ops.expert_dot import PLATFORMS, expert_dot
+from models.ops.packed_product import KINDS, packed_expert_product, packed_product
+from models.ops.quantised_codes import Codes
 from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
-from models.ops.quantised_weight import Codes
-from models.ops.row_product import row_product
+from models.ops.row_product import DTYPES, row_product
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.product(PLATFORMS, (False, True))]
@@ -36,6 +37,12 @@ rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(row_product, inputs=(Lane(), Shared()), static=[{"instructions": one} for one in INSTRUCTIONS])
+_PACKED = [
+    {"kind": kind, "dtype": dtype, "instructions": one}
+    for kind, dtype, one in itertools.product(KINDS, DTYPES, INSTRUCTIONS)
+]
+rowwise(packed_product, inputs=(Lane(), *[Shared()] * 4), static=_PACKED)
+rowwise(packed_expert_product, inputs=(Lane(), *[Shared()] * 4, Lane()), static=_PACKED)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 NO_TOKEN = 1

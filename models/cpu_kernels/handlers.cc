@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "packed_product_call.h"
 #include "row_product_call.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -11,6 +12,7 @@ namespace ffi = xla::ffi;
 namespace {
 
 using Rows = ffi::Buffer<ffi::F32, 2>;
+using Experts = ffi::Buffer<ffi::S32, 1>;
 
 // In the order of INSTRUCTIONS in library.py.
 const Forms* const FORMS[] = {&portable_forms, &avx2_forms, &avx512_forms, &avx512bf16_forms};
@@ -21,7 +23,7 @@ bool can_run(int64_t instructions) {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool can[SETS] = {true, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), avx512,
-                          avx512 && __builtin_cpu_supports("avx512bf16")};
+                          avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")};
 #else
   const bool can[SETS] = {true};
 #endif
@@ -55,6 +57,99 @@ ffi::Error RowProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer weight, ffi::
   return ffi::Error::Success();
 }
 
+const Unpack* const UNPACKS[SETS] = {&portable_unpack, &avx2_unpack, &avx512_unpack, &avx512bf16_unpack};
+
+// How numbers are unpacked by an instruction set, or by the next lesser one that has code for this dtype.
+const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {
+  for (int64_t set = instructions; set >= 0; --set) {
+    const Unpack& unpack = *UNPACKS[set];
+    if ((dtype == ffi::BF16 ? unpack.bfloat16 != nullptr : unpack.float32 != nullptr) && can_run(set)) return &unpack;
+  }
+  return nullptr;
+}
+
+// A packed weight of `experts` matrices as XLA gives it, checked; a message in `fault` where its parts do not fit.
+Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& whole,
+                 const ffi::AnyBuffer& zero, int64_t kind, int64_t inputs, std::string& fault) {
+  Packed found{};
+  const auto sizes = codes.dimensions(), groups = scale.dimensions();
+  const std::size_t last = sizes.size() - 1;
+  if (kind < 0 || kind > 3 || sizes.size() < 2 || groups.size() != sizes.size()) {
+    fault = "expected codes and scales of as many dimensions, of a known kind";
+    return found;
+  }
+  found.kind = static_cast<Kind>(kind);
+  const bool four = found.kind == Kind::e2m1 || found.kind == Kind::int4;
+  found.inputs = inputs;
+  found.groups = groups[last];
+  int64_t outputs = 1;
+  for (std::size_t one = 0; one < last; ++one) {
+    outputs *= sizes[one];
+    if (groups[one] != sizes[one]) fault = "expected scales for each row of the codes";
+  }
+  const int64_t width = found.groups > 0 ? inputs / found.groups : 0;
+  if (sizes[last] * (four ? 2 : 1) != inputs || found.groups < 1 || width * found.groups != inputs || (four && width % 2))
+    fault = "the groups of the scales do not divide the codes";
+  const auto byte = found.kind == Kind::int8 ? ffi::S8 : ffi::U8;
+  if (codes.element_type() != byte) fault = "the codes have another dtype than their kind";
+  if (scale.element_type() == ffi::F32)
+    found.scale_dtype = ScaleDtype::float32;
+  else if (scale.element_type() == ffi::BF16)
+    found.scale_dtype = ScaleDtype::bfloat16;
+  else if (scale.element_type() == ffi::F16)
+    found.scale_dtype = ScaleDtype::float16;
+  else
+    fault = "expected scales of float32, bfloat16 or float16";
+  const int64_t wholes = static_cast<int64_t>(whole.element_count()), zeros = static_cast<int64_t>(zero.element_count());
+  if (wholes && (wholes != outputs || whole.element_type() != ffi::F32)) fault = "expected one second scale for each row";
+  if (zeros && (zeros != outputs * found.groups || zero.element_type() != byte || !(four || byte == ffi::S8)))
+    fault = "expected one zero point for each scale";
+  if (zeros && (found.kind == Kind::e4m3 || found.kind == Kind::e2m1)) fault = "floats have no zero points";
+  found.codes = static_cast<const uint8_t*>(codes.untyped_data());
+  found.scale = scale.untyped_data();
+  found.whole = wholes ? static_cast<const float*>(whole.untyped_data()) : nullptr;
+  found.zero = zeros ? static_cast<const uint8_t*>(zero.untyped_data()) : nullptr;
+  return found;
+}
+
+ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("packed_product: " + said); }
+
+// Products with packed weights; `dtype` is 0 for numbers of bfloat16, and 1 for float32.
+ffi::Error PackedProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer codes, ffi::AnyBuffer scale, ffi::AnyBuffer whole,
+                         ffi::AnyBuffer zero, ffi::Result<Rows> y, int64_t kind, int64_t dtype, int64_t instructions) {
+  if (!can_run(instructions)) return invalid("the step was compiled for another machine");
+  const int64_t rows = x.dimensions()[0], inputs = x.dimensions()[1];
+  std::string fault;
+  const Packed weight = packed_of(codes, scale, whole, zero, kind, inputs, fault);
+  if (!fault.empty()) return invalid(fault);
+  const auto sizes = codes.dimensions();
+  if (sizes.size() != 2 || y->dimensions()[0] != rows || y->dimensions()[1] != sizes[0] || dtype < 0 || dtype > 1)
+    return invalid("the shapes of rows, weight and result do not fit each other");
+  const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
+  const cpu_kernels::PackedCall call{*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
+  cpu_kernels::packed_product(pool, call, weight, x.typed_data(), y->typed_data(), rows, sizes[0]);
+  return ffi::Error::Success();
+}
+
+ffi::Error PackedExpertProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer codes, ffi::AnyBuffer scale,
+                               ffi::AnyBuffer whole, ffi::AnyBuffer zero, Experts expert,
+                               ffi::Result<Rows> y, int64_t kind, int64_t dtype, int64_t instructions) {
+  if (!can_run(instructions)) return invalid("the step was compiled for another machine");
+  const int64_t rows = x.dimensions()[0], inputs = x.dimensions()[1];
+  std::string fault;
+  const Packed weight = packed_of(codes, scale, whole, zero, kind, inputs, fault);
+  if (!fault.empty()) return invalid(fault);
+  const auto sizes = codes.dimensions();
+  if (sizes.size() != 3 || y->dimensions()[0] != rows || y->dimensions()[1] != sizes[1] ||
+      expert.dimensions()[0] != rows || dtype < 0 || dtype > 1)
+    return invalid("the shapes of rows, experts and result do not fit each other");
+  const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
+  const cpu_kernels::PackedCall call{*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
+  cpu_kernels::packed_expert_product(pool, call, weight, sizes[0], x.typed_data(), expert.typed_data(), y->typed_data(),
+                                     rows, sizes[1]);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -66,6 +161,35 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_row_product, RowProduct,
                                   .Arg<Rows>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<Rows>()
+                                  .Attr<int64_t>("instructions"));
+
+EXPORTED XLA_FFI_Error* hybridlm_packed_product(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_packed_product, PackedProduct,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rows>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<Rows>()
+                                  .Attr<int64_t>("kind")
+                                  .Attr<int64_t>("dtype")
+                                  .Attr<int64_t>("instructions"));
+
+EXPORTED XLA_FFI_Error* hybridlm_packed_expert_product(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_packed_expert_product, PackedExpertProduct,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rows>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<Experts>()
+                                  .Ret<Rows>()
+                                  .Attr<int64_t>("kind")
+                                  .Attr<int64_t>("dtype")
                                   .Attr<int64_t>("instructions"));
 
 // Hash of the sources that the library was built from, which build.py looks for in the file.

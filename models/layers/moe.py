@@ -105,13 +105,11 @@ class Moe(Stateless):
         seen = rows if c.latent is None else linear(rows, self.latent_in[...], c.devices)
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(
-                experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices.platform), 2, -1
-            )
+            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices), 2, -1)
             inner = silu_gated(gate, up)
         else:
-            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices.platform))
-        routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices.platform)
+            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices))
+        routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out, self.latent_out[...], c.devices)

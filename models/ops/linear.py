@@ -39,8 +39,8 @@ class LinearWeight(ABC):
         """Bytes that it takes in memory."""
 
     @abstractmethod
-    def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
-        """Return `x @ weight.T`, each row by itself, accumulated in float32."""
+    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        """Return `x @ weight.T`, each row by itself, accumulated in float32, on these devices."""
 
     @abstractmethod
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
@@ -70,7 +70,7 @@ def linear(
     with jax.named_scope(PROJECTION):
         rows = x.reshape((-1, x.shape[-1]))
         if isinstance(weight, LinearWeight):
-            product = weight.multiply(rows)
+            product = weight.multiply(rows, devices)
         elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
             product = _by_kernel(rows, weight)
         else:

@@ -4,13 +4,17 @@ A proof takes row-wise functions by their arrays, so there is one function for e
 """
 
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
 from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
-from models.ops.quantised_weight import Codes, QuantisedWeight
+from models.ops.quantised_codes import Codes
+from models.ops.quantised_weight import QuantisedWeight
+from models.sharding.devices import SINGLE_DEVICE, Devices
 
 _STATIC = ("kind", "dtype", "absent", "platform")
 ExpertCodes = Shaped[Array, "expert out stored"]
@@ -84,11 +88,19 @@ def experts_product(
     weight: Float[Array, "expert out in"] | QuantisedWeight,
     expert: Int32[Array, " row"],
     absent: bool = False,
-    platform: str = "cpu",
+    devices: Devices = SINGLE_DEVICE,
 ) -> Float32[Array, "row out"]:
-    """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts."""
+    """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts.
+
+    Args:
+        x, weight, expert, absent: as of `expert_dot`.
+        devices: of the layer; they say for which platform the product is, and whether a kernel computes it.
+    """
+    platform = devices.platform
     if not isinstance(weight, QuantisedWeight):
         return expert_dot(x, weight, expert, absent, platform)
+    if weight.takes_experts(x, devices):
+        return _by_kernel(x, weight, expert, absent)
     static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "platform": platform}
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
@@ -96,3 +108,23 @@ def experts_product(
     if weight.zero is not None:
         return offset_expert_dot(x, weight.codes, weight.scale, weight.zero, expert, **static)
     return scaled_expert_dot(x, weight.codes, weight.scale, expert, **static)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _by_kernel(
+    x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"], absent: bool
+) -> Float32[Array, "row out"]:
+    """Return the product by the kernel; its derivatives are those of the plain form."""
+    if not absent:
+        return weight.multiply_experts(x, expert)
+    here = expert < weight.shape[0]
+    return jnp.where(here[:, None], weight.multiply_experts(x, jnp.where(here, expert, 0)), 0.0)
+
+
+@_by_kernel.defjvp
+def _derivative(
+    absent: bool, primals: tuple[Array, Any, Array], tangents: tuple[Array, Any, Any]
+) -> tuple[Array, Array]:
+    x, weight, expert = primals
+    plain = jax.jvp(lambda x: experts_product(x, weight, expert, absent), (x,), tangents[:1])
+    return _by_kernel(x, weight, expert, absent), plain[1]

@@ -7,20 +7,21 @@ sharded like those of a plain matrix.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float, Float32, Int, Shaped, UInt8
+from jaxtyping import Float, Float32, Int, Int32, Shaped, UInt8
 
 from models.ops.linear import LinearWeight, dot
+from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, packed_expert_product, packed_product
+from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
+from models.ops.row_product import fastest
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
-Codes = Literal["e4m3", "e2m1", "int8", "int4"]
-"""float8 E4M3, float4 E2M1 (two in a byte), signed integers in a byte, unsigned ones of 4 bits (two in a byte)."""
-TWO_IN_A_BYTE = ("e2m1", "int4")
 MAX_BLOCK_NUMBERS = 1 << 19
 """Numbers that a product on a CPU dequantises at a time: they stay in the cache of a core."""
 
@@ -98,7 +99,13 @@ class QuantisedWeight(LinearWeight):
         assert codes is not None and scale is not None
         return QuantisedWeight(codes, scale, whole, zero, self.kind, self.dtype, self.in_blocks)
 
-    def multiply(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
+    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        if KERNEL.chosen(devices.kernels, devices.platform, x, self):
+            return _by_kernel(x, self)
+        return self.multiply_numbers(x)
+
+    def multiply_numbers(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
+        """Return the product by XLA, a block of rows at a time where that is asked for."""
         outputs = self.shape[0]
         block = max(1, MAX_BLOCK_NUMBERS // self.inputs)
         if not self.in_blocks or outputs <= block:
@@ -114,6 +121,23 @@ class QuantisedWeight(LinearWeight):
         empty = varying_like(jnp.zeros((len(x), outputs), jnp.float32), x, self.codes, self.scale)
         return lax.fori_loop(0, count, one, empty)
 
+    def multiply_experts(self, x: Float32[Array, "row in"], expert: Int32[Array, " row"]) -> Float32[Array, "row out"]:
+        """Return `y[r] = weight[expert[r]] @ x[r]` by a kernel."""
+        return packed_expert_product(
+            x, *self.operands(), expert, kind=self.kind, dtype=self.dtype, instructions=fastest()
+        )
+
+    def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
+        """Whether a kernel computes the product of these rows."""
+        return EXPERTS_KERNEL.chosen(devices.kernels, devices.platform, x, self)
+
+    def operands(self) -> tuple[Array, Array, Array, Array]:
+        """Return the arrays as kernels take them, without entries for those that there are not."""
+        none = (*self.codes.shape[:-1], 0)
+        whole = jnp.zeros(none, jnp.float32) if self.whole is None else self.whole
+        zero = jnp.zeros(none, self.codes.dtype) if self.zero is None else self.zero
+        return self.codes, self.scale, whole, zero
+
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
         known = (ids >= 0) & (ids < self.shape[0])
         at = jnp.where(known, ids, 0)
@@ -122,6 +146,18 @@ class QuantisedWeight(LinearWeight):
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*expert out in"]:
         return self.numbers().astype(dtype)
+
+
+@jax.custom_jvp
+def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
+    """Return the product by the kernel; its derivatives are those of `multiply_numbers`."""
+    return packed_product(x, *weight.operands(), kind=weight.kind, dtype=weight.dtype, instructions=fastest())
+
+
+@_by_kernel.defjvp
+def _derivative(primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    x, weight = primals
+    return _by_kernel(x, weight), jax.jvp(weight.multiply_numbers, (x,), tangents[:1])[1]
 
 
 def _values(codes: Shaped[Array, "*row stored"], kind: Codes) -> Float32[Array, "*row in"]:

@@ -18,7 +18,8 @@ from hybridlm.checkpoint.cast import aligned_empty
 from hybridlm.checkpoint.shards import Shards, build_together
 from hybridlm.quantised.packed import MIN_GROUP, PackedForm
 from models import Segment, ShardedDim
-from models.ops.quantised_weight import TWO_IN_A_BYTE, QuantisedWeight
+from models.ops.quantised_codes import TWO_IN_A_BYTE
+from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
 Packed = Literal["in blocks", "whole"]

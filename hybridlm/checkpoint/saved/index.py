@@ -23,7 +23,7 @@ import numpy as np
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
-from models.ops.quantised_weight import TWO_IN_A_BYTE, Codes
+from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 
 INDEX, WEIGHTS = "hybridlm.json", "weights"
 FORMAT = 1

@@ -1,0 +1,32 @@
+// Weights that stay packed: codes with one scale for each group of a row's numbers, as files of quantised models have them.
+
+#ifndef MODELS_CPU_KERNELS_PACKED_H_
+#define MODELS_CPU_KERNELS_PACKED_H_
+
+#include <stdint.h>
+
+// In the order of KINDS in packed_product.py.
+enum class Kind : int64_t { e4m3, e2m1, int8, int4 };
+enum class ScaleDtype { float32, bfloat16, float16 };
+
+// A matrix [outputs, inputs], the numbers of which are (code - zero) * scale * whole.
+struct Packed {
+  const uint8_t* codes;    // [outputs, inputs], or half as many bytes for codes of four bits, the even one in the low bits
+  const void* scale;       // [outputs, groups]
+  const float* whole;      // [outputs], or null for 1
+  const uint8_t* zero;     // [outputs, groups], the code of zero; null for 8 of int4 and 0 of the others
+  int64_t inputs, groups;  // `groups` divides `inputs`
+  Kind kind;
+  ScaleDtype scale_dtype;
+};
+
+// Write the numbers of rows `first` to before `last`, one row behind the other, in float32 or rounded once to bfloat16.
+struct Unpack {
+  void (*bfloat16)(const Packed&, int64_t first, int64_t last, uint16_t* numbers);
+  void (*float32)(const Packed&, int64_t first, int64_t last, float* numbers);
+};
+
+// Of each instruction set; null where the compiler has no such instructions, or the lesser set's is as fast.
+extern const Unpack portable_unpack, avx2_unpack, avx512_unpack, avx512bf16_unpack;
+
+#endif  // MODELS_CPU_KERNELS_PACKED_H_

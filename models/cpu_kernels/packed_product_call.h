@@ -1,0 +1,112 @@
+// Products of rows with packed weights on the threads of a pool: a few rows of a weight are unpacked at a time, into memory
+// that stays in the cache of a core, and multiplied by the row product. A result has the bits of the unpacked weight's.
+
+#ifndef MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
+#define MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "packed.h"
+#include "row_product_call.h"
+
+namespace cpu_kernels {
+
+// Bytes of unpacked numbers at a time, where more than a tile of rows fits into them.
+constexpr int64_t UNPACKED_BYTES = 64 * 1024;
+// Rows of a weight that a tile of the row product has at most.
+constexpr int64_t TILE_OUTPUTS = 8;
+
+// A product of rows that are prepared, with numbers of `number_bytes` bytes: the rows of one expert, or all.
+struct PackedCall {
+  const Form& form;
+  const Unpack& unpack;
+  int64_t number_bytes;
+
+  // Compute outputs first to last of some rows: x is prepared, y has rows of `outputs` numbers.
+  void outputs(const Packed& weight, const void* x, int64_t x_stride, float* y, int64_t rows, int64_t outputs,
+               int64_t first, int64_t last) const {
+    thread_local Scratch scratch;
+    const int64_t row_bytes = weight.inputs * number_bytes;
+    const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (TILE_OUTPUTS * std::max<int64_t>(1, row_bytes)));
+    const int64_t most = std::min(tiles * TILE_OUTPUTS, last - first);
+    auto* const numbers = static_cast<char*>(scratch.of_size(static_cast<std::size_t>(most * row_bytes)));
+    for (int64_t out = first; out < last; out += most) {
+      const int64_t count = std::min(most, last - out);
+      if (number_bytes == 2)
+        unpack.bfloat16(weight, out, out + count, reinterpret_cast<uint16_t*>(numbers));
+      else
+        unpack.float32(weight, out, out + count, reinterpret_cast<float*>(numbers));
+      form.product({x, x_stride, numbers, y + out, rows, weight.inputs, outputs}, 0, count);
+    }
+  }
+};
+
+// y = x * weight^T; x is [rows, inputs], y [rows, outputs].
+template <typename Pool>
+void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, const float* x, float* y, int64_t rows,
+                    int64_t outputs) {
+  if (rows == 0 || outputs == 0) return;
+  thread_local Scratch scratch;
+  const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
+  void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * call.form.number_bytes));
+  call.form.prepare(x, rows, weight.inputs, prepared, x_stride);
+  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
+  const int64_t parts = std::max<int64_t>(1, std::min(most, outputs * weight.inputs / MIN_PART_BYTES));
+  in_parallel(pool, parts, [&](int64_t part) {
+    call.outputs(weight, prepared, x_stride, y, rows, outputs, part * outputs / parts, (part + 1) * outputs / parts);
+  });
+}
+
+// The matrix of one expert among several; `outputs` rows each.
+inline Packed of_expert(const Packed& all, int64_t expert, int64_t outputs) {
+  const int64_t rows = expert * outputs, scale_bytes = all.scale_dtype == ScaleDtype::float32 ? 4 : 2;
+  const int64_t stored = all.kind == Kind::e2m1 || all.kind == Kind::int4 ? all.inputs / 2 : all.inputs;
+  Packed one = all;
+  one.codes += rows * stored;
+  one.scale = static_cast<const char*>(all.scale) + rows * all.groups * scale_bytes;
+  if (one.whole != nullptr) one.whole += rows;
+  if (one.zero != nullptr) one.zero += rows * all.groups;
+  return one;
+}
+
+// y[row] = x[row] * weight[expert[row]]^T. A matrix is unpacked once for all rows of its expert; the result of a row of no
+// expert is NaN.
+template <typename Pool>
+void packed_expert_product(Pool& pool, const PackedCall& call, const Packed& weight, int64_t experts, const float* x,
+                           const int32_t* expert, float* y, int64_t rows, int64_t outputs) {
+  if (rows == 0 || outputs == 0) return;
+  std::vector<int64_t> order(static_cast<std::size_t>(rows));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t two) { return expert[one] < expert[two]; });
+  thread_local Scratch prepared_rows, sorted_results;
+  const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
+  const int64_t x_bytes = x_stride * call.form.number_bytes;
+  auto* const prepared = static_cast<char*>(prepared_rows.of_size(static_cast<std::size_t>(rows * x_bytes)));
+  auto* const sorted = static_cast<float*>(sorted_results.of_size(static_cast<std::size_t>(rows * outputs) * sizeof(float)));
+  for (int64_t row = 0; row < rows; ++row)
+    call.form.prepare(x + order[row] * weight.inputs, 1, weight.inputs, prepared + row * x_bytes, x_stride);
+  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
+  const int64_t parts = std::max<int64_t>(1, std::min(most, rows * outputs * weight.inputs / MIN_PART_BYTES));
+  in_parallel(pool, parts, [&](int64_t part) {
+    const int64_t begin = part * outputs / parts, end = (part + 1) * outputs / parts;
+    for (int64_t row = 0, next; row < rows; row = next) {
+      const int32_t own = expert[order[row]];
+      for (next = row + 1; next < rows && expert[order[next]] == own; ++next) {
+      }
+      const bool is_one = own >= 0 && own < experts;
+      if (is_one)
+        call.outputs(of_expert(weight, own, outputs), prepared + row * x_bytes, x_stride, sorted + row * outputs, next - row,
+                     outputs, begin, end);
+      for (int64_t one = row; one < next; ++one)
+        for (int64_t out = begin; out < end; ++out)
+          y[order[one] * outputs + out] = is_one ? sorted[one * outputs + out] : std::numeric_limits<float>::quiet_NaN();
+    }
+  });
+}
+
+}  // namespace cpu_kernels
+
+#endif  // MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_

@@ -1,0 +1,106 @@
+// Numbers of packed weights, row by row, in plain loops that compilers make vectors of.
+//
+// One file for each instruction set includes this one: everything here has internal linkage.
+
+#ifndef MODELS_CPU_KERNELS_UNPACK_H_
+#define MODELS_CPU_KERNELS_UNPACK_H_
+
+#include "packed.h"
+#include "row_product.h"
+
+namespace {
+
+constexpr float E2M1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+inline float float_of_half(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7FFFu;
+  if (rest >= 0x7C00u) return float_of(sign | 0x7F800000u | ((rest & 0x3FFu) << 13));
+  if (rest < 0x400u) {
+    const float small = static_cast<float>(rest) * 0x1p-24f;
+    return sign ? -small : small;
+  }
+  return float_of(sign | ((rest << 13) + (112u << 23)));
+}
+
+inline float scale_of(const Packed& given, int64_t at) {
+  switch (given.scale_dtype) {
+    case ScaleDtype::float32:
+      return static_cast<const float*>(given.scale)[at];
+    case ScaleDtype::bfloat16:
+      return float_of(static_cast<uint32_t>(static_cast<const uint16_t*>(given.scale)[at]) << 16);
+    default:
+      return float_of_half(static_cast<const uint16_t*>(given.scale)[at]);
+  }
+}
+
+inline float zero_of(const Packed& given, int64_t at) {
+  if (given.zero == nullptr) return given.kind == Kind::int4 ? 8.0f : 0.0f;
+  return given.kind == Kind::int8 ? static_cast<float>(static_cast<int8_t>(given.zero[at]))
+                                  : static_cast<float>(given.zero[at]);
+}
+
+// A float8 without its scale. No denormal float32 on the way: a processor may be told to take it for zero.
+inline float number_of_e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7Fu;
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f;
+  const uint32_t bits = magnitude < 8 ? bits_of(small) : (magnitude << 20) + (120u << 23);
+  return float_of(bits | static_cast<uint32_t>(code & 0x80u) << 24);
+}
+
+inline void store(float number, float* to) { *to = number; }
+inline void store(float number, uint16_t* to) { *to = static_cast<uint16_t>(rounded_bits(bits_of(number)) >> 16); }
+
+// The sixteen numbers that codes of four bits stand for within a group.
+template <typename Number>
+void numbers_of_group(const Packed& given, int64_t at, float whole, Number* numbers) {
+  const float scale = scale_of(given, at), zero = zero_of(given, at);
+  for (int code = 0; code < 16; ++code) {
+    const float value = given.kind == Kind::e2m1 ? E2M1[code] : static_cast<float>(code);
+    store((value - zero) * scale * whole, numbers + code);
+  }
+}
+
+template <typename Number>
+void unpack_four_bits(const Packed& given, int64_t out, Number* to) {
+  const int64_t width = given.inputs / given.groups;
+  const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
+  const uint8_t* codes = given.codes + out * (given.inputs / 2);
+  for (int64_t group = 0; group < given.groups; ++group, codes += width / 2, to += width) {
+    Number numbers[16];
+    numbers_of_group(given, out * given.groups + group, whole, numbers);
+    for (int64_t pair = 0; pair < width / 2; ++pair) {
+      to[2 * pair] = numbers[codes[pair] & 15];
+      to[2 * pair + 1] = numbers[codes[pair] >> 4];
+    }
+  }
+}
+
+template <bool FLOAT8, typename Number>
+void unpack_bytes(const Packed& given, int64_t out, Number* to) {
+  const int64_t width = given.inputs / given.groups;
+  const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
+  const uint8_t* codes = given.codes + out * given.inputs;
+  for (int64_t group = 0; group < given.groups; ++group, codes += width, to += width) {
+    const float scale = scale_of(given, out * given.groups + group), zero = zero_of(given, out * given.groups + group);
+    for (int64_t k = 0; k < width; ++k) {
+      const float value = FLOAT8 ? number_of_e4m3(codes[k]) : static_cast<float>(static_cast<int8_t>(codes[k]));
+      store((value - zero) * scale * whole, to + k);
+    }
+  }
+}
+
+template <typename Number>
+void unpack_rows(const Packed& given, int64_t first, int64_t last, Number* to) {
+  for (int64_t out = first; out < last; ++out, to += given.inputs) {
+    if (given.kind == Kind::e4m3)
+      unpack_bytes<true>(given, out, to);
+    else if (given.kind == Kind::int8)
+      unpack_bytes<false>(given, out, to);
+    else
+      unpack_four_bits(given, out, to);
+  }
+}
+
+}  // namespace
+
+#endif  // MODELS_CPU_KERNELS_UNPACK_H_

@@ -1,0 +1,101 @@
+"""Kernels for products of rows with packed weights, on CPUs: codes are read as they are stored, and never all unpacked.
+
+`QuantisedWeight.numbers` and `dot` define them: the result has the bits of the row product with the unpacked weight.
+XLA's own product of the numbers writes them to memory and reads them again, in every step.
+"""
+
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Float32, Int32, Shaped
+
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import Kernel, result_like
+from models.ops.quantised_codes import Codes
+from models.ops.row_product import DTYPES, MAX_ROWS
+from models.sharding.varying import varying_like
+
+KINDS: tuple[Codes, ...] = get_args(Codes)
+MAX_EXPERT_ROWS = 1024
+"""Rows of a product with experts: matrices are unpacked once for all rows of an expert, which are few of these."""
+
+
+def _unsupported(rows: int, most: int, weight: Any) -> str | None:
+    if weight.dtype not in DTYPES:
+        return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
+    if not 1 <= rows <= most:
+        return f"{rows} rows: expected 1 to {most}"
+    return "the library of kernels is not there" if library() is None else None
+
+
+KERNEL = Kernel(
+    "hybridlm_packed_product",
+    ("cpu",),
+    lambda x, weight: _unsupported(x.shape[0], MAX_ROWS, weight),
+    interpreted=False,
+)
+EXPERTS_KERNEL = Kernel(
+    "hybridlm_packed_expert_product",
+    ("cpu",),
+    lambda x, weight: _unsupported(x.shape[0], MAX_EXPERT_ROWS, weight),
+    interpreted=False,
+)
+
+
+@partial(jax.jit, static_argnames=("kind", "dtype", "instructions"))
+def packed_product(
+    x: Float32[Array, "row in"],
+    codes: Shaped[Array, "out stored"],
+    scale: Float[Array, "out group"],
+    whole: Float32[Array, "out one"],
+    zero: Shaped[Array, "out offset"],
+    *,
+    kind: Codes,
+    dtype: str,
+    instructions: str,
+) -> Float32[Array, "row out"]:
+    """Return `x @ weight.T`, each row by itself, accumulated in float32.
+
+    The bits of a row are the same whatever the other rows are, and however many, with one instruction set.
+
+    Args:
+        x: 1 to MAX_ROWS rows, which are rounded to `dtype`.
+        codes, scale, kind, dtype: as of `QuantisedWeight`.
+        whole, zero: as there; without entries for None.
+        instructions: one of `INSTRUCTIONS` that the processor runs.
+    """
+    return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), kind, dtype, instructions)
+
+
+@partial(jax.jit, static_argnames=("kind", "dtype", "instructions"))
+def packed_expert_product(
+    x: Float32[Array, "row in"],
+    codes: Shaped[Array, "expert out stored"],
+    scale: Float[Array, "expert out group"],
+    whole: Float32[Array, "expert out one"],
+    zero: Shaped[Array, "expert out offset"],
+    expert: Int32[Array, " row"],
+    *,
+    kind: Codes,
+    dtype: str,
+    instructions: str,
+) -> Float32[Array, "row out"]:
+    """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product` does; NaN for a row of no expert."""
+    return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), kind, dtype, instructions)
+
+
+def _call(
+    name: str, outputs: int, operands: tuple[Array, ...], kind: Codes, dtype: str, instructions: str
+) -> Float32[Array, "row out"]:
+    operands = varying_like(operands, operands)
+    result = result_like((operands[0].shape[0], outputs), jnp.float32, operands[0])
+    return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
+        *operands,
+        kind=np.int64(KINDS.index(kind)),
+        dtype=np.int64(DTYPES.index(dtype)),
+        instructions=np.int64(INSTRUCTIONS.index(instructions)),
+    )

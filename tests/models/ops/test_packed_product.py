@@ -1,0 +1,190 @@
+"""The kernels for rows x packed weights on CPUs: the bits of the row product with the unpacked weight."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import IsolationError, Lane, LaneContract, Shared
+from ir_passes.proof.lane_proof import prove_isolation
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.linear import dot, linear
+from models.ops.packed_product import KINDS, packed_expert_product, packed_product
+from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
+from models.ops.quantised_experts import experts_product
+from models.ops.quantised_weight import QuantisedWeight
+from models.ops.row_product import MAX_ROWS, row_product
+from models.sharding.devices import Devices
+
+HERE = Devices(kernels="auto")
+Form = tuple[Codes, bool, bool]
+FORMS = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]
+FORMS += [("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)]
+"""Kind of codes, and whether there are second scales and zero points."""
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that run here, which are none where the library has not been built: no test passes without it."""
+    found = library()
+    return INSTRUCTIONS if found is None else found.instructions
+
+
+def weight_of(
+    shape: tuple[int, ...],
+    groups: int,
+    form: Form,
+    dtype: str = "bfloat16",
+    scales: str = "bfloat16",
+) -> QuantisedWeight:
+    """Every code there is, but NaN; scales of many magnitudes."""
+    kind, whole, zero = form
+    rng = np.random.default_rng(sum(shape) + groups)
+    width = shape[-1] // 2 if kind in TWO_IN_A_BYTE else shape[-1]
+    codes = rng.integers(0, 256, (*shape[:-1], width)).astype(np.uint8)
+    if kind == "e4m3":
+        codes = np.where(codes & 127 == 127, 3, codes).astype(np.uint8)
+    codes = codes.view(np.int8) if kind == "int8" else codes
+    scale = rng.normal(size=(*shape[:-1], groups)) * 2.0 ** rng.integers(-9, 9, (*shape[:-1], groups))
+    offsets = rng.integers(0, 16, scale.shape).astype(codes.dtype)
+    return QuantisedWeight(
+        jnp.asarray(codes),
+        jnp.asarray(scale, scales),
+        jnp.asarray(rng.normal(size=(*shape[:-1], 1)), jnp.float32) if whole else None,
+        jnp.asarray(offsets) if zero else None,
+        kind,
+        dtype,
+    )
+
+
+def product(x: jax.Array, weight: QuantisedWeight, instructions: str) -> np.ndarray:
+    given: Any = {"kind": weight.kind, "dtype": weight.dtype, "instructions": instructions}
+    return np.asarray(packed_product(x, *weight.operands(), **given))
+
+
+def rows(count: int, inputs: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(count).normal(size=(count, inputs)), jnp.float32)
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_bits_of_the_unpacked_weight(form: Form, instructions: str) -> None:
+    """Groups that fill no vector, one that is a whole row, and outputs that fill no tile."""
+    for inputs, groups, outputs, count in ((768, 6, 40, 1), (160, 4, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3)):
+        for dtype in ("bfloat16", "float32"):
+            weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")
+            x = rows(count, inputs)
+            expected = row_product(x, jax.jit(QuantisedWeight.numbers)(weight), instructions=instructions)
+            np.testing.assert_array_equal(
+                product(x, weight, instructions), np.asarray(expected), err_msg=f"{inputs} {dtype}"
+            )
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_code(kind: Codes, instructions: str) -> None:
+    """A row for each code, whose number is the product with one; scales of float32."""
+    if kind in TWO_IN_A_BYTE:
+        codes = np.repeat(np.arange(16, dtype=np.uint8) * 17, 8).reshape(16, 8)
+    else:
+        every = [one for one in range(256) if kind != "e4m3" or one & 127 != 127]
+        codes = np.repeat(np.array(every, np.uint8), 16).reshape(-1, 16)
+    codes = codes.view(np.int8) if kind == "int8" else codes
+    scale = jnp.full((len(codes), 1), 2.0**-20, jnp.float32)
+    weight = QuantisedWeight(jnp.asarray(codes), scale, None, None, kind, "float32")
+    x = jnp.zeros((1, 16), jnp.float32).at[0, 5].set(1)
+    np.testing.assert_array_equal(product(x, weight, instructions)[0], np.asarray(weight.numbers())[:, 5])
+    assert len(np.unique(np.asarray(weight.numbers())[:, 5])) == len(codes) - (kind in ("e4m3", "e2m1"))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
+    """Also beside rows of NaN and infinities, wherever it stands."""
+    weight, here = weight_of((40, 96), 3, form), instruction_sets()[-1]
+    x = rows(MAX_ROWS, 96)
+    alone = np.concatenate([product(x[i : i + 1], weight, here) for i in range(MAX_ROWS)])
+    for count in (2, 3, 7, 8, 9, 31, 64):
+        np.testing.assert_array_equal(product(x[:count], weight, here), alone[:count])
+        for row in range(0, count, 5):
+            for other in (np.nan, np.inf, 1e30):
+                found = product(x[:count].at[row].set(other), weight, here)
+                np.testing.assert_array_equal(np.delete(found, row, 0), np.delete(alone[:count], row, 0))
+                if np.isnan(other):
+                    assert np.isnan(found[row]).all()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_experts(form: Form) -> None:
+    """Each row has the bits of the product with its own expert's matrix; a row of no expert is NaN."""
+    weight, here = weight_of((5, 40, 96), 3, form), instruction_sets()[-1]
+    for count in (1, 4, 50):
+        x = rows(count, 96)
+        expert = np.random.default_rng(count).integers(-1, 6, count).astype(np.int32)
+        given: Any = {"kind": weight.kind, "dtype": weight.dtype, "instructions": here}
+        found = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), **given))
+        for i, one in enumerate(expert):
+            if 0 <= one < 5:
+                own = weight.each(lambda array, at=int(one): array[at])
+                np.testing.assert_array_equal(found[i], product(x[i : i + 1], own, here)[0])
+            else:
+                assert np.isnan(found[i]).all()
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    weight, x = weight_of((8, 32), 2, ("int8", False, False)), rows(1, 32)
+    given: Any = {"kind": "int8", "dtype": "bfloat16", "instructions": "portable"}
+    codes, scale, whole, zero = weight.operands()
+    for wrong in (
+        (codes, scale[:, :0], whole, zero),
+        (codes, jnp.ones((8, 5), jnp.bfloat16), whole, zero),
+        (codes.astype(jnp.uint8), scale, whole, zero),
+        (codes, scale, jnp.ones((8, 2), jnp.float32), zero),
+        (codes, scale, whole, jnp.ones((8, 1), jnp.int8)),
+        (codes[:, :16], scale, whole, zero),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="packed_product"):
+            jax.block_until_ready(packed_product(x, *wrong, **given))
+
+
+def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
+    def calls(count: int, devices: Devices, dtype: str = "bfloat16") -> bool:
+        weight = weight_of((16, 32), 1, ("int8", False, False), dtype)
+        return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(rows(count, 32), weight))
+
+    assert calls(1, HERE) and calls(MAX_ROWS, HERE, "float32")
+    assert not calls(MAX_ROWS + 1, HERE) and not calls(1, HERE, "float16")
+    for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
+        assert not calls(1, other)
+    weight, x = weight_of((4, 16, 32), 1, ("int4", False, True), "float32"), rows(6, 32)
+    expert = jnp.array([0, 3, 4, 1, 1, 4], jnp.int32)
+    for absent in (True, False):
+        given = expert if absent else expert % 4
+        one, other = (experts_product(x, weight, given, absent, devices) for devices in (HERE, Devices()))
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-2)
+        assert (np.asarray(one)[[2, 5]] == 0).all() == absent
+
+
+def test_derivatives_are_those_of_the_numbers() -> None:
+    weight, x = weight_of((16, 32), 2, ("e4m3", False, False), "float32", "float32"), rows(3, 32)
+    found = jax.grad(lambda x: jnp.sum(jnp.sin(linear(x, weight, HERE) / 1000)))(x)
+    expected = jax.grad(lambda x: jnp.sum(jnp.sin(dot(x, weight.numbers()) / 1000)))(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+def test_proof_believes_the_declaration_and_nothing_more() -> None:
+    import hybridlm.steps.generate  # noqa: F401  # declares them
+
+    weight, x = weight_of((16, 32), 1, ("int8", False, False)), rows(4, 32)
+    contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), weight)), outputs=Lane())
+    proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
+    assert any(one.about.startswith("packed_product") for one in proof.assumed), proof.assumed
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda x, w: linear(x[::-1], w, HERE), (x, weight), contract)
+    many = weight_of((3, 16, 32), 1, ("int8", False, False))
+    contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), many), Lane()), outputs=Lane())
+    ids = jnp.zeros(4, jnp.int32)
+    proof = prove_isolation(lambda x, w, e: experts_product(x, w, e, False, HERE), (x, many, ids), contract)
+    assert any(one.about.startswith("packed_expert_product") for one in proof.assumed), proof.assumed
+    with pytest.raises(IsolationError):
+        prove_isolation(lambda x, w, e: experts_product(x, w, e[::-1], False, HERE), (x, many, ids), contract)

@@ -1,0 +1,163 @@
+// Checks of products with packed weights in every instruction set that this processor runs: the numbers of the portable
+// loops, the bits of the row product with the unpacked weight, equal bits of a row alone and in any batch, and no byte read
+// or written outside of the buffers, behind and in front of which there is no memory. Exit status 1 and a line for each
+// fault.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "packed_product_call.h"
+
+extern "C" const Forms* hybridlm_forms(int64_t instructions);
+extern "C" const Unpack* hybridlm_unpack(int64_t instructions);
+extern "C" int32_t hybridlm_can_run(int64_t instructions);
+
+namespace {
+
+int faults = 0;
+
+void check(bool good, const std::string& what) {
+  if (!good && ++faults <= 20) std::printf("%s\n", what.c_str());
+}
+
+// So many bytes, the end or the beginning of which is that of the memory that the process may touch.
+class Guarded {
+ public:
+  Guarded(int64_t bytes, bool at_end) {
+    const int64_t page = sysconf(_SC_PAGESIZE), inside = (bytes + page - 1) / page * page;
+    size_ = inside + 2 * page;
+    memory_ = static_cast<char*>(mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory_ == MAP_FAILED || (inside && mprotect(memory_ + page, inside, PROT_READ | PROT_WRITE))) std::abort();
+    data_ = memory_ + page + (at_end ? inside - bytes : 0);
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(memory_, size_); }
+  template <typename T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  char *memory_, *data_;
+  int64_t size_;
+};
+
+struct Pool {
+  int64_t threads;
+  std::vector<std::function<void()>> waiting;
+  int64_t num_threads() const { return threads; }
+  template <typename F>
+  void Schedule(F&& work) {
+    waiting.emplace_back(std::forward<F>(work));
+  }
+};
+
+struct Sizes {
+  int64_t inputs, groups, outputs;
+};
+
+// Experts are matrices one behind the other.
+constexpr int64_t EXPERTS = 3;
+
+void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const Sizes& sizes, bool at_end) {
+  const auto [inputs, groups, outputs] = sizes;
+  const bool four = kind == Kind::e2m1 || kind == Kind::int4;
+  const int64_t all = EXPERTS * outputs, stored = four ? inputs / 2 : inputs;
+  std::mt19937 random(static_cast<unsigned>(inputs * 100 + outputs));
+  Guarded codes(all * stored, at_end), scale(all * groups * 2, at_end), whole(all * 4, at_end), zero(all * groups, at_end);
+  for (int64_t k = 0; k < all * stored; ++k) codes.as<uint8_t>()[k] = static_cast<uint8_t>(random());
+  // bfloat16 numbers of ordinary sizes, both signs, the same for two rows.
+  for (int64_t k = 0; k < all * groups; ++k)
+    scale.as<uint16_t>()[k] = static_cast<uint16_t>(
+        k / groups % 2 ? scale.as<uint16_t>()[k - groups] : 0x3E00 + random() % 0x200 + (random() % 2 << 15));
+  for (int64_t k = 0; k < all; ++k) whole.as<float>()[k] = 0.25f + static_cast<float>(random() % 100) / 64;
+  for (int64_t k = 0; k < all * groups; ++k) zero.as<uint8_t>()[k] = static_cast<uint8_t>(random() % 16);
+  const Packed weight{codes.as<uint8_t>(), scale.as<void>(), with_whole ? whole.as<float>() : nullptr,
+                      with_zero ? zero.as<uint8_t>() : nullptr, inputs, groups, kind, ScaleDtype::bfloat16};
+  for (const int64_t bytes : {2, 4}) {
+    int64_t own = set, product = set;
+    while (bytes == 2 ? !hybridlm_unpack(own)->bfloat16 : !hybridlm_unpack(own)->float32) --own;
+    while (bytes == 2 ? !hybridlm_forms(product)->bfloat16.product : !hybridlm_forms(product)->float32.product) --product;
+    const Form& form = bytes == 2 ? hybridlm_forms(product)->bfloat16 : hybridlm_forms(product)->float32;
+    const std::string name = "set " + std::to_string(set) + " kind " + std::to_string(static_cast<int>(kind)) + " bytes " +
+                             std::to_string(bytes) + " " + std::to_string(inputs) + " / " + std::to_string(groups) + " x " +
+                             std::to_string(outputs) + (with_whole ? " whole" : "") + (with_zero ? " zero" : "");
+    Guarded numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
+    const auto unpack = [&](const Unpack& by, Guarded& to) {
+      if (bytes == 2)
+        by.bfloat16(weight, 0, all, to.as<uint16_t>());
+      else
+        by.float32(weight, 0, all, to.as<float>());
+    };
+    unpack(*hybridlm_unpack(own), numbers);
+    unpack(*hybridlm_unpack(0), expected);
+    bool equal = true;
+    for (int64_t k = 0; k < all * inputs; ++k) {
+      // Zeros of either sign are equal.
+      const uint32_t one = bytes == 2 ? numbers.as<uint16_t>()[k] << 16 : numbers.as<uint32_t>()[k];
+      const uint32_t two = bytes == 2 ? expected.as<uint16_t>()[k] << 16 : expected.as<uint32_t>()[k];
+      equal &= one == two || !((one | two) & 0x7FFFFFFF);
+    }
+    check(equal, name + ": other numbers than the portable loops");
+    const cpu_kernels::PackedCall call{form, *hybridlm_unpack(own), bytes};
+    for (const int64_t rows : {1, 2, 5, 8, 33}) {
+      Guarded x(rows * inputs * 4, at_end), y(rows * outputs * 4, at_end), z(rows * outputs * 4, at_end);
+      Guarded expert(rows * 4, at_end);
+      for (int64_t k = 0; k < rows * inputs; ++k) x.as<float>()[k] = static_cast<float>(random() % 2000) / 1000 - 1;
+      Pool alone{1, {}}, late{4, {}};
+      cpu_kernels::packed_product(late, call, weight, x.as<float>(), y.as<float>(), rows, outputs);
+      cpu_kernels::row_product(alone, form, x.as<float>(), numbers.as<void>(), z.as<float>(), rows, inputs, outputs, bytes);
+      check(!std::memcmp(y.as<void>(), z.as<void>(), rows * outputs * 4), name + ": other bits than the unpacked weight's");
+      for (int64_t row = 0; row < rows; ++row) {
+        cpu_kernels::packed_product(alone, call, weight, x.as<float>() + row * inputs, z.as<float>(), 1, outputs);
+        check(!std::memcmp(y.as<float>() + row * outputs, z.as<float>(), outputs * 4), name + ": other bits alone");
+        expert.as<int32_t>()[row] = static_cast<int32_t>(random() % (EXPERTS + 2)) - 1;
+      }
+      cpu_kernels::packed_expert_product(late, call, weight, EXPERTS, x.as<float>(), expert.as<int32_t>(), y.as<float>(), rows,
+                                         outputs);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int32_t one = expert.as<int32_t>()[row];
+        const float* const found = y.as<float>() + row * outputs;
+        if (one < 0 || one >= EXPERTS) {
+          for (int64_t out = 0; out < outputs; ++out) check(found[out] != found[out], name + ": a number of no expert");
+          continue;
+        }
+        const Packed own_matrix = cpu_kernels::of_expert(weight, one, outputs);
+        cpu_kernels::packed_product(alone, call, own_matrix, x.as<float>() + row * inputs, z.as<float>(), 1, outputs);
+        check(!std::memcmp(found, z.as<float>(), outputs * 4), name + ": another expert's bits");
+      }
+      // Threads that begin after the call has returned find nothing to do.
+      for (auto& work : late.waiting) work();
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  int sets = 0;
+  for (int64_t set = 0; set < 4; ++set) {
+    if (!hybridlm_can_run(set)) continue;
+    ++sets;
+    for (const bool at_end : {true, false})
+      for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {256, 2, 17}, {480, 1, 140}}) {
+        check_weight(set, Kind::e4m3, false, false, sizes, at_end);
+        check_weight(set, Kind::e2m1, true, false, sizes, at_end);
+        check_weight(set, Kind::e2m1, false, false, sizes, at_end);
+        for (const bool zero : {false, true}) {
+          check_weight(set, Kind::int8, false, zero, sizes, at_end);
+          check_weight(set, Kind::int4, false, zero, sizes, at_end);
+        }
+      }
+  }
+  std::printf("%d instruction sets, %d faults\n", sets, faults);
+  return faults || !sets;
+}

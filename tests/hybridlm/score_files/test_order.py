@@ -155,7 +155,7 @@ def test_saved_tokens_of_earlier_runs_count(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
-    whole = text_lm.score_file(texts, tmp_path / "whole.jsonl", window=6)
+    whole = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
     scorer, calls = text_lm._scorer, itertools.count()
 
     def some(*given: Any, **settings: Any) -> Any:
@@ -166,9 +166,12 @@ def test_saved_tokens_of_earlier_runs_count(
     with monkeypatch.context() as patch:
         patch.setattr(type(text_lm), "_scorer", replace(scorer, score=some))
         with pytest.raises(KeyboardInterrupt):
-            text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
-    report = text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
+            text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
+    report = text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
     assert report.kept == 12 and report.prefix_tokens_saved == whole.prefix_tokens_saved > 0
+    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    metadata = pq.read_schema(tmp_path / "out.parquet").metadata
+    assert int(metadata[b"hybridlm.prefix_tokens_saved"]) == report.prefix_tokens_saved
 
 
 def row(number: int, text: str) -> InputRow:

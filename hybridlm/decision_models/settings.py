@@ -8,6 +8,7 @@ decision_config.json, readout.safetensors  the same of a pplx-decider or d3 mode
 """
 
 import hashlib
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,18 +20,23 @@ import numpy as np
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.decision_models.decider_prompt import WORDS, decider_template
 from hybridlm.decision_models.questions import KINDS
-from hybridlm.decision_models.slot_head import MAX_OPTIONS, SlotHead, is_positive, read_tensors, saved_head
+from hybridlm.decision_models.slot_head import MAX_OPTIONS, MODEL, SlotHead, is_positive, read_tensors, saved_head
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
 from models import JEV
 
-CONFIG, TEMPLATE, MODEL = "decision.json", "decision_template.jinja", "config.json"
+CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"
 JUDGE, CALIBRATION, HEAD = "judge_config.json", "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
+OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
+"""Files of heads that read several places of a question, which are not implemented."""
+OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
+"""Architectures of decision models with heads of their own."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
 """Fields of decision.json."""
 MAX_CONFIG_BYTES = MEGABYTE
 MAX_TEMPLATE_BYTES = 4 * MEGABYTE
+
 JEV_TEMPLATE = """
 {%- macro plain(x) %}{% if x is none %}{% elif x is string %}{{ x }}{% else %}{{ x|tojson }}{% endif %}{% endmacro -%}
 {%- macro whole(x) -%}
@@ -122,6 +128,8 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     """
     if not directory.is_dir():
         return DecisionSettings()  # a GGUF file
+    fields = read_config(directory / MODEL) if (directory / MODEL).is_file() else {}
+    _refuse_other_heads(directory, fields)
     for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):
         if (directory / name).is_file():
             unused = [one for one in (CONFIG, TEMPLATE) if (directory / one).is_file()]
@@ -135,12 +143,22 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     template = directory / TEMPLATE
     source = read_text(template, MAX_TEMPLATE_BYTES) if template.is_file() else None
     settings = _of_config(directory / CONFIG, given, source)
-    fields = read_config(directory / MODEL) if (directory / MODEL).is_file() else {}
-    return (
-        replace(settings, head=saved_head(directory, fields, hidden_size))
-        if fields.get("model_type") == JEV
-        else settings
-    )
+    if fields.get("model_type") == JEV:
+        return replace(settings, head=saved_head(directory, fields, hidden_size))
+    return settings
+
+
+def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a head that is not implemented: the labels would give answers that are not its own."""
+    found = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
+    names = fields.get("architectures")
+    found += [str(one) for one in names if OTHER_MODELS.search(str(one))] if isinstance(names, list) else []
+    if found:
+        raise CheckpointError(
+            directory,
+            f"decide: found {' and '.join(found)}; only labels of chat models and the heads of jev, pplx-decider and "
+            "d3 models are implemented",
+        )
 
 
 def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:

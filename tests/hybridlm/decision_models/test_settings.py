@@ -90,6 +90,25 @@ def test_a_jev_model_that_transformers_saved(tmp_path: Path) -> None:
             read_settings(tmp_path, HIDDEN)
 
 
+@pytest.mark.parametrize("file", ["joint_head.safetensors", "head.pt"])
+def test_heads_that_are_not_implemented_are_named(tmp_path: Path, file: str) -> None:
+    """Beside weights that would answer by labels, as those of clef and kev models are."""
+    (tmp_path / file).touch()
+    with pytest.raises(CheckpointError, match=f"decide: found {file}, the head of (clef|kev)"):
+        read_settings(tmp_path, HIDDEN)
+
+
+def test_architectures_that_are_not_implemented_are_named(tmp_path: Path) -> None:
+    for name in ("ClefForDecision", "KevForDecision", "LayaTypedDecisions"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "architectures": [name]}))
+        with pytest.raises(CheckpointError, match=f"decide: found {name};"):
+            read_settings(tmp_path, HIDDEN)
+    write_saved_jev(tmp_path, architectures=["JevForDecision"])
+    assert read_settings(tmp_path, HIDDEN).head is not None
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    assert read_settings(tmp_path, HIDDEN) == DecisionSettings()
+
+
 def test_no_more_options_than_rows() -> None:
     head = RowsHead(SlotHead(np.zeros((5, HIDDEN), np.float32), np.zeros(5, np.float32), None, {"choice": 2}))
     (three,), (four,), (noul,) = (

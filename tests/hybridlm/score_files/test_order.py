@@ -39,7 +39,8 @@ def prompts(count: int, length: int) -> list[str]:
 def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any]]:
     """Rows of every prompt with answers of its own, in no order."""
     rng = random.Random(each)
-    rows = [{"text": shot + "".join(rng.choices("xyz", k=answer))} for shot in shots for _ in range(each)]
+    letters = "".join(map(chr, range(ord("A"), ord("Z") + 1))) + "".join(map(str, range(10)))
+    rows = [{"text": shot + "".join(rng.choices(letters, k=answer))} for shot in shots for _ in range(each)]
     rng.shuffle(rows)
     return [{"id": i, **row} for i, row in enumerate(rows)]
 
@@ -49,22 +50,22 @@ LONG = replace(TOY, encode=lambda item, where: [ScoredIds(tuple(item.encode()))]
 
 
 class Counting:
-    """A scorer of texts that counts the tokens that a model would compute."""
+    """A scorer of texts that counts the tokens that a model would compute, in whole chunks."""
 
-    def __init__(self) -> None:
-        self.computed, self.calls = 0, 0
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self.computed, self.calls, self.chunk = 0, 0, chunk
         self.scorer = replace(LONG, score=self.score)
 
     def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         self.calls += 1
-        queue, alive = ScoringQueue(dict(enumerate(texts)), None, CHUNK, 5), []
+        queue, alive = ScoringQueue(dict(enumerate(texts)), None, self.chunk, 5), []
         while queue or alive:
             while len(alive) < 4 and (one := queue.take()) is not None:
                 queue.begun(one)
                 alive.append(one)
             one = alive.pop(0)
             begin = 0 if one.parent is None else len(one.parent.tokens) - 1
-            self.computed += len(one.tokens) - 1 - begin
+            self.computed += -(-(len(one.tokens) - 1 - begin) // self.chunk) * self.chunk
             if one.index is None:
                 queue.prefilled(one)
         return score(texts)
@@ -81,7 +82,7 @@ def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows = shuffled(prompts(64, 200), 157, 20)[:10_000]
-    texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting()
+    texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting(4)
     report = score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
     assert report.texts == 10_000 and counted.calls >= 10
     assert counted.computed <= 1.3 * distinct(rows)

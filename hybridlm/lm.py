@@ -489,7 +489,8 @@ class LM:
 
         Raises:
             TypeError, ValueError: a text does not fit one of the models (the message names it), the vocabularies or
-                tokenizers differ (token ids only need the same vocabulary), or a model is on several devices.
+                tokenizers differ (token ids only need the same vocabulary), or the models are on other devices, or
+                those of several processes.
             NumericalError: a model computed logits that are not numbers.
         """
         self._require_comparable(other)
@@ -539,8 +540,9 @@ class LM:
         if self.config.vocab_size != other.config.vocab_size:
             sizes = f"{self.config.vocab_size} and {other.config.vocab_size}"
             raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
-        if any(one.engine.placement.mesh is not None for one in (self, other)):
-            raise ValueError("divergence: expected both models on one device, one has a mesh; load it without")
+        if self.engine.placement.mesh != other.engine.placement.mesh:
+            raise ValueError("other: expected both models on the same devices, their meshes differ; load both alike")
+        self.engine.placement.require_one_process("divergence")
         self._require_vocabulary_head()
         other._require_vocabulary_head()
 

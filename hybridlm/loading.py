@@ -26,7 +26,7 @@ from hybridlm.checkpoint import (
     stored_dtype,
 )
 from hybridlm.checkpoint.adapter import base_of, has_adapter
-from hybridlm.checkpoint.classifier import SCORE_PATTERN, read_classifier
+from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
@@ -193,8 +193,7 @@ def load(
             directory, family, config, dtype, report_progress, shards, bound, packed=packed
         )
     start.ended("weights")
-    # That one was read before.
-    unused = {pattern: count for pattern, count in report.skipped.items() if pattern != SCORE_PATTERN}
+    unused = {pattern: count for pattern, count in report.skipped.items() if pattern not in READ_ELSEWHERE}
     report = replace(report, skipped=unused)
     for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
         _log.warning(line)

@@ -4,7 +4,7 @@ from models.config.reader import ConfigError
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.family import Family
-from models.families.registry import FAMILIES, UnsupportedModel, family_of
+from models.families.registry import FAMILIES, JEV, JEV_HEAD, UnsupportedModel, family_of
 from models.sharding.devices import Devices
 from models.sharding.shard_sizes import ShardingError
 from models.sharding.sharded_dim import Segment, ShardedDim
@@ -16,6 +16,8 @@ DISTRIBUTION = "hybridlm"
 __all__ = [
     "DISTRIBUTION",
     "FAMILIES",
+    "JEV",
+    "JEV_HEAD",
     "KV_BLOCK",
     "ConfigError",
     "ShardedDim",

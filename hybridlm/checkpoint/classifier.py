@@ -9,7 +9,7 @@ import numpy as np
 from hybridlm.checkpoint.opened import Checkpoint
 from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.errors import CheckpointError
-from models import DecoderConfig, Family
+from models import JEV, JEV_HEAD, DecoderConfig, Family
 
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
@@ -17,6 +17,8 @@ DECISION_HEADS = ("judge_config.json", "decision_config.json")
 """Files that describe the head of a decision model beside its weights, which may have no vocabulary head then."""
 SCORE_PATTERN = r"score\.weight"
 """Tensors that a family skips in a checkpoint whose head was read here."""
+READ_ELSEWHERE = frozenset({SCORE_PATTERN, *JEV_HEAD})
+"""Patterns of skipped tensors that are heads, and not left out."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def read_classifier(
 
 
 def _has_decision_head(directory: Checkpoint) -> bool:
-    return any((directory.path / name).is_file() for name in DECISION_HEADS)
+    files = any((directory.path / name).is_file() for name in DECISION_HEADS)
+    return files or directory.config.get("model_type") == JEV
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from hybridlm.decision_models.questions import DecisionQuestion
-from hybridlm.decision_models.settings import SlotHead
+from hybridlm.decision_models.slot_head import SlotHead
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -79,9 +79,15 @@ class RowsHead:
     slots: SlotHead
 
     def check(self, question: DecisionQuestion) -> None:
-        """Raise ValueError for a type without rows."""
+        """Raise ValueError for a type without rows, or more options than it has."""
         if question.type not in self.slots.offsets:
             raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
+        most = len(self.slots.weight) - self.slots.offsets[question.type]
+        if len(question.options) > most:
+            raise ValueError(
+                f"questions[{question.name!r}]: expected at most {most} options, as many as this model has rows for "
+                f"{question.type} questions, got {len(question.options)}"
+            )
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
         first = self.slots.offsets[question.type]

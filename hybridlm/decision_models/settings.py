@@ -3,34 +3,39 @@
 decision.json, decision_template.jinja     labels, temperatures and the prompt; of any model
 judge_config.json, calibration.json        the same of a `jev` model, and the slots of its head
 head.safetensors                           that head
+config.json of "jev"                       slots of a head among the model's tensors, as transformers saves it
 decision_config.json, readout.safetensors  the same of a pplx-decider or d3 model with causal attention
 """
 
 import hashlib
-import math
+import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.directory import read_config
 from hybridlm.decision_models.decider_prompt import WORDS, decider_template
 from hybridlm.decision_models.questions import KINDS
+from hybridlm.decision_models.slot_head import MAX_OPTIONS, MODEL, SlotHead, is_positive, read_tensors, saved_head
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+from models import JEV
 
 CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"
 JUDGE, CALIBRATION, HEAD = "judge_config.json", "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
+OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
+"""Files of heads that read several places of a question, which are not implemented."""
+OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
+"""Architectures of decision models with heads of their own."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
 """Fields of decision.json."""
 MAX_CONFIG_BYTES = MEGABYTE
 MAX_TEMPLATE_BYTES = 4 * MEGABYTE
-MAX_OPTIONS = 1024
-"""Labels of a type of question, and rows of a head."""
 
 JEV_TEMPLATE = """
 {%- macro plain(x) %}{% if x is none %}{% elif x is string %}{{ x }}{% else %}{{ x|tojson }}{% endif %}{% endmacro -%}
@@ -57,23 +62,6 @@ JEV_TEMPLATE = """
 {{- "\\n[decision]:<|mark|>" -}}
 """
 """Prompt of `jev` checkpoints that have no template of their own ("bare-v1")."""
-
-
-@dataclass(frozen=True)
-class SlotHead:
-    """A linear head whose rows are the options of questions: the head of `jev`, pplx-decider and d3.
-
-    Attributes:
-        weight: float32 [rows, hidden].
-        bias: float32 [rows].
-        softcap: bound of the scores, `softcap * tanh(score / softcap)`; None for none.
-        offsets: type -> row of its first option.
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray
-    softcap: float | None
-    offsets: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -140,6 +128,8 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     """
     if not directory.is_dir():
         return DecisionSettings()  # a GGUF file
+    fields = read_config(directory / MODEL) if (directory / MODEL).is_file() else {}
+    _refuse_other_heads(directory, fields)
     for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):
         if (directory / name).is_file():
             unused = [one for one in (CONFIG, TEMPLATE) if (directory / one).is_file()]
@@ -152,7 +142,23 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     given = read_object(directory / CONFIG, MAX_CONFIG_BYTES) if (directory / CONFIG).is_file() else {}
     template = directory / TEMPLATE
     source = read_text(template, MAX_TEMPLATE_BYTES) if template.is_file() else None
-    return _of_config(directory / CONFIG, given, source)
+    settings = _of_config(directory / CONFIG, given, source)
+    if fields.get("model_type") == JEV:
+        return replace(settings, head=saved_head(directory, fields, hidden_size))
+    return settings
+
+
+def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a head that is not implemented: the labels would give answers that are not its own."""
+    found = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
+    names = fields.get("architectures")
+    found += [str(one) for one in names if OTHER_MODELS.search(str(one))] if isinstance(names, list) else []
+    if found:
+        raise CheckpointError(
+            directory,
+            f"decide: found {' and '.join(found)}; only labels of chat models and the heads of jev, pplx-decider and "
+            "d3 models are implemented",
+        )
 
 
 def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
@@ -168,13 +174,13 @@ def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
     labels = _labels(dict.fromkeys(KINDS, codes), faults) if codes else {}
     if not labels:
         faults.append(f"codes: expected a list of labels, found {codes!r}"[:200])
-    if not _positive(temperature):
+    if not is_positive(temperature):
         faults.append(f"temperature: expected a number greater than 0, found {temperature!r}")
     if prompt not in WORDS:
         faults.append(f"prompt: expected one of {', '.join(WORDS)}, found {prompt!r}")
     if faults:
         raise CheckpointError(path, faults)
-    (weight,) = _read_tensors(directory / READOUT, {"weight": (len(codes), hidden_size)})
+    (weight,) = read_tensors(directory / READOUT, {"weight": (len(codes), hidden_size)})
     head = SlotHead(weight, np.zeros(len(codes), np.float32), None, dict.fromkeys(KINDS, 0))
     template = decider_template(WORDS[prompt])
     temperatures = dict.fromkeys(map(str, KINDS), float(temperature))
@@ -226,7 +232,7 @@ def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
     if others := ranges.keys() - set(KINDS):
         faults.append(f"slots.ranges: expected types of {', '.join(KINDS)}, found {', '.join(sorted(others))}")
     softcap = given.get("softcap")
-    if softcap is not None and not _positive(softcap):
+    if softcap is not None and not is_positive(softcap):
         faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
     if faults:
         raise CheckpointError(directory / JUDGE, faults)
@@ -235,25 +241,11 @@ def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
         raise CheckpointError(directory / CALIBRATION, faults)
     labels = {kind: tuple(names[first:end]) for kind, (first, end) in ranges.items()}
     offsets = {kind: first for kind, (first, _) in ranges.items()}
-    weight, bias = _read_tensors(directory / HEAD, {"proj.weight": (count, hidden_size), "proj.bias": (count,)})
+    weight, bias = read_tensors(directory / HEAD, {"proj.weight": (count, hidden_size), "proj.bias": (count,)})
     head = SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
     return DecisionSettings(
         labels, temperature, JEV_TEMPLATE, ("false", "true"), True, given.get("adapter_subfolder", "adapter"), head
     )
-
-
-def _read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
-    """Return the tensors of a head's file, in float32; there are no others in it."""
-    if not path.is_file():
-        raise CheckpointError(path, "expected the head of the decision model, found no file")
-    file = SafetensorsFile(path)
-    found = {name: info.shape for name, info in file.tensors.items()}
-    if found != expected:
-        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
-    arrays = [np.asarray(file.read(name)).astype(np.float32) for name in expected]
-    if not all(np.isfinite(one).all() for one in arrays):
-        raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
-    return arrays
 
 
 def _is_range(value: Any, labels: int, rows: int) -> bool:
@@ -277,11 +269,7 @@ def _labels(given: Any, faults: list[str]) -> dict[str, tuple[str, ...]]:
 def _numbers(given: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, float]:
     """Return the temperatures of a field, by type."""
     found = given.get(name) or {}
-    if not isinstance(found, dict) or not all(map(_positive, found.values())):
+    if not isinstance(found, dict) or not all(map(is_positive, found.values())):
         faults.append(f"{name}: expected type -> number greater than 0, found {found!r}"[:200])
         return {}
     return {kind: float(one) for kind, one in found.items()}
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

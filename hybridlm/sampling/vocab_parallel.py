@@ -72,8 +72,18 @@ class Vocabulary(NamedTuple):
             # What has no probability adds nothing: 0 * -inf is no number.
             return jnp.where(jnp.isneginf(logprob), 0.0, -jnp.exp(logprob) * logprob)
 
-        found = sum_of_terms(logits.shape, term)
+        return self.sum(logits.shape, term)
+
+    def sum(self, shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
+        """Return the sum of terms along each row, over the whole vocabulary; arguments as for `sum_of_terms`."""
+        found = sum_of_terms(shape, term)
         return found if self.devices == 1 else lax.psum(found, MODEL)
+
+    def same_most_likely(self, logits: Logits, other: Logits) -> Bool[Array, "row"]:
+        """Whether rows of two models have the same most likely token, the first one of equal logits."""
+        if self.devices == 1:
+            return most_likely(logits) == most_likely(other)
+        return self.is_most_likely(other, self.best(logits, 1)[1][:, 0])
 
     def rank(self, logits: Logits, token: Int32[Array, "row"], logit: Float32[Array, "row 1"]) -> Int32[Array, "row"]:
         """Return the place of a token of each row in the order of `best`, the first one is 1.

@@ -24,6 +24,9 @@ MAX_GROUP_ROWS = 1 << 16
 MAX_GROUP_BYTES = 1 << 26
 """Size at which a row group of the output, gathered from parts, is written."""
 
+SAVED = "hybridlm.prefix_tokens_saved"
+"""Key in the metadata of an output's schema: tokens that were not computed again because rows begin alike."""
+
 
 class ParquetRows:
     """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
@@ -116,8 +119,8 @@ class ParquetScores:
         pq.write_table(make(rows, self._schema), sink)
         return sink.getvalue().to_pybytes()
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        with pq.ParquetWriter(file, self._schema) as writer:
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+        with pq.ParquetWriter(file, self._schema.with_metadata({SAVED: str(saved)})) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):
                 gathered.append(table)

@@ -116,7 +116,7 @@ def score_file(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
                 )
             if not parts.joined:
-                parts.join(_InOrder(target, order))
+                parts.join(_InOrder(target, order, sum(part.saved for part in parts.done)))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)
@@ -128,11 +128,11 @@ def score_file(
 class _InOrder:
     """The format of an output whose parts are those of sort windows."""
 
-    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow]):
-        self._target, self._order = target, order
+    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow], saved: int):
+        self._target, self._order, self._saved = target, order, saved
 
     def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
-        self._target.join(self._windows(parts), file)
+        self._target.join(self._windows(parts), file, self._saved)
 
     def _windows(self, parts: Sequence[bytes]) -> Iterator[SortedParts]:
         first = 0

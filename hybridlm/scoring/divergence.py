@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridlm.devices.sharded_step import sharded
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.shapes import Shape
@@ -139,7 +140,7 @@ def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> tuple
     of the same shape.
 
     Args:
-        sides: the models, on one device.
+        sides: the models, on the same devices.
         texts: token ids, which fit the context of both.
 
     Raises:
@@ -276,9 +277,10 @@ def _program(sides: tuple[Side, Side], arguments: tuple[Any, ...]) -> CompiledSt
     kept = _PROGRAMS.setdefault(sides[0].engine, {})
     if key not in kept:
         programs = sides[0].engine.programs
-        step = divergence_step(sides[0].structure, sides[1].structure)
+        step, types = divergence_step(sides[0].structure, sides[1].structure), types_of(arguments)
+        mesh = sides[0].engine.placement.mesh
+        if mesh is not None:
+            step = sharded(step, types, DIVERGENCE_CONTRACT, mesh)
         with use_cache(programs.cache):
-            kept[key] = compile_step(
-                step, types_of(arguments), DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=programs.certify
-            )
+            kept[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=programs.certify)
     return kept[key]

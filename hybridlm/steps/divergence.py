@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float32
 
-from hybridlm.sampling.sampling import most_likely
-from hybridlm.sampling.vocab_parallel import Vocabulary, sum_of_terms
+from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.score import in_blocks
 from hybridlm.steps.structure import Structure
 from ir_passes import Lane, LaneContract, Shared
@@ -44,7 +43,7 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
     """`step(first params, second params, first hidden, second hidden) -> (Divergences,)`.
 
     Args:
-        first, second: structures of two models with one vocabulary, on one device.
+        first, second: structures of two models with one vocabulary, on the same devices.
     """
 
     def step(
@@ -66,9 +65,9 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
                 def of_slice(cut: Callable[[Array], Array]) -> Array:
                     return term(cut(logits[0]) - totals[0], cut(logits[1]) - totals[1])
 
-                return sum_of_terms(logits[0].shape, of_slice).reshape((lanes, count))
+                return vocabulary.sum(logits[0].shape, of_slice).reshape((lanes, count))
 
-            same = most_likely(logits[0]) == most_likely(logits[1])
+            same = vocabulary.same_most_likely(*logits)
             return Divergences(
                 summed(kl_terms),
                 summed(lambda p, q: kl_terms(q, p)),
@@ -76,7 +75,7 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
                 same.reshape((lanes, count)),
             )
 
-        return (in_blocks(compare_block, (hidden, other), vocabulary.size),)
+        return (in_blocks(compare_block, (hidden, other), vocabulary.held),)
 
     return step
 

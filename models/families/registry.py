@@ -1,8 +1,11 @@
 """Registry of the families that can be loaded."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from models.config.reader import ConfigError
+from models.decoder.decoder import DecoderConfig
 from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
@@ -31,6 +34,13 @@ FAMILIES = (
 )
 
 
+JEV = "jev"
+"""`model_type` of a decision model that transformers saved: another model, whose config.json is its `text_config`, with
+a linear head beside it."""
+JEV_HEAD = (r"proj\.weight", r"proj\.bias")
+"""Tensors of that head, which are no part of the model below it."""
+
+
 class UnsupportedModel(ValueError):
     """Error for a config.json whose `model_type` no family has."""
 
@@ -41,10 +51,29 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         UnsupportedModel: no family has that `model_type`; the message lists those there are.
     """
+    if config.get("model_type") == JEV:
+        return _of_jev(config)
     model_type = config.get("model_type")
     for family in FAMILIES:
         if model_type in family.model_types:
             return family
-    supported = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    supported = ", ".join(sorted([JEV, *(name for family in FAMILIES for name in family.model_types)]))
     found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     raise UnsupportedModel(f"config.json has {found}; supported are: {supported}")
+
+
+def _of_jev(config: Mapping[str, Any]) -> Family:
+    """Return the family of the model below a head, which reads its own part of config.json and skips the head."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        raise ConfigError(JEV, [f"text_config: expected an object, found {inner!r}"])
+    below = family_of(inner)
+
+    def below_a_head(family: Family) -> Family:
+        def read(fields: Mapping[str, Any]) -> DecoderConfig:
+            return family.read_config(fields["text_config"])
+
+        return replace(family, read_config=read, skipped=(*family.skipped, *JEV_HEAD))
+
+    drafting = None if below.with_head is None else below_a_head(below.with_head)
+    return replace(below_a_head(below), with_head=drafting)

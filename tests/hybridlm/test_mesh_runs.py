@@ -13,6 +13,7 @@ from comparison import TOLERANCES
 from exchanged import Devices, by_hand, counted, in_bytes
 from near_ties import check_same_samples
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
+from safetensors.numpy import load_file, save_file
 
 import hybridlm
 from hybridlm.engine import scheduler
@@ -109,6 +110,28 @@ def check_drafts_and_cache(
 
 def tolerance_of(lm: hybridlm.LM) -> float:
     return TOLERANCES[lm.config.family.removesuffix("_text")]
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
+    """Each device sums over its shard of the vocabulary; texts share a beginning."""
+    fields = {"num_hidden_layers": 2, "full_attention_interval": 2}
+    folders = [write_random_checkpoint("dense_base", tmp_path / name, **fields) for name in ("one", "other")]
+    tensors, rng = load_file(folders[1] / "model.safetensors"), np.random.default_rng(0)
+    noisy = {name: (x * rng.normal(1, 0.2, x.shape)).astype(np.float32) for name, x in tensors.items()}
+    save_file(noisy, folders[1] / "model.safetensors")
+    texts = [*PROMPTS[:4], SHOTS[:12] + [7, 8], SHOTS[:12] + [9]]
+    one, other = (hybridlm.load(folder, lanes=4, certify="off", **SETTINGS) for folder in folders)
+    expected = one.divergence(other, texts)
+    over = [hybridlm.load(folder, lanes=4, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS) for folder in folders]
+    found = over[0].divergence(over[1], texts)
+    assert found.certificate is not None and found.certificate.holds
+    assert over[1].stats["prefix_tokens_saved"] == other.stats["prefix_tokens_saved"] == 10
+    for name in ("kl", "reverse_kl", "js"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
+    assert found.same_top.tolist() == expected.same_top.tolist() and 0 < found.same_top.mean() < 1
+    with pytest.raises(ValueError, match="other: .*meshes differ"):
+        over[0].divergence(other, texts)
 
 
 @pytest.mark.slow

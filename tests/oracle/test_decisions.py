@@ -45,6 +45,7 @@ def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
     """The answers to all requests, those of several in one call, beside transformers'."""
     # By its class: the pipeline's own choice first makes a model of the sizes that config.json leaves open.
     jev = any((directory / name).exists() for name in ("judge_config.json", "decision_config.json"))
+    jev |= json.loads((directory / "config.json").read_text())["model_type"] == "jev"
     auto: Any = transformers.JevForDecision if jev else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -130,6 +131,20 @@ def test_the_jev_head(tmp_path: Path, softcap: float | None) -> None:
     write_jev(tmp_path, hidden, softcap=softcap)
     lm = compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
     assert set(lm.decide("x", QUESTIONS)) == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("name", ["dense_interval", "lfm2_base"])
+def test_a_jev_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
+    """With the prompts, labels and temperatures of its own files; there is no vocabulary head."""
+    hidden = write_model(tmp_path / "first", name)
+    write_jev(tmp_path / "first", hidden, softcap=2.0)
+    auto: Any = transformers.JevForDecision
+    auto.from_pretrained(tmp_path / "first", dtype=torch.float32).save_pretrained(tmp_path / "saved")
+    write_tokenizer(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "judge_config.json").exists()
+    lm = compare(tmp_path / "saved", [{**one, "state": one["state"] or ""} for one in REQUESTS])
+    with pytest.raises(ValueError, match="vocabulary head"):
+        lm.generate(["a"])
 
 
 @pytest.mark.parametrize("prompt", ["d3", pytest.param("pplx", marks=LONG)])

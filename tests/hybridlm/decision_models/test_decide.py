@@ -14,7 +14,9 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.decision_models.settings import read_settings
 from hybridlm.scoring.hidden import Read, read_hidden
+from models import ConfigError
 
 QUESTIONS: dict[str, Any] = {
     "tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": "presses"}},
@@ -72,7 +74,7 @@ def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.M
     tokens = sum(len(prompt.token_ids) for prompt in lm._decider.encode(long))
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == tokens
     assert gained["prefix_tokens_saved"] > tokens / 3
-    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
     assert bits(lm.decide_requests([long])) == shared
 
 
@@ -178,6 +180,33 @@ def test_a_jev_head_needs_no_vocabulary_head(text_lm: hybridlm.LM, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_jev_model_that_transformers_saved_is_the_same(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """The head among the tensors, and the model's own configuration inside that of the head."""
+    from safetensors.numpy import load_file, save_file
+
+    path = jev(text_lm, tmp_path / "jev", softcap=3.0)
+    expected = bits(hybridlm.load(path, **SETTINGS).decide_requests(REQUESTS))
+    given = read_settings(path, text_lm.config.hidden_size)
+    (path / "decision_template.jinja").write_text(given.template or "")
+    said = {"labels": {k: list(v) for k, v in given.labels.items()}, "temperature": dict(given.temperature)}
+    (path / "decision.json").write_text(json.dumps(said | {"noul_options": ["false", "true"]}))
+    tensors = load_file(path / "model.safetensors") | load_file(path / "head.safetensors")
+    save_file({name: one for name, one in tensors.items() if "lm_head" not in name}, path / "model.safetensors")
+    for name in ("judge_config.json", "calibration.json", "head.safetensors"):
+        (path / name).unlink()
+    below = json.loads((path / "config.json").read_text())
+    config = {"model_type": "jev", "hidden_size": 1, "num_verbalizers": 24, "softcap": 3.0, "text_config": below}
+    (path / "config.json").write_text(json.dumps(config))
+    lm = hybridlm.load(path, **SETTINGS)
+    assert bits(lm.decide_requests(REQUESTS)) == expected
+    with pytest.raises(ValueError, match="vocabulary head"):
+        lm.generate(["a"])
+    (path / "config.json").write_text(json.dumps(config | {"text_config": below | {"is_causal": False}}))
+    with pytest.raises(ConfigError, match="is_causal: expected true"):
+        hybridlm.load(path, **SETTINGS)
+
+
+@pytest.mark.slow
 def test_the_adapter_of_a_jev_model(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     path = jev(text_lm, tmp_path / "jev", adapter_subfolder="adapter")
     with pytest.raises(CheckpointError, match="adapter: expected the LoRA adapter"):
@@ -215,7 +244,7 @@ def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monk
     requests = [{"state": "a story " * 6, "questions": one} for one in (two, {"spam": two["spam"]}, two)]
     found = bits(lm.decide_requests(requests))
     assert found[0] == found[2] and len(found[1]) == 1
-    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
     assert bits(lm.decide_requests(requests)) == found
 
 

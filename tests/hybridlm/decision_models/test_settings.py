@@ -10,7 +10,10 @@ from decision_checkpoint import write_decider, write_jev
 from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.decision_models.heads import RowsHead
+from hybridlm.decision_models.questions import read_questions
 from hybridlm.decision_models.settings import DecisionSettings, adapter_folder, read_settings
+from hybridlm.decision_models.slot_head import SlotHead
 
 HIDDEN = 8
 
@@ -56,6 +59,70 @@ def test_files_of_a_jev_model(tmp_path: Path) -> None:
     other.mkdir()
     write_jev(other, HIDDEN, seed=1, softcap=30, adapter_subfolder="adapter")
     assert read_settings(other, HIDDEN).digest != found.digest
+
+
+def write_saved_jev(directory: Path, **fields: Any) -> None:
+    """The head of a model that transformers saved, among other tensors; `fields` are those of config.json."""
+    rng = np.random.default_rng(0)
+    tensors = {"proj.weight": rng.normal(size=(24, HIDDEN)), "proj.bias": rng.normal(size=24), "model.norm": np.ones(3)}
+    save_file({name: one.astype(np.float32) for name, one in tensors.items()}, directory / "model.safetensors")
+    below = {"model_type": "qwen3_5_text"}
+    given = {"model_type": "jev", "num_verbalizers": 24, "offsets": None, "softcap": 2, "text_config": below}
+    (directory / "config.json").write_text(json.dumps(given | fields))
+
+
+def test_a_jev_model_that_transformers_saved(tmp_path: Path) -> None:
+    (tmp_path / "decision.json").write_text(json.dumps({"temperature": {"choice": 2}}))
+    write_saved_jev(tmp_path)
+    found = read_settings(tmp_path, HIDDEN)
+    assert found.head is not None and found.temperature == {"choice": 2.0}
+    assert (found.head.weight.shape, found.head.softcap) == ((24, HIDDEN), 2.0)
+    assert found.head.offsets == {"noul": 0, "score": 2, "choice": 8}
+    write_saved_jev(tmp_path, offsets={"choice": 3}, softcap=None)
+    other = read_settings(tmp_path, HIDDEN)
+    assert other.head is not None and (other.head.offsets, other.head.softcap) == ({"choice": 3}, None)
+    assert other.digest != found.digest
+    with pytest.raises(CheckpointError, match="expected the tensors"):
+        read_settings(tmp_path, HIDDEN + 1)
+    for name, wrong in {"num_verbalizers": 0, "offsets": {"choice": 24}, "softcap": -1}.items():
+        write_saved_jev(tmp_path, **{name: wrong})
+        with pytest.raises(CheckpointError, match=f"{name}: expected"):
+            read_settings(tmp_path, HIDDEN)
+
+
+@pytest.mark.parametrize("file", ["joint_head.safetensors", "head.pt"])
+def test_heads_that_are_not_implemented_are_named(tmp_path: Path, file: str) -> None:
+    """Beside weights that would answer by labels, as those of clef and kev models are."""
+    (tmp_path / file).touch()
+    with pytest.raises(CheckpointError, match=f"decide: found {file}, the head of (clef|kev)"):
+        read_settings(tmp_path, HIDDEN)
+
+
+def test_architectures_that_are_not_implemented_are_named(tmp_path: Path) -> None:
+    for name in ("ClefForDecision", "KevForDecision", "LayaTypedDecisions"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "architectures": [name]}))
+        with pytest.raises(CheckpointError, match=f"decide: found {name};"):
+            read_settings(tmp_path, HIDDEN)
+    write_saved_jev(tmp_path, architectures=["JevForDecision"])
+    assert read_settings(tmp_path, HIDDEN).head is not None
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    assert read_settings(tmp_path, HIDDEN) == DecisionSettings()
+
+
+def test_no_more_options_than_rows() -> None:
+    head = RowsHead(SlotHead(np.zeros((5, HIDDEN), np.float32), np.zeros(5, np.float32), None, {"choice": 2}))
+    (three,), (four,), (noul,) = (
+        read_questions({"q": question}, {}, ("true", "false"))
+        for question in (
+            {"type": "choice", "criteria": {"a": None, "b": None, "c": None}},
+            {"type": "choice", "criteria": {"a": None, "b": None, "c": None, "d": None}},
+            {"type": "noul"},
+        )
+    )
+    head.check(three)
+    for wrong in (four, noul):
+        with pytest.raises(ValueError, match=r"questions\['q'\]: .*rows"):
+            head.check(wrong)
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -39,7 +39,8 @@ def prompts(count: int, length: int) -> list[str]:
 def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any]]:
     """Rows of every prompt with answers of its own, in no order."""
     rng = random.Random(each)
-    rows = [{"text": shot + "".join(rng.choices("xyz", k=answer))} for shot in shots for _ in range(each)]
+    letters = "".join(map(chr, range(ord("A"), ord("Z") + 1))) + "".join(map(str, range(10)))
+    rows = [{"text": shot + "".join(rng.choices(letters, k=answer))} for shot in shots for _ in range(each)]
     rng.shuffle(rows)
     return [{"id": i, **row} for i, row in enumerate(rows)]
 
@@ -49,22 +50,22 @@ LONG = replace(TOY, encode=lambda item, where: [ScoredIds(tuple(item.encode()))]
 
 
 class Counting:
-    """A scorer of texts that counts the tokens that a model would compute."""
+    """A scorer of texts that counts the tokens that a model would compute, in whole chunks."""
 
-    def __init__(self) -> None:
-        self.computed, self.calls = 0, 0
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self.computed, self.calls, self.chunk = 0, 0, chunk
         self.scorer = replace(LONG, score=self.score)
 
     def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         self.calls += 1
-        queue, alive = ScoringQueue(dict(enumerate(texts)), None, CHUNK, 5), []
+        queue, alive = ScoringQueue(dict(enumerate(texts)), None, self.chunk, 5), []
         while queue or alive:
             while len(alive) < 4 and (one := queue.take()) is not None:
                 queue.begun(one)
                 alive.append(one)
             one = alive.pop(0)
             begin = 0 if one.parent is None else len(one.parent.tokens) - 1
-            self.computed += len(one.tokens) - 1 - begin
+            self.computed += -(-(len(one.tokens) - 1 - begin) // self.chunk) * self.chunk
             if one.index is None:
                 queue.prefilled(one)
         return score(texts)
@@ -81,7 +82,7 @@ def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows = shuffled(prompts(64, 200), 157, 20)[:10_000]
-    texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting()
+    texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting(4)
     report = score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
     assert report.texts == 10_000 and counted.calls >= 10
     assert counted.computed <= 1.3 * distinct(rows)
@@ -155,7 +156,7 @@ def test_saved_tokens_of_earlier_runs_count(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
-    whole = text_lm.score_file(texts, tmp_path / "whole.jsonl", window=6)
+    whole = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
     scorer, calls = text_lm._scorer, itertools.count()
 
     def some(*given: Any, **settings: Any) -> Any:
@@ -166,9 +167,12 @@ def test_saved_tokens_of_earlier_runs_count(
     with monkeypatch.context() as patch:
         patch.setattr(type(text_lm), "_scorer", replace(scorer, score=some))
         with pytest.raises(KeyboardInterrupt):
-            text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
-    report = text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
+            text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
+    report = text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
     assert report.kept == 12 and report.prefix_tokens_saved == whole.prefix_tokens_saved > 0
+    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    metadata = pq.read_schema(tmp_path / "out.parquet").metadata
+    assert int(metadata[b"hybridlm.prefix_tokens_saved"]) == report.prefix_tokens_saved
 
 
 def row(number: int, text: str) -> InputRow:

@@ -48,10 +48,12 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
         found = CliRunner().invoke(app, [*arguments, *own])
         assert found.exit_code == 0, (command, found.output)
         done.append(words[1])
-    assert done == ["score", "embed", "quantise", "divergence", "classify", "decide"]
+    assert done == ["score", "embed", "score", "quantise", "divergence", "classify", "decide", "batch"]
     rows = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in Path().glob("*.jsonl")}
     assert [len(rows[name]) for name in ("scores", "divergence", "rewards", "answers")] == [2] * 4
     assert pq.read_table("vectors.parquet").num_rows == 2
+    tops = hybridlm.token_logprobs(pq.read_table("top.parquet"), "top")
+    assert len(tops) == 2 and {len(tops[0].at(token)[0]) for token in range(1, len(tops[0]))} == {8}
     assert rows["scores"][0]["perplexity"] < rows["scores"][1]["perplexity"]
     assert all(0 < row["mean_kl"] < 0.1 and row["agreement"] > 0.9 for row in rows["divergence"])
     first, second = (row["answers"] for row in rows["answers"])
@@ -59,3 +61,5 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
     assert list(first["tone"]["probabilities"]) == ["calm", "angry"]
     assert second["urgent"]["legend"] == {"0": "can wait", "1": "this week", "2": "today"}
     assert 0 < second["urgent"]["score"] < 2
+    said = [row["response"]["body"]["choices"][0]["text"] for row in rows["forms"]]
+    assert said[0] == " Ada" and re.fullmatch(" [0-9]{2}", said[1])

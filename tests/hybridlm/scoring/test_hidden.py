@@ -22,6 +22,6 @@ def test_places_are_those_of_forward_with_and_without_common_parts(
     for i, (vectors, at) in enumerate(zip(found.vectors, places, strict=True)):
         assert vectors.dtype == np.float32 and vectors.shape == (len(at), size)
         np.testing.assert_allclose(vectors, expected[i, list(at)], atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+    monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
     alone = read_hidden(text_lm.engine, texts, places, size)
     assert [one.tobytes() for one in alone.vectors] == [one.tobytes() for one in found.vectors]

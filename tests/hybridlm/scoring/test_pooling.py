@@ -61,7 +61,7 @@ def test_common_beginnings_are_computed_once(
     stem, more = TEXTS[0], TEXTS[4]
     texts = [[*stem, *more[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
     with monkeypatch.context() as patch:
-        patch.setattr("hybridlm.scoring.scorer._max_held", lambda engine, lanes: 0)
+        patch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
         alone = text_lm.embed(texts, pooling=pooling)
     before = dict(text_lm.stats)
     assert text_lm.embed(texts, pooling=pooling).tobytes() == alone.tobytes()

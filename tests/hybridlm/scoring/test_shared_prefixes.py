@@ -97,7 +97,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
     """Scores with every text consumed by itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(scorer, "_max_held", lambda engine, lanes: 0)
+        patch.setattr(scorer, "max_held", lambda engine, lanes: 0)
         return lm.score(texts, **settings)
 
 
@@ -179,7 +179,7 @@ def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None
     for lanes in (1, 2, 3, 4, 8, 64):
         fake: Any = SimpleNamespace(lanes=lanes, placement=engine.placement)
         for size in (1, 2, 4):
-            assert 2 <= scorer._max_held(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
+            assert 2 <= scorer.max_held(fake, min(size, lanes)) <= max(2, min(lanes, size + 1))
 
 
 @pytest.mark.long

@@ -105,6 +105,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": [1, "2"]}, "eos_token_id"),
     ({"dtype": "float64"}, "dtype: expected one of 'bfloat16', 'float16', 'float32'"),
     ({"torch_dtype": ["bfloat16"]}, "torch_dtype: expected one of 'bfloat16', 'float16', 'float32'"),
+    ({"is_causal": False}, "is_causal: expected true, as only causal attention is implemented, found False"),
+    ({"architectures": ["Lfm2BidirectionalModel"]},
+     "architectures: expected causal attention, found 'Lfm2BidirectionalModel'"),
 ]  # fmt: skip
 
 
@@ -212,6 +215,20 @@ def test_configs_that_transformers_writes_have_no_unknown_field(name: str) -> No
 
 def kinds(config: Mapping[str, Any]) -> str:
     return "".join("a" if isinstance(mixer, AttentionConfig) else "r" for mixer, _ in read(config).layers)
+
+
+def test_a_decision_model_is_read_from_its_text_config() -> None:
+    """Also with a tower beside its text, and only with the head's own tensors left out."""
+    for below in (DENSE, {"model_type": "qwen3_5", "text_config": DENSE}):
+        config = {"model_type": "jev", "hidden_size": 1, "text_config": below}
+        family, inner = family_of(config), family_of(below)
+        assert family.read_config(config) == inner.read_config(below)
+        assert family.skips("proj.weight") and family.skips("proj.bias") and not inner.skips("proj.weight")
+        assert family.with_head is not None and family.with_head.skips("proj.weight")
+    with pytest.raises(ConfigError, match="text_config: expected an object"):
+        family_of({"model_type": "jev"})
+    with pytest.raises(UnsupportedModel):
+        family_of({"model_type": "jev", "text_config": {"model_type": "gemma3"}})
 
 
 def test_layer_types_and_interval() -> None:

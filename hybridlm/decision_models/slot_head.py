@@ -1,0 +1,91 @@
+"""Linear heads whose rows are the options of questions, in files of their own or among the tensors of a model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridlm.checkpoint.directory import open_directory
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.decision_models.questions import KINDS
+from hybridlm.errors import CheckpointError
+
+MODEL = "config.json"
+DEFAULT_ROWS, DEFAULT_OFFSETS = 24, {"noul": 0, "score": 2, "choice": 8}
+"""Rows of the head of a model that transformers saved, where its config.json does not say."""
+MAX_OPTIONS = 1024
+"""Labels of a type of question, and rows of a head."""
+
+
+@dataclass(frozen=True)
+class SlotHead:
+    """A linear head whose rows are the options of questions: the head of `jev`, pplx-decider and d3.
+
+    Attributes:
+        weight: float32 [rows, hidden].
+        bias: float32 [rows].
+        softcap: bound of the scores, `softcap * tanh(score / softcap)`; None for none.
+        offsets: type -> row of its first option.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+    softcap: float | None
+    offsets: Mapping[str, int]
+
+
+def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> SlotHead:
+    """Return the head of a model that transformers saved as "jev"; raises CheckpointError.
+
+    Args:
+        directory: of the checkpoint.
+        fields: its config.json.
+        hidden_size: width of its residual stream.
+    """
+    faults: list[str] = []
+    rows, softcap = fields.get("num_verbalizers", DEFAULT_ROWS), fields.get("softcap")
+    offsets = fields.get("offsets") or DEFAULT_OFFSETS
+    if type(rows) is not int or not 0 < rows <= MAX_OPTIONS:
+        faults.append(f"num_verbalizers: expected a number of rows from 1 to {MAX_OPTIONS}, found {rows!r}")
+        rows = 1
+    places = offsets.values() if isinstance(offsets, dict) and set(offsets) <= set(KINDS) else [None]
+    if not all(type(one) is int and 0 <= one < rows for one in places):
+        faults.append(f"offsets: expected type -> row of its first option, below {rows}, found {offsets!r}")
+    if softcap is not None and not is_positive(softcap):
+        faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
+    if faults:
+        raise CheckpointError(directory / MODEL, faults)
+    checkpoint = open_directory(directory)
+    expected = {"proj.weight": (rows, hidden_size), "proj.bias": (rows,)}
+    found = {name: checkpoint.shape(name) for name in expected if name in checkpoint.files}
+    if found != expected:
+        raise CheckpointError(directory, f"expected the tensors {expected} of the head, found {found}")
+    weight, bias = _finite(directory, [checkpoint.read(name) for name in expected])
+    return SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
+
+
+def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
+    """Return the tensors of a head's file, in float32; there are no others in it."""
+    if not path.is_file():
+        raise CheckpointError(path, "expected the head of the decision model, found no file")
+    file = SafetensorsFile(path)
+    found = {name: info.shape for name, info in file.tensors.items()}
+    if found != expected:
+        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
+    return _finite(path, [file.read(name) for name in expected])
+
+
+def _finite(path: Path, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the arrays of a head in float32; raises CheckpointError if they have numbers that are not finite."""
+    wide = [np.asarray(one).astype(np.float32) for one in arrays]
+    if not all(np.isfinite(one).all() for one in wide):
+        raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
+    return wide
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value of a file is a finite number greater than 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,110 @@
+"""Measure files of scores: CPU seconds of most likely ids beside plain scores, and of rows that begin alike.
+
+    python scripts/measure_scoring.py top --model DIR [--rows 200] [--length 128] [--top 64] [--rounds 3]
+    python scripts/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200] [--answer 20]
+
+Both go from Parquet to Parquet, after a run that compiles. `top` scores one file plainly and with `--top` ids of each
+position, in turns. `shared` scores rows of some prompts with answers of their own, in no order, beside a file of as
+many tokens as these rows have if each common beginning counts once, in texts that have nothing in common. CPU seconds
+are of all threads of this process, so that other work on the machine counts little.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import hybridlm
+from hybridlm.score_files.score_file import ScoreFileReport
+
+
+def write(path: Path, texts: list[list[int]]) -> Path:
+    """Write texts as a column of token ids."""
+    pq.write_table(pa.table({"id": list(range(len(texts))), "token_ids": texts}), path)
+    return path
+
+
+def seconds(lm: hybridlm.LM, source: Path, **asked: Any) -> tuple[float, ScoreFileReport]:
+    """Return the CPU seconds of a run, and its report."""
+    output = source.with_name("out.parquet")
+    began = time.process_time()
+    report = lm.score_file(source, output, restart=True, **asked)
+    return time.process_time() - began, report
+
+
+def measure_top(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians of both kinds of scores and their ratio."""
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(5, lm.config.vocab_size, args.length).tolist() for _ in range(args.rows)]
+    source, few = write(folder / "texts.parquet", texts), write(folder / "few.parquet", texts[: 2 * lm.engine.lanes])
+    asked: list[dict[str, Any]] = [{}, {"top": args.top}]
+    for one in asked:
+        seconds(lm, few, **one)
+    taken = [[seconds(lm, source, **one)[0] for one in asked] for _ in range(args.rounds)]
+    plain, top = np.median(np.array(taken), axis=0)
+    return {"plain": round(plain, 2), f"top {args.top}": round(top, 2), "ratio": round(top / plain, 3)}
+
+
+def measure_shared(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return seconds of rows that begin alike, of as many distinct tokens, and their ratios."""
+    rng = np.random.default_rng(0)
+    vocab = lm.config.vocab_size
+    prompts = [rng.integers(5, vocab, args.prompt).tolist() for _ in range(args.prompts)]
+    rows = [prompts[i % args.prompts] + rng.integers(5, vocab, args.answer).tolist() for i in range(args.rows)]
+    rows = [rows[i] for i in rng.permutation(args.rows)]
+    distinct = args.prompts * args.prompt + args.rows * args.answer
+    length = args.prompt + args.answer
+    others = [rng.integers(5, vocab, length).tolist() for _ in range(distinct // length)]
+    shared, alone = write(folder / "shared.parquet", rows), write(folder / "alone.parquet", others)
+    few = write(folder / "few.parquet", [*rows[: 4 * args.prompts], *others[: 2 * lm.engine.lanes]])
+    seconds(lm, few)
+    taken, counted = list[list[float]](), [lm.stats["scored_tokens"]]
+    for _ in range(args.rounds):
+        taken.append([])
+        for one in (shared, alone):
+            taken[-1].append(seconds(lm, one)[0])
+            counted.append(lm.stats["scored_tokens"])
+    ours, theirs = np.median(np.array(taken), axis=0)
+    computed = np.diff(counted)[:2].tolist()
+    return {
+        "rows": args.rows,
+        "tokens": sum(map(len, rows)),
+        "distinct tokens": distinct,
+        "computed": computed,
+        "ratio of tokens": round(computed[0] / computed[1], 3),
+        "CPU seconds": round(ours, 2),
+        "CPU seconds of distinct tokens": round(theirs, 2),
+        "ratio of seconds": round(ours / theirs, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["top", "shared"])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--length", type=int, default=128, help="tokens of a text")
+    parser.add_argument("--top", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt")
+    parser.add_argument("--answer", type=int, default=20, help="tokens of an answer")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--chunk", type=int)
+    parser.add_argument("--dtype")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    args.rows = args.rows or (200 if args.what == "top" else 10_000)
+    lm = hybridlm.load(args.model, lanes=args.lanes, context=512, chunk=args.chunk, dtype=args.dtype)
+    measure = measure_top if args.what == "top" else measure_shared
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(lm, Path(folder), args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -62,6 +62,7 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.score_files.captured_rows import captured_columns, captured_values
 from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceFileReport, with_means
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.rows import Columns
@@ -71,7 +72,7 @@ from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import Divergence, Side, compare
 from hybridlm.scoring.hidden import Read, read_hidden
-from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
+from hybridlm.scoring.items import ItemReader, ScoredIds, own, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
 from hybridlm.scoring.probing import TextProbing
@@ -438,6 +439,9 @@ class LM:
         temperature: float = 1.0,
         entropy: bool = False,
         sort_window: int = DEFAULT_SORT_WINDOW,
+        hidden_states: Sequence[int] = (),
+        states: bool = False,
+        positions: str = "last",
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -462,6 +466,10 @@ class LM:
             top, start, temperature, entropy: as for `score`, for all rows.
             sort_window: bytes of consecutive rows that are sorted by their beginnings, so that what many of them begin
                 with is computed once; they are written in the order of the input. 0 sorts nothing.
+            hidden_states, states, positions: what is read inside the model, as for `score`, at the last token or at all
+                of each row: columns "positions", "hidden_states[i]" and the names of the states, the numbers of all
+                positions one after another. Not together with questions about distributions, nor for lists of
+                completions.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -471,8 +479,43 @@ class LM:
             OSError: a file cannot be read or written; parts that were written stay.
         """
         settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
+        inside = ProbeSettings(hidden_states, positions, states)
+        if inside.given:
+            if settings.given:
+                raise ValueError("hidden_states, states: expected none with token_ids, top, temperature or entropy")
+            options: FileOptions = {
+                "strict": strict, "window": window, "shard": shard, "restart": restart, "progress": progress,
+                "sort_window": sort_window,
+            }  # fmt: skip
+            return self._captured_file(inside, input, output, options)
         scorer = replace(self._scorer, settings=settings)
         return score_file(scorer, input, output, strict, window, shard, restart, progress, sort_window)
+
+    def _captured_file(
+        self,
+        inside: ProbeSettings,
+        input: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        options: FileOptions,
+    ) -> ScoreFileReport:
+        arrays = inside.arrays_of(self.engine, "score_file")
+        columns, most = captured_columns(inside, arrays)
+        window = options.get("window", DEFAULT_WINDOW)
+        options["window"] = min(window, most) if isinstance(window, int) else window
+
+        def encode(item: Any, where: str) -> ScoredIds:
+            found = self._items.read(item, where)
+            if len(found) != 1:
+                raise ValueError(f"{where}: expected one completion with hidden_states or states, got {len(found)}")
+            return found[0]
+
+        def values(given: Sequence[ScoredIds]) -> list[RowValues]:
+            found = self._scores([one.token_ids for one in given], probing=self._probing(inside, given, None))
+            return captured_values([own(score, one.prompt) for score, one in zip(found, given, strict=True)])
+
+        reads = ", ".join(name for name in columns if name not in ("token_ids", "logprobs"))
+        scorer = ValueScorer(columns, encode, values)
+        return self._value_file(scorer, {"reads": f"{reads} at {inside.positions}"}, input, output, options)
 
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.

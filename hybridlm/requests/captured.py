@@ -12,6 +12,7 @@ import numpy as np
 
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
 from hybridlm.files.atomic import replacing
+from hybridlm.requests.result_html import preformatted, table
 
 HIDDEN = "hidden_states[{}]"
 """Name of the hidden states of one index in a file."""
@@ -48,6 +49,15 @@ class Captured:
     def __repr__(self) -> str:
         count, where = len(self.positions), "" if self.path is None else f", {self.path.name}"
         return f"Captured({count} positions, {len(self.hidden_states)} hidden states, {len(self.states)} states{where})"
+
+    def _repr_html_(self) -> str:
+        """List every array with its dtype and its dimensions, below the line of `repr`."""
+        rows = []
+        for name, array in self._arrays().items():
+            dims = self.dims.get(name, ("position", "hidden"))
+            sizes = ", ".join(f"{dim}={size}" for dim, size in zip(dims, array.shape, strict=False))
+            rows.append((name, f"{array.dtype} [{sizes}]"))
+        return f"{preformatted(repr(self))}{table(rows)}"
 
     def row(self, position: int) -> int:
         """Return the index of a position; raises ValueError if it was not captured."""

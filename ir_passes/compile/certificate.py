@@ -174,6 +174,17 @@ class Certificate(Exchanging):
     reused: bool = field(compare=False)
     stored: bool = field(default=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Return one line; `report` has every statement."""
+        counts = {
+            "proved": self.proved,
+            "audited": self.audited,
+            "not covered": self.not_covered,
+            "faults": self.faults,
+        }
+        said = ", ".join(f"{len(statements)} {name}" for name, statements in counts.items())
+        return f"Certificate({self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations; {said})"
+
     @property
     def holds(self) -> bool:
         """Whether the step was proved and audited and nothing was found."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import treescope
 
 import hybridlm
 
@@ -167,3 +168,16 @@ def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) ->
         html = shown._repr_html_()  # type: ignore[union-attr]
         assert "<pre>" in html and len(html) < 20_000
     assert "layers.0.branches.1.inner.down_proj" in text_lm._repr_html_()
+
+
+def test_treescope_shows_them(text_lm: hybridlm.LM) -> None:
+    """It comes with flax; with names, and numbers of large arrays summed up."""
+    out = text_lm.forward(TOKENS, return_states=True)
+    score = text_lm.score([TOKENS], states=True)[0]
+    shown = {"recurrent=<jax.Array float32(1, 8, 8, 16)": out.states, "hidden_states=(": out, "LM(qwen3_5": text_lm}
+    shown |= {"'layers.0.branches.1.inner.down_proj': <jax.Array": text_lm.params, "captured=Captured(": score}
+    shown |= {"Certificate(": next(iter(text_lm.certificates.values()))}
+    for words, one in shown.items():
+        text = treescope.render_to_text(one)
+        assert words in text and len(text) < 20_000
+        assert "<" in treescope.render_to_html(one)

@@ -97,6 +97,27 @@ def test_vectors_of_one_request_and_the_scores_of_its_text(text_lm: hybridlm.LM)
         assert score.greedy[-count:].all()
 
 
+def test_nothing_is_compiled_for_other_requests(text_lm: hybridlm.LM) -> None:
+    """Vectors, heads, layers, factors, states and positions are operands."""
+    rng = np.random.default_rng(8)
+
+    def run(layer: int, head: int, at: int) -> list[hybridlm.Completion]:
+        vector = rng.normal(size=text_lm.config.hidden_size)
+        first = [
+            Intervention.add(vector, hidden_state=layer, positions=range(at, at + 3)),
+            Intervention.replace_hidden_state(vector, hidden_state=1 - layer, positions=at),
+            Intervention.ablate_head(layer, head),
+            Intervention.scale_state(0, 0.1 * head, head=head, positions=at),
+        ]
+        read: Any = {"hidden_states": [1], "states": True, "positions": ["last", "all"][layer]}
+        asked = [[], first, [Intervention.ablate_head(1 - layer, head, positions=at)]]
+        return text_lm.generate(PROMPTS[:3], max_tokens=COUNT, min_tokens=COUNT, interventions=asked, **read)
+
+    one = run(0, 1, 0)
+    compiled = text_lm.stats["compiled"]
+    assert run(1, 2, 1) != one and text_lm.stats["compiled"] == compiled
+
+
 @pytest.mark.long
 def test_a_lane_that_becomes_nan_ends_alone(text_lm: hybridlm.LM) -> None:
     nan = np.full(text_lm.config.hidden_size, np.nan)

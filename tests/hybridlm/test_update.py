@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_checkpoint import write_random_checkpoint
+from random_checkpoint import FAMILIES, write_random_checkpoint
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
@@ -83,6 +83,25 @@ def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, ot
     assert lm.stats["compiled"] == compiled and lm.certificates == certificates
     assert lm.fingerprint != before == lm._source_fingerprint
     assert (lm.fingerprint == trained.fingerprint) == (form == "directory")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [None, (2, 2, 2)], ids=["one-device", "mesh"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_becomes_the_other_model(tmp_path: Path, name: str, axes: tuple[int, int, int] | None) -> None:
+    """By its parameters and by a checkpoint, on one device and over a mesh; nothing is compiled."""
+    first, second = (
+        write_random_checkpoint(name, tmp_path / str(seed), seed=seed, **FAMILIES[name]) for seed in (0, 1)
+    )
+    mesh = None if axes is None else hybridlm.mesh(*axes)
+    settings: dict[str, Any] = {"lanes": 2, "context": 64, "dtype": "float32", "chunk": 8, "mesh": mesh}
+    lm, trained = (hybridlm.load(one, compilation_cache=False, **settings) for one in (first, second))
+    old, new = logprobs(lm), logprobs(trained)
+    compiled = lm.stats["compiled"]
+    for given, expected in ((dict(trained.params), new), (first, old), (second, new)):
+        lm.update(given)
+        assert logprobs(lm) == expected != (old if expected is new else new)
+    assert lm.stats["compiled"] == compiled
 
 
 def test_the_fingerprint_is_that_of_every_bit(lm: hybridlm.LM, trained: hybridlm.LM) -> None:

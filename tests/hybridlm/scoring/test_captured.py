@@ -182,8 +182,10 @@ def test_it_is_refused_with_a_sanitizer(sanitized_lm: hybridlm.LM) -> None:
 def test_names_are_those_of_contracts(text_lm: hybridlm.LM) -> None:
     captured = text_lm.score([TEXTS[0]], states=True)[0].captured
     assert captured is not None and "1 positions, 0 hidden states, 2 states" in repr(captured)
+    page = captured._repr_html_()
+    assert all(name in page for name in captured.states) and "[position=1, value_head=8, value=" in page
     stated = {
-        name for one in text_lm.certificates.values() for name in re.findall(r"layers\[\d+\][\w.\[\]]+", str(one))
+        name for one in text_lm.certificates.values() for name in re.findall(r"layers\[\d+\][\w.\[\]]+", one.to_json())
     }
     assert set(captured.states) <= stated
     with pytest.raises(ValueError, match="layer 1"):

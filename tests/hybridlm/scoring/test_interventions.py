@@ -13,6 +13,7 @@ from tiny_variants import OTHER_GOLDENS
 import hybridlm
 from hybridlm import Intervention, SequenceState
 from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm.engine.probing import StateArrays
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.captured import parse_path
 from hybridlm.scoring.scorer import scores
@@ -209,46 +210,73 @@ def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
         text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=12)])
 
 
-def test_a_disturbed_lane_changes_no_bit_of_another(text_lm: hybridlm.LM) -> None:
-    nan = np.full(text_lm.config.hidden_size, np.nan)
-    state = np.full(text_lm.engine.new_rows(1).layers[0][0].recurrent.shape[1:], np.nan, np.float32)
-    other = [Intervention.ablate_head(0, 1), Intervention.add(np.ones(len(nan)), hidden_state=2, positions=5)]
+def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
+    """What one lane asks for, NaN in vectors and states too: neither what others are scored nor what they read."""
+    nan, (layer, array) = np.full(lm.config.hidden_size, np.nan), edited_places(lm)[0]
+    kind = next(kind for kind in ("recurrent", "attention", "expert") if any(kind in own for own in lm.model.sites()))
+    (place, *_) = [i for i, own in enumerate(lm.model.sites()) if kind in own]
+    mixer: Any = kind
+    ablate = (
+        Intervention.ablate_expert(place, 1) if kind == "expert" else Intervention.ablate_head(place, 1, mixer=mixer)
+    )
+    other = [ablate, Intervention.add(np.ones(len(nan)), hidden_state=2, positions=5)]
+    state = np.full(StateArrays(lm.engine).places.states[layer, array].shape, np.nan, np.float32)
 
-    def run(first: list[Intervention]) -> list[np.ndarray]:
-        settings = ProbeSettings(interventions=[first, other, [], first])
+    def run(first: list[Intervention]) -> list[Any]:
+        settings = ProbeSettings([1], [[3, 9]] * 4, True, None, [first, other, [], first])
         texts = [(*text,) for text in TEXTS[:4]]
-        probing = text_lm._probing(settings, [hybridlm.scoring.items.ScoredIds(text) for text in texts], None)  # type: ignore[attr-defined]
-        return [one.logprobs for one in scores(text_lm.engine, texts, probing=probing)]
+        probing = lm._probing(settings, [hybridlm.scoring.items.ScoredIds(text) for text in texts], None)  # type: ignore[attr-defined]
+        return scores(lm.engine, texts, probing=probing)
 
     mild = run(
         [
             Intervention.add(np.zeros(len(nan)), hidden_state=1, positions=2),
-            Intervention.scale_state(0, 1.0, positions=4),
+            Intervention.scale_state(layer, 1.0, array=array, positions=4),
         ]
     )
-    bad = run([Intervention.add(nan, hidden_state=1, positions=2), Intervention.replace_state(0, state, positions=4)])
-    assert mild[1].tobytes() == bad[1].tobytes() and mild[2].tobytes() == bad[2].tobytes()
+    bad = run(
+        [
+            Intervention.add(nan, hidden_state=1, positions=2),
+            Intervention.replace_state(layer, state, array=array, positions=4),
+        ]
+    )
+    for one, two in zip(mild[1:3], bad[1:3], strict=True):
+        assert one.logprobs.tobytes() == two.logprobs.tobytes()
+        assert one.captured.hidden_states[1].tobytes() == two.captured.hidden_states[1].tobytes()
+        assert all(
+            one.captured.states[name].tobytes() == found.tobytes() for name, found in two.captured.states.items()
+        )
     for lane in (0, 3):
-        assert np.isnan(bad[lane][3:]).all()
+        assert np.isnan(bad[lane].logprobs[3:]).all()
     with pytest.raises(hybridlm.NumericalError):
-        text_lm.score(TEXTS[:1], interventions=[Intervention.add(nan, hidden_state=1)])
+        lm.score(TEXTS[:1], interventions=[Intervention.add(nan, hidden_state=1)])
 
 
-def test_rows_that_are_not_edited_keep_their_bits(text_lm: hybridlm.LM) -> None:
-    rows = text_lm.engine.new_rows(3)
+def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
+    """Layers and arrays whose states can be changed, recurrences first."""
+    return sorted(StateArrays(lm.engine).places.states, key=lambda place: place[1] != "recurrent")
+
+
+def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
+    rows = lm.engine.new_rows(3)
     rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
     before = jax.tree.map(np.asarray, rows)
     edits: Any = no_edits(3, types_in(rows))
-    edits["recurrent"].layer[1], edits["recurrent"].unit[1, 3], edits["recurrent"].replaced[1] = 0, True, True
-    edits["recurrent"].value[1] = np.nan
-    edits["conv"].value[2] = np.nan
-    (after,) = text_lm.engine.program(EditShape(3))(rows, edits)
+    layer, array = edited_places(lm)[0]
+    edits[array].layer[1], edits[array].unit[1, 1], edits[array].replaced[1] = layer, True, True
+    for edit in edits.values():
+        edit.value[2] = np.nan
+    edits[array].value[1] = np.nan
+    (after,) = lm.engine.program(EditShape(3))(rows, edits)
+    changed = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
         expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
-        if jax.tree_util.keystr(path).endswith("recurrent"):
-            expected[1, 3] = np.nan
+        if parse_path(f"layers{jax.tree_util.keystr(path[1:])}") == (layer, array):
+            expected[1, 1] = np.nan
+            changed.append(path)
         assert leaf.tobytes() == expected.tobytes()
-    certificate = text_lm.certificates["edit states of 3"]
+    assert len(changed) == 1
+    certificate = lm.certificates["edit states of 3"]
     assert any(line.startswith("args[1]: Lane(") for line in certificate.contract)
 
 

@@ -75,6 +75,13 @@ def test_round_trip() -> None:
     assert Certificate.from_json(json.dumps(json.loads(one.to_json()))) == one
 
 
+def test_it_prints_one_line() -> None:
+    one = certificate(faults=(Statement("fault", "", "a & b"),))
+    assert repr(one).startswith(f"Certificate({one.step}: NOT CERTIFIED, {one.lanes} lanes, ")
+    assert "1 faults" in repr(one) and "\n" not in repr(one) and len(repr(certificate())) < 200
+    assert repr(certificate()).startswith(f"Certificate({one.step}: certified")
+
+
 def test_notebooks_show_it_escaped() -> None:
     page = certificate(step="<b>step", faults=(Statement("fault", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page

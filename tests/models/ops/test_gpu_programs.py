@@ -48,6 +48,19 @@ def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
     assert found.moved < 2 * held
 
 
+def test_gradients_do_not_expand_rows_to_all_experts() -> None:
+    """That of `ragged_dot` takes six times the bytes of the matrices' gradient."""
+    rows, experts, out, inputs = 1024, 64, 256, 512
+
+    def run(x, weight, expert):
+        return jnp.sum(expert_dot(x, weight, expert, platform="gpu"))
+
+    weight = array(experts, out, inputs, dtype=BF16)
+    gradient = jax.grad(run, argnums=(0, 1))
+    scratch, _ = compiled(gradient, array(rows, inputs), weight, array(rows, dtype=I32))
+    assert scratch < 1.5 * 4 * experts * out * inputs, "the gradient of the matrices in float32"
+
+
 @pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
 def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) -> None:
     lanes, heads, size = 64, 8, 128

@@ -11,10 +11,10 @@ from ir_passes.xla_audit.program import Index
 Leaves = dict[Index, int]
 """Values of a result by index."""
 COPYING, STARTED, GATHERING, REDUCING = "copy-start", "async-start", "all-gather-start", "all-reduce-start"
-CONTINUED, REDUCED = "async-update", "all-reduce-done"
-ENTRY = {"copy-done": 0, "async-done": 1, "all-gather-done": 1}
+CONTINUED, DONE, REDUCED = "async-update", "async-done", "all-reduce-done"
+ENTRY = {"copy-done": 0, DONE: 1, "all-gather-done": 1}
 """The entry of what was started that an operation returns when it is done; others return all of it."""
-KNOWN = frozenset({COPYING, STARTED, CONTINUED, "copy-done", "async-done"})
+KNOWN = frozenset({COPYING, STARTED, CONTINUED, "copy-done", DONE})
 """Opcodes of which the dataflow knows what they use, and how long."""
 TALKING = ("send", "recv")
 

@@ -93,7 +93,9 @@ def _shared(one: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
                 continue
             for theirs in live.of[operand].values():
                 other = live.values[theirs]
-                if other is not value and other.slice is not None and other.slice.overlaps(value.slice):
+                if other is value or other.slice is None or not other.slice.overlaps(value.slice):
+                    continue
+                if (other.instruction.id, other.index) not in value.parts:
                     yield number, index
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
-from ir_passes.xla_audit.asynchronous import COPYING
+from ir_passes.xla_audit.asynchronous import COPYING, STARTED
 from ir_passes.xla_audit.hlo import (
     HloError,
     given_assignment,
@@ -41,6 +41,8 @@ ROWS = frozenset({"dynamic-slice", "gather", "slice"})
 """Opcodes that read of their first operand as much as they return."""
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that write into their first operand, each with the number of the operand that has the new rows."""
+NEW: dict[str, Index] = {COPYING: (0,), STARTED: (1,)}
+"""The result that an operation writes beside others."""
 CUBLAS = "__cublas$"
 """Beginning of the targets of cuBLAS products, whose last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
@@ -203,11 +205,11 @@ class _Walk:
             given = tuple(operand.array for operand in operands)
             read, written = _plain(one, given)
             on_chip = [operand.array.bytes for operand in operands if self._on_chip(operand.id, ())]
-            if one.opcode in (*ROWS, COPYING):
+            if one.opcode in (*ROWS, *NEW):
                 read = 0 if self._on_chip(one.operands[0], ()) else read
             else:
                 read = max(0, read - sum(on_chip))
-            written = 0 if self._on_chip(one.id, (0,) if one.opcode == COPYING else ()) else written
+            written = 0 if self._on_chip(one.id, NEW.get(one.opcode, ())) else written
             flops, kind = product_flops(one, given), one.target or one.opcode
             dtypes = [given[0].dtype] if flops else []
         touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.xla_audit.asynchronous import KNOWN, REDUCED, REDUCING, STARTED, TALKING, Leaves, finished, handed_on
 from ir_passes.xla_audit.branches import Branch, Branches, gaps_of
+from ir_passes.xla_audit.joined import JOINING, fill
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
@@ -29,6 +30,7 @@ class LiveValue:
         slice: its bytes; None where the buffer assignment says nothing about it.
         start, stop: ticks of its definition and of its last reader, both included.
         gaps: ticks, both included, of branches that do not need it any more; one that runs in its place does.
+        parts: instruction and index of values that it is made of where they lie, one behind the other.
     """
 
     instruction: Instruction
@@ -38,6 +40,7 @@ class LiveValue:
     start: int
     stop: int
     gaps: tuple[tuple[int, int], ...] = ()
+    parts: frozenset[tuple[int, Index]] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.instruction.name}{list(self.index) if self.index else ''} {self.array}"
@@ -106,6 +109,7 @@ class _Flow:
         self._carries: list[Carry] = []
         self._uncovered: dict[Statement, None] = {}
         self._branches: list[Branches] = []
+        self._parts: dict[int, frozenset[tuple[int, Index]]] = {}
         self._loops = 0
 
     def run(self) -> LiveValues:
@@ -125,8 +129,8 @@ class _Flow:
         for i, (instruction, index, array, where) in enumerate(self._defined):
             if self._same[i] == i:
                 position[i] = len(values)
-                span = self._start[i], self._stop[i], tuple(gaps.get(i, ()))
-                values.append(LiveValue(instruction, index, array, where, *span))
+                span, parts = (self._start[i], self._stop[i], tuple(gaps.get(i, ()))), self._parts.get(i, frozenset())
+                values.append(LiveValue(instruction, index, array, where, *span, parts))
         of = {
             one: {index: position[self._find(value)] for index, value in leaves.items()}
             for one, leaves in self._of.items()
@@ -232,6 +236,8 @@ class _Flow:
         if one.opcode == "copy" and self._stays(one, operands[0]):
             return operands[0]
         defined = self._define(one, at)
+        if one.target == JOINING:
+            self._parts[defined[()]] = self._joined(one, operands)
         if one.opcode == "constant":
             for value in defined.values():
                 self._start[value], self._stop[value] = 0, FOREVER
@@ -302,6 +308,13 @@ class _Flow:
         where = self._defined[self._find(operand[()])][3]
         same = where is not None and where == self._slices.get((one.id, ()))
         return same and self._module.instructions[one.operands[0]].array == one.array
+
+    def _joined(self, one: Instruction, operands: list[Leaves]) -> frozenset[tuple[int, Index]]:
+        """The operands if they are the result where they lie, none otherwise."""
+        values = [self._defined[self._find(operand[()])] for operand in operands]
+        if not fill(self._module, one, self._slices.get((one.id, ())), [where for _, _, _, where in values]):
+            return frozenset()
+        return frozenset((made.id, index) for made, index, _, _ in values)
 
     def _name(self, value: int) -> str:
         instruction, index, _, _ = self._defined[value]

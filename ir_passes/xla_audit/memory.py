@@ -31,6 +31,8 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
                     continue
                 if mine == theirs and other.start < value.start == other.stop:
                     continue
+                if (other.instruction.id, other.index) in value.parts and other.stop == value.start:
+                    continue
                 # In the very same bytes a gap may begin in the operation before it, which reads the other value.
                 if any(start - (mine == theirs) <= value.start and value.stop <= stop for start, stop in other.gaps):
                     continue

@@ -144,8 +144,8 @@ def second_pools(executable: Executable, bound: BoundContract, live: LiveValues)
     """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
     Of a pool with one row per lane, in total or on each device, the step computes every row, so its intermediate
-    results may have the pool's type; only copies are counted against it. What a TPU computes on its chip takes none of the
-    device's memory.
+    results may have the pool's type; only copies are counted against it. What a TPU computes on its chip takes none of
+    the device's memory.
     """
     module = executable.module
     mapped = {name for one in bound.inputs if isinstance(one.entry, ROW_MAPS) for name in one.entry.names}

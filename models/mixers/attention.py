@@ -28,6 +28,10 @@ takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
 MAX_SUMMED_QUERIES = 8
 """Query rows per key/value head up to which a GPU sums products of queries and keys: as many as XLA joins in one
 operation."""
+MAX_WEIGHTED_QUERIES = 4
+"""Query rows per key/value head up to which a GPU sums products of weights and values. XLA joins two such sums in one
+operation, so that values are read half as often as there are queries; a product has them read twice and written once.
+"""
 
 
 class KVCache(NamedTuple):
@@ -178,13 +182,13 @@ def attend(
         else:
             v = read(cache.value, start)
         at = start + jnp.arange(span, dtype=jnp.int32)
-        v = jnp.where(at[None, None, :, None] <= last, v, 0.0).astype(jnp.float32)
+        seen = at[None, None, :, None] <= last
         scores = _scores(q, k.astype(jnp.float32), platform)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)
-        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, v)
+        out = out * keep + _weighted(p, v, seen, platform)
         return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
 
     shape = (lanes, kv_heads, groups * tokens)
@@ -209,6 +213,25 @@ def _scores(
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
+
+
+def _weighted(
+    weights: Float32[Array, "lane kv_head query position"],
+    value: Array,
+    seen: Bool[Array, "lane 1 position 1"],
+    platform: str,
+) -> Float32[Array, "lane kv_head query value"]:
+    """Return the sum of the values `[lane, kv_head, position, value]` for each query, by its weights.
+
+    Positions that no query sees weigh nothing, and may hold NaN.
+    """
+    if platform == "gpu" and weights.shape[2] <= MAX_WEIGHTED_QUERIES:
+        # Each sum masks the values as it reads them inside of the cache; a product is given a copy of them.
+        weights, value = lax.optimization_barrier(weights), value.astype(jnp.float32)
+        products = [jnp.where(seen, weights[:, :, i, :, None] * value, 0.0) for i in range(weights.shape[2])]
+        sums = [jnp.sum(product, axis=2) for product in products]
+        return jnp.stack(lax.optimization_barrier(sums), axis=2)
+    return full_einsum("nhqk,nhkd->nhqd", weights, jnp.where(seen, value, 0.0).astype(jnp.float32))
 
 
 class Attention(Stateful):

@@ -5,13 +5,15 @@ platform, so the choice is made here and nowhere else.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Bool, Float, Float32, Int32
 
 from models.ops.chunk_decay import power_of_two
 from models.ops.float32 import full_einsum
@@ -152,35 +154,72 @@ def grouped_form(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: 
     room for twice the mean number of rows of an expert: one pass is enough unless an expert has more. A row has the
     same bits in each place of each pass. Rows of absent experts are in no group: their results are undefined.
     """
-    count, experts = x.shape[0], weight.shape[0]
-    height = max(MIN_PASS_ROWS, power_of_two(-(-2 * count // experts)))
-    order, x = jnp.argsort(expert, stable=True), varying_like(x, expert)
-    sizes = jnp.sum(expert[:, None] == jnp.arange(experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
-    first = jnp.cumsum(sizes) - sizes
-    rank = jnp.argsort(order) - jnp.take(first, expert, mode="clip")
-    slot = jnp.minimum(expert, experts - 1) * height + rank % height
-    rows = x.astype(weight.dtype)
+    rows = varying_like(x, expert).astype(weight.dtype)
+    return _grouped(rows, weight.numbers() if isinstance(weight, QuantisedWeight) else weight, expert, 2)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The passes of a product whose rows are sorted by expert.
+
+    Attributes:
+        order: rows in the order of their experts.
+        first, sizes: of the rows of each expert in that order.
+        height: rows of each expert in a pass.
+        slot, turn: place of each row's result among those of a pass, and the pass.
+    """
+
+    order: Int32[Array, "row"]
+    first: Int32[Array, "expert"]
+    sizes: Int32[Array, "expert"]
+    height: int
+    slot: Int32[Array, "row"]
+    turn: Int32[Array, "row"]
+
+    @classmethod
+    def of(cls, expert: ExpertIds, experts: int) -> "_Passes":
+        count = expert.shape[0]
+        height = max(MIN_PASS_ROWS, power_of_two(-(-2 * count // experts)))
+        order = jnp.argsort(expert, stable=True)
+        sizes = jnp.sum(expert[:, None] == jnp.arange(experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
+        first = jnp.cumsum(sizes) - sizes
+        rank = jnp.argsort(order) - jnp.take(first, expert, mode="clip")
+        slot = jnp.minimum(expert, experts - 1) * height + rank % height
+        return cls(order, first, sizes, height, slot, rank // height)
+
+    def rows(self, x: Array, turn: Array | int) -> tuple[Array, Bool[Array, "expert place"]]:
+        """Return rows `[expert, place, size]` of a pass, and which places have a row of the expert; others hold any."""
+        at = turn * self.height + jnp.arange(self.height, dtype=jnp.int32)[None]
+        places = jnp.minimum(self.first[:, None] + at, x.shape[0] - 1)
+        return _rows(x, _rows(self.order, places)), at < self.sizes[:, None]
+
+    def run(self, one: Callable[[Array | int], Array], joined: Callable[[Array, Array, Array], Array], *alike: Array):
+        """Run the passes: (pass) -> its result, and (result so far, result of a pass, pass) -> both."""
+        turns = jnp.max(-(-self.sizes // self.height))
+
+        def further(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            turn, y = carry
+            return turn + 1, joined(y, one(turn), turn)
+
+        # The first pass is no turn of the loop: XLA would make the loop's first result, zeros, for all layers at once.
+        start = varying_like((jnp.int32(1), one(0)), *alike)
+        with jax.named_scope(FURTHER_PASSES):
+            return lax.while_loop(lambda carry: carry[0] < turns, further, start)[1]
+
+
+def _grouped(
+    rows: Float[Array, "row size"], weight: ExpertWeights, expert: ExpertIds, contracted: int
+) -> Float32[Array, "row other"]:
+    """Multiply each row with its expert's matrix, over the matrix' dimension `contracted`."""
+    passes = _Passes.of(expert, weight.shape[0])
 
     def one(turn: Array | int) -> Array:
-        at = first[:, None] + turn * height + jnp.arange(height, dtype=jnp.int32)[None]
-        found = lax.dot_general(
-            _rows(rows, _rows(order, jnp.minimum(at, count - 1))),
-            weight.numbers() if isinstance(weight, QuantisedWeight) else weight,
-            (((2,), (2,)), ((0,), (0,))),
-            precision=_precision(weight),
-            preferred_element_type=jnp.float32,
-        )
-        return _rows(found.reshape((experts * height, -1)), slot)
+        dims = (((2,), (contracted,)), ((0,), (0,)))
+        given, precision = passes.rows(rows, turn)[0], _precision(weight)
+        found = lax.dot_general(given, weight, dims, precision=precision, preferred_element_type=jnp.float32)
+        return _rows(found.reshape((-1, found.shape[2])), passes.slot)
 
-    def further(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        turn, y = carry
-        return turn + 1, jnp.where((rank // height == turn)[:, None], one(turn), y)
-
-    turns = jnp.max(-(-sizes // height))
-    # The first pass is no turn of the loop: XLA would make the loop's first result, zeros, for all layers at once.
-    start = varying_like((jnp.int32(1), one(0)), x, weight)
-    with jax.named_scope(FURTHER_PASSES):
-        return lax.while_loop(lambda carry: carry[0] < turns, further, start)[1]
+    return passes.run(one, lambda y, new, turn: jnp.where((passes.turn == turn)[:, None], new, y), rows, weight)
 
 
 def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple[Array, Any, Array]]:
@@ -188,7 +227,21 @@ def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple
 
 
 def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tuple[Any, ...]:
-    return jax.vjp(ragged_form, *operands)[1](gradient)
+    """Return the gradients by passes of the same kind: of rows by turned matrices, of matrices by sums over rows."""
+    x, weight, expert = operands
+    if isinstance(weight, QuantisedWeight):
+        return jax.vjp(ragged_form, *operands)[1](gradient)
+    wide = weight.astype(jnp.float32)
+    of_rows = jnp.where((expert < weight.shape[0])[:, None], _grouped(gradient, wide, expert, 1), 0.0)
+    passes, rounded = _Passes.of(expert, weight.shape[0]), x.astype(weight.dtype).astype(jnp.float32)
+
+    def one(turn: Array | int) -> Array:
+        (upward, there), (given, _) = passes.rows(gradient, turn), passes.rows(rounded, turn)
+        upward, given = (jnp.where(there[:, :, None], rows, 0.0) for rows in (upward, given))
+        return lax.dot_general(upward, given, (((1,), (1,)), ((0,), (0,))), precision=_precision(wide))
+
+    of_weight = passes.run(one, lambda y, new, turn: y + new, gradient, x, weight)
+    return of_rows.astype(x.dtype), of_weight.astype(weight.dtype), np.zeros(expert.shape, jax.dtypes.float0)
 
 
 # A loop whose turns the data decide has no gradient of its own.

@@ -132,6 +132,32 @@ ENTRY main {{
 }}
 """
 
+HALF = "f32[32,128]{1,0:T(8,128)S(1)}"
+JOIN = f"""
+HloModule m, is_scheduled=true
+
+low {{
+  p = {HBM} parameter(0)
+  ROOT first = {HALF} slice(p), slice={{[0:32], [0:128]}}
+}}
+
+high {{
+  q = {HBM} parameter(0)
+  ROOT second = {HALF} slice(q), slice={{[32:64], [0:128]}}
+}}
+
+ENTRY main {{
+  x = {HBM} parameter(0)
+  y = {HBM} parameter(1)
+  a = (({HBM}), {HALF}, u32[]{{:S(2)}}) async-start(x), calls=high
+  b = (({HBM}), {HALF}, u32[]{{:S(2)}}) async-start(x), calls=low
+  a_done = {HALF} async-done(a)
+  b_done = {HALF} async-done(b)
+  whole = {CHIP} custom-call(a_done, b_done), custom_call_target="ConcatBitcast"
+  ROOT all = {HBM} negate(whole)
+}}
+"""
+
 
 def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
     """A program whose values all lie in bytes of their own, but for some that take those of others."""
@@ -241,6 +267,33 @@ def test_wrong_programs(text: str, same: Mapping[Place, Place], kind: FindingKin
     assert kind in found(program(text, same))
 
 
+CUTS = {
+    "each where it was cut from": ({}, 0, SIZE // 2, True),
+    "the other way round": ({}, SIZE // 2, 0, False),
+    "a hole between them": ({}, 0, SIZE, False),
+    "of two arrays": ({"async-start(x), calls=low": "async-start(y), calls=low"}, 0, SIZE // 2, False),
+}
+
+
+@pytest.mark.parametrize(("changes", "low", "high", "right"), CUTS.values(), ids=CUTS)
+def test_slices_are_taken_for_the_array_that_they_fill(
+    changes: Mapping[str, str], low: int, high: int, right: bool
+) -> None:
+    text = JOIN
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    executable = program(text)
+    ids = {one.name: one.id for one in executable.module.instructions.values()}
+    whole = executable.buffers.slices[ids["whole"], ()]
+    slices = {key: place for key, place in executable.buffers.slices.items() if key[1] != (1,)}
+    for name, offset in (("first", low), ("second", high)):
+        slices[ids[name], ()] = Slice(whole.allocation, offset, SIZE // 2)
+    grown = {whole.allocation: replace(executable.buffers.allocations[whole.allocation], size=2 * SIZE)}
+    moved = replace(executable, buffers=Buffers({**executable.buffers.allocations, **grown}, slices))
+    kinds = set(found(moved))
+    assert kinds == set() if right else {FindingKind.OVERLAP, FindingKind.READ_AFTER_WRITE} <= kinds
+
+
 def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
     executable = program(COPY)
     moved = {one.name: (one.read, one.written) for one in kernels_in(executable, {}).kernels}
@@ -252,6 +305,8 @@ def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
         "sum": (0, 0),
         "all": (0, SIZE),
     }
+    sliced = {one.name: (one.read, one.written) for one in kernels_in(program(ASYNC), {}).kernels}
+    assert sliced["start"] == (4 * 8 * 128, 0), "a slice alone, and that on the chip"
     gpu = replace(executable, platform="gpu")
     assert {one.name: one.written for one in kernels_in(gpu, {}).kernels}["sum"] == SIZE
 

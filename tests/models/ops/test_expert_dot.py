@@ -83,6 +83,29 @@ def test_gradients_are_those_of_the_equation(form) -> None:
     assert (np.asarray(of_w)[2] == 0).all()
 
 
+@pytest.mark.parametrize("crowded", [3, EXPERTS], ids=["one expert", "elsewhere"])
+def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
+    """More rows of an expert than a pass takes, and rows of none, which have no gradient."""
+    count = 8 * MIN_PASS_ROWS
+    x, expert = rows(count)
+    expert = np.where(np.arange(count) % 4 == 0, expert, crowded).astype(np.int32)
+    expert[5:9] = EXPERTS
+    w, upward = weights(), np.random.default_rng(3).normal(size=(count, OUT)).astype(np.float32)
+
+    def run(x, w):
+        return jnp.sum(expert_dot(x, w, expert, absent=True, platform="gpu") * upward)
+
+    of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
+    here, exact = expert < EXPERTS, np.asarray(w, np.float64)
+    np.testing.assert_allclose(of_x[here], np.einsum("roi,ro->ri", exact[expert[here]], upward[here]), atol=1e-5)
+    assert (np.asarray(of_x)[~here] == 0).all()
+    want = np.zeros_like(exact)
+    np.add.at(want, expert[here], np.einsum("ro,ri->roi", upward[here].astype(np.float64), x[here]))
+    np.testing.assert_allclose(of_w, want, atol=1e-4)
+    program = jax.make_jaxpr(jax.grad(run, argnums=(0, 1)))(x, w)
+    assert "ragged_dot_general" not in {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
+
+
 @pytest.mark.parametrize(
     "form", [gather_form, sorted_gather_form, block_form, grouped_form, expert_dot], ids=lambda form: form.__name__
 )

@@ -1,6 +1,6 @@
-"""One change to every equation of a program, those of its loops, branches and calls included."""
+"""Programs inside of equations: changes to all equations of a program, and parameters compared with their bodies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ir_passes.jaxpr import ir
@@ -31,11 +31,34 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     return map_equations(program, change, keep=lambda eqn: False)
 
 
+def params_key(params: Mapping[str, Any]) -> Hashable:
+    """Return what is equal for parameters that are equal; None for those that cannot be compared.
+
+    Programs among them are equal where they have the same body, and hold the same constants. It has to be kept alive.
+    """
+    key = tuple((name, _key(value)) for name, value in params.items())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, ir.ClosedJaxpr):
+        return "program", value.jaxpr, tuple(map(id, value.consts))
+    if type(value) in (tuple, list):
+        return type(value), tuple(map(_key, value))
+    return type(value), value
+
+
 class _Mapped:
     def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
         self.change, self.keep = change, keep
         self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
         """id of a body -> the body, which keeps its id its own, and what takes its place: many calls share one."""
+        self.same: dict[int, Any] = {}
+        """id of parameters in which nothing changes -> these: the equations of many layers share them."""
 
     def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         jaxpr = self.jaxpr(program.jaxpr)
@@ -53,8 +76,14 @@ class _Mapped:
         made = self.change(eqn)
         if len(made) != 1 or made[0] is not eqn or self.keep(eqn):
             return made
-        new = {name: self.value(value) for name, value in eqn.params.items()}
-        return [eqn if all(new[name] is value for name, value in eqn.params.items()) else eqn.replace(params=new)]
+        params = eqn.params
+        if id(params) in self.same:
+            return made
+        new = {name: self.value(value) for name, value in params.items()}
+        if any(new[name] is not value for name, value in params.items()):
+            return [eqn.replace(params=new)]
+        self.same[id(params)] = params
+        return made
 
     def value(self, value: Any) -> Any:
         """A parameter with its bodies rewritten; itself where none is."""

@@ -141,6 +141,14 @@ class _Called(_source_info.SourceInfo):
         self.caller = caller
 
 
+def call_of(eqn: JaxprEqn) -> Any:
+    """The source of the outermost call that `inline` took an equation from, one object for its body; else its own."""
+    info: Any = eqn.source_info
+    while getattr(info, "caller", None) is not None:
+        info = info.caller
+    return info
+
+
 MAX_FRAMES = 8
 """Lines of one equation that are looked at, from the innermost out."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.contract import (
-    ROW_MAPS,
     Bound,
     BoundContract,
     Lane,
@@ -21,18 +20,21 @@ from ir_passes.contract.contract import (
     Unspecified,
 )
 from ir_passes.contract.normal_form import flatten
-from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Claim, Note, Statement
+from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import Parameters, trace_function
 from ir_passes.proof import packed_layout
+from ir_passes.proof.assumed import assumed_of, dimensions_not_proved
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dim_names import dim_violations
+from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
+from ir_passes.proof.repeats import interpret_repeating
 from ir_passes.proof.rules import opaque_calls, packed_tokens
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.site import interpret
+from ir_passes.proof.runs import Run, runs_of
 from ir_passes.proof.values import ActiveCount, Kept, PageEntry, Segment, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
@@ -92,8 +94,25 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     start = time.perf_counter()
     kernels = opaque_calls.undeclared(program, bound.opaque)
     flat = flatten(kernels.program)
+    runs = runs_of(flat.jaxpr)
+    try:
+        proved = _prove(flat, kernels, bound, runs)
+    except IsolationError:
+        if not runs:
+            raise
+        proved = _prove(flat, kernels, bound, [])  # which describes the fault where it stands
+    return replace(proved, seconds=time.perf_counter() - start)
+
+
+def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract, runs: Sequence[Run]) -> Proof:
+    """Prove a flat program.
+
+    Args:
+        kernels: its kernels, as `undeclared` returned them.
+        runs: equations that occur several times.
+    """
     prover = Prover(bound, unread=kernels.unread)
-    results = walk(prover, flat)
+    results = walk(prover, flat, runs)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
     violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
@@ -105,17 +124,17 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
             if role == "active_count":
                 # A shared number says nothing of lanes; what is compared with it has to stay each lane's own here.
                 counted = Prover(bound, counted=True)
-                running = walk(counted, flat)
+                running = walk(counted, flat, runs)
                 found = [*counted.violations, *outputs(counted, flat, running, pools=True)]
                 violations += [_not_by_lane(one) for one in found if one not in violations]
             idle = Prover(bound, idle=role, counted=role == "active_count")
-            still = walk(idle, flat)
+            still = walk(idle, flat, runs)
             violations += changed_rows(idle, flat, running, still)
             violations += accepted(idle, flat, still, (0, 0), f"is not shown to be 0 for {IDLE_LANES[role]}")
             proved.append(claim)
     for comparison in {id(one): one for one in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
-        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
+        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat, runs))
         violations += repeated(prover, flat, comparison)
     if prover.comparisons:
         proved.append(Claim.AGREEMENT)
@@ -124,15 +143,15 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
         proved.append(Claim.ACCEPTED)
     if violations:
         raise IsolationError(once(violations))
-    prover.notes.update([*_dimensions_not_proved(bound), *opaque_calls.noted(kernels)])
-    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *_assumed(bound)]
+    prover.notes.update([*dimensions_not_proved(bound), *opaque_calls.noted(kernels)])
+    assumed = [*prover.assumed, *opaque_calls.assumed(prover.declared, bound.opaque), *assumed_of(bound)]
     return Proof(
         bound.lanes,
         len(flat.jaxpr.eqns),
         tuple(claim.statement() for claim in proved),
         tuple(sorted(assumed)),
         tuple(sorted(prover.notes)),
-        time.perf_counter() - start,
+        0.0,
     )
 
 
@@ -143,13 +162,20 @@ def _not_by_lane(one: Violation) -> Violation:
     return replace(one, kind=ViolationKind.IDLE, message=message, remedy=remedy)
 
 
-def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
-    """Interpret a flat program abstractly; return its abstract results."""
+def walk(prover: Prover, flat: ir.ClosedJaxpr, runs: Sequence[Run] = ()) -> list[Value]:
+    """Interpret a flat program abstractly; return its abstract results.
+
+    Args:
+        runs: equations that occur several times, to be interpreted once.
+    """
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
-    inputs = [_input(prover, leaf, one) for leaf, one in enumerate(prover.bound.inputs)]
+    inputs = [_input(prover, Leaf(leaf), one) for leaf, one in enumerate(prover.bound.inputs)]
     _lay_out(prover, inputs, flat)
-    return interpret(prover, flat.jaxpr, [prover.constant(const) for const in flat.consts], inputs)
+    consts = [prover.constant(const) for const in flat.consts]
+    if prover.refine is not None:
+        runs = ()  # where tokens lie on one axis, a rule looks at the equations before its own
+    return interpret_repeating(prover, flat.jaxpr, consts, inputs, runs)
 
 
 def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
@@ -167,7 +193,7 @@ def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
             packed_layout.register(prover, value, prover.bound.lanes, tokens[0], present)
 
 
-def _input(prover: Prover, leaf: int, one: Bound) -> Value:
+def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
     """Return the abstract value that the contract gives an argument."""
     number, lanes = prover.fresh(), prover.bound.lanes
     match one.entry:
@@ -260,40 +286,4 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
         remedy = "make it an argument of the step"
         found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place, tuple(callers)))
-    return found
-
-
-def _dimensions_not_proved(bound: BoundContract) -> list[Statement]:
-    """The note about pools for which the contract gives no names of dimensions."""
-    paths = [one.path for one in bound.inputs if isinstance(one.entry, Pool) and one.entry.dims is None]
-    return [Note.DIMENSIONS_NOT_PROVED.statement(", ".join(paths))] if paths else []
-
-
-_NULL_IN_ALL = ". A lane that is on the null row in it is so in every slot map that is not disjoint"
-
-
-def _assumed(bound: BoundContract) -> list[Statement]:
-    """The assumptions about each slot map and page table."""
-    found = []
-    for leaf, one in enumerate(bound.inputs):
-        if isinstance(one.entry, SlotMap):
-            which = "the entries of active lanes" if one.entry.null else "all of them"
-            if one.entry.local is not None:
-                which = f"within each device along {one.entry.local!r} {which}"
-            null = _NULL_IN_ALL if leaf in bound.null_maps and len(bound.null_maps) > 1 else ""
-            found.append(Assumption.SLOT_MAP.statement(one.path, size=one.entry.size, which=which, null=null))
-            if one.entry.disjoint:
-                found.append(Assumption.DISJOINT_ROWS.statement(one.path))
-        elif isinstance(one.entry, Packed) and one.entry.role:
-            empty = "A lane without tokens is padding too, on null rows and null pages"
-            rows = [b.entry for b in bound.inputs if isinstance(b.entry, Pool)]
-            mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
-            if any(pool.group not in mapped for pool in rows):
-                empty = "Every lane has a token"
-            found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
-        elif isinstance(one.entry, PageTable):
-            null = ", nor is it the null page, page 0" if one.entry.null else ""
-            if one.entry.packed and one.entry.role == "write":
-                null += f", and of padding it is {one.entry.size}"
-            found.append(Assumption.PAGE_TABLE.statement(one.path, size=one.entry.size, null=null))
     return found

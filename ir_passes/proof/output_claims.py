@@ -5,6 +5,7 @@ from dataclasses import replace
 from ir_passes.contract.contract import Bound, Lane, Packed, Pool, Shared, Unspecified
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
+from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept, Range, Value
@@ -137,7 +138,7 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], sti
     found = []
     for before, after in prover.bound.successors.items():
         value = still[after]
-        if isinstance(running[after].owner, Mixed) or value.kept == Kept(before):
+        if isinstance(running[after].owner, Mixed) or value.kept == Kept(Leaf(before)):
             continue
         path = prover.bound.inputs[before].path
         if prover.disagreeing is not None:

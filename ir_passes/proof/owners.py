@@ -4,6 +4,7 @@ Shared (`Common`) is the bottom and `Mixed` the top; `Site.join` is the join."""
 
 from dataclasses import dataclass, replace
 
+from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.views import View
 from ir_passes.proof.violations import Violation
 
@@ -22,7 +23,7 @@ class Symbol:
         size: length of the axis that is indexed.
     """
 
-    number: int
+    number: Number
     size: int
 
 
@@ -53,7 +54,7 @@ class Order:
         inverse: whether the inverse is meant.
     """
 
-    number: int
+    number: Number
     inverse: bool = False
 
 
@@ -102,11 +103,11 @@ class PoolRows:
         inner: indices of `axis` to one row; what a reshape has merged into the row axis.
     """
 
-    leaf: int
+    leaf: Leaf
     group: str
     axis: int
     view: View = ()
-    writers: frozenset[int] = frozenset()
+    writers: frozenset[Leaf] = frozenset()
     unframed: Violation | None = None
     split: tuple[str, ...] = ()
     inner: int = 1

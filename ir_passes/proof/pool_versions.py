@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ir_passes.proof.numbering import Leaf, Version
+
 
 @dataclass
 class PoolVersions:
@@ -12,21 +14,23 @@ class PoolVersions:
         consumed: versions that have a successor.
         parent: version of an untouched part -> version of what it is a part of.
         origin: the same for later versions of the part too.
+        last: the last version.
     """
 
-    leaf_of: dict[int, int] = field(default_factory=dict)
+    leaf_of: dict[int, Leaf] = field(default_factory=dict)
     consumed: set[int] = field(default_factory=set)
-    parent: dict[int, int] = field(default_factory=dict)
-    origin: dict[int, int] = field(default_factory=dict)
-    _last: int = 0
+    parent: dict[int, Version] = field(default_factory=dict)
+    origin: dict[int, Version] = field(default_factory=dict)
+    last: int = 0
 
-    def first(self, leaf: int) -> int:
+    def first(self, leaf: Leaf) -> Version:
         """Return the first version of a pool."""
-        self._last += 1
-        self.leaf_of[self._last] = leaf
-        return self._last
+        self.last += 1
+        version = Version(self.last)
+        self.leaf_of[version] = leaf
+        return version
 
-    def succeed(self, version: int | None) -> int | None:
+    def succeed(self, version: Version | None) -> Version | None:
         """Return the version after a write; the one before may no longer be read."""
         if version is None:
             return None
@@ -36,7 +40,7 @@ class PoolVersions:
             self.origin[later] = self.origin[version]
         return later
 
-    def part_of(self, version: int | None) -> int | None:
+    def part_of(self, version: Version | None) -> Version | None:
         """Return the version of a part of a pool, which has a chain of its own until it is put back."""
         if version is None:
             return None
@@ -44,7 +48,7 @@ class PoolVersions:
         self.parent[part] = self.origin[part] = version
         return part
 
-    def put_together(self, version: int | None) -> int | None:
+    def put_together(self, version: Version | None) -> Version | None:
         """Return the version of a pool whose parts are put together again."""
         if version is None or version not in self.origin:
             return version

@@ -17,6 +17,7 @@ from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
+from ir_passes.proof.numbering import Number, Numbering
 from ir_passes.proof.owners import Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Constant, Iota, Value
@@ -31,6 +32,8 @@ MAX_IOTA_SIZE = 1 << 16
 @dataclass
 class Prover:
     """State of one abstract interpretation.
+
+    What rules look up by value numbers is part of `renaming.Tables` too, and what they append to of `repeats.Template`.
 
     Attributes:
         bound: the contract.
@@ -59,6 +62,7 @@ class Prover:
         layout: value number -> fact and bounds of an array that says which token is whose.
         sort_keys: value number of the keys that rows were sorted by, for each order.
         unread: id of the body of each kernel that could not be read -> why.
+        numbers: the value numbers.
     """
 
     bound: BoundContract
@@ -73,31 +77,29 @@ class Prover:
     declared: dict[str, list[Any]] = field(default_factory=dict)
     notes: set[Statement] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
-    sort_keys: dict[Order, int] = field(default_factory=dict)
+    sort_keys: dict[Order, Number] = field(default_factory=dict)
     known: dict[Any, Env] = field(default_factory=dict)
     device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
     diverging: frozenset[str] = frozenset()
-    own_orders: dict[int, frozenset[str]] = field(default_factory=dict)
-    same_counts: dict[int, int] = field(default_factory=dict)
+    own_orders: dict[Number, frozenset[str]] = field(default_factory=dict)
+    same_counts: dict[Number, Number] = field(default_factory=dict)
     callers: list[Any] = field(default_factory=list)
     refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
-    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    numbers: Numbering = field(default_factory=Numbering)
     _literals: dict[int, Value] = field(default_factory=dict)
-    _next: int = 1
 
     def __post_init__(self) -> None:
         entries = [one.entry for one in self.bound.inputs]
         self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
-    def fresh(self) -> int:
+    def fresh(self) -> Number:
         """Return a value number that no value has had."""
-        self._next += 1
-        return self._next
+        return self.numbers.fresh()
 
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
@@ -132,12 +134,14 @@ class Prover:
         """Return the number of devices along some axes of the mesh."""
         return math.prod(self.devices[axis] for axis in axes)
 
-    def number(self, key: Hashable) -> int:
-        """Return the value number of an expression; equal keys get equal numbers."""
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = self.fresh()
-        return found
+    def number(self, form: Hashable, *operands: int) -> Number:
+        """Return the value number of an expression: equal forms of equal numbers get equal numbers.
+
+        Args:
+            form: all of it but value numbers.
+            operands: the value numbers in it.
+        """
+        return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
         """Return the abstract value of an operand."""
@@ -147,6 +151,8 @@ class Prover:
         found = self._literals.get(id(atom))
         if found is None:
             found = self._literals[id(atom)] = self.constant(atom.val)
+        else:
+            self.numbers.of_literal(found.number)
         return found
 
     def constant(self, array: Any) -> Value:
@@ -164,7 +170,7 @@ class Prover:
         span = (int(content.min()), int(content.max()))
         return Value(fact=fact, range=span, number=self._constant_number(array))
 
-    def _constant_number(self, array: Any) -> int:
+    def _constant_number(self, array: Any) -> Number:
         if np.ndim(array) == 0:
             return self.number(("literal", str(getattr(array, "dtype", type(array))), to_numpy(array).tobytes()))
         return self.number(("constant", id(array)))

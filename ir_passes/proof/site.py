@@ -6,10 +6,12 @@ from typing import Any
 
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof.concerned import concerned
+from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
-from ir_passes.proof.prover import Prover
+from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.rules.intervals import fits
 from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
@@ -120,18 +122,18 @@ class Site:
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
         return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
-    def _number(self, operands: list[Value], which: int) -> int:
+    def _number(self, operands: list[Value], which: int) -> Number:
         params = self.eqn.params
         if self.name in _COMBINES:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
         if not PLACES.isdisjoint(params):
             params = {name: value for name, value in params.items() if name not in PLACES}
-        params = _frozen(params)
+        params = params_key(params) if self.name in ir.WITH_BODIES else _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
         avals = tuple((ir.shape_of(atom), ir.dtype_of(atom)) for atom in self.eqn.invars)
-        return self.prover.number((self.name, params, tuple(v.number for v in operands), avals, which))
+        return self.prover.number((self.name, params, avals, which), *[value.number for value in operands])
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
         """Return a pool after an operation: unless that only moves elements, no row is unchanged."""
@@ -206,16 +208,28 @@ class Site:
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
     """Return the abstract results of a program without free variables, by the transfer function of each equation."""
-    env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env = entered_with(prover, jaxpr, consts, args)
+    interpret_part(prover, jaxpr, env, 0, len(jaxpr.eqns))
+    return [prover.read(env, atom) for atom in jaxpr.outvars]
+
+
+def entered_with(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> Env:
+    """Return the values of a program's variables before its first equation."""
+    env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.known[jaxpr] = env
-    for index, eqn in enumerate(jaxpr.eqns):
+    return env
+
+
+def interpret_part(prover: Prover, jaxpr: Any, env: Env, first: int, end: int) -> None:
+    """Interpret the equations from `first` to `end`; `env` has the values before them and gets theirs."""
+    for index in range(first, end):
+        eqn = jaxpr.eqns[index]
         operands = [prover.read(env, atom) for atom in eqn.invars]
         results = Site(prover, eqn, jaxpr, index, env).apply(operands)
         if prover.observe is not None:
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
-    return [prover.read(env, atom) for atom in jaxpr.outvars]
 
 
 _COMBINES = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")

@@ -6,6 +6,7 @@ More than 300 lines: the facts are one closed list.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ir_passes.proof.numbering import NONE, Leaf, Number, Version
 from ir_passes.proof.owners import COMMON, Order, Owner, Symbol, describe
 from ir_passes.proof.views import View
 
@@ -48,8 +49,8 @@ class SlotEntry:
         taken: whether the entry is chosen only where it is not the null row.
     """
 
-    leaf: int
-    guard: int | None = None
+    leaf: Leaf
+    guard: Number | None = None
     less: Ahead | None = None
     instead: frozenset[str] = frozenset()
     stride: int = 1
@@ -61,7 +62,7 @@ class SlotEntry:
 class HasRow:
     """True where the entry of a slot map with this number is not the null row."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class PageEntry:
             that they stay there whatever is added to count from the end.
     """
 
-    leaf: int
+    leaf: Leaf
     stride: int = 1
     spare: int = 0
     instead: frozenset[str] = frozenset()
@@ -159,21 +160,21 @@ class Finite:
 class IsFinite:
     """True where the value with this number is finite."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Negative:
     """True where the value with this number is negative."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
     """The value with this number plus a constant, which is 0 or more."""
 
-    number: int
+    number: Number
     by: int
 
 
@@ -193,7 +194,7 @@ class Counts:
         every: whether every entry of that array is counted; others are greater than all e.
     """
 
-    key: int
+    key: Number
     every: bool = True
 
 
@@ -201,7 +202,7 @@ class Counts:
 class OneHot:
     """True where the index along axis `classes` is the entry, at the index along axis `rows`, of the array `key`."""
 
-    key: int
+    key: Number
     rows: int
     classes: int
 
@@ -210,7 +211,7 @@ class OneHot:
 class Spread:
     """Element = entry, at the index along `axis`, of the one-dimensional array with this value number."""
 
-    number: int
+    number: Number
     axis: int
 
 
@@ -236,14 +237,14 @@ class Constant:
 class SignOf:
     """Sign of the value with this number, which is not negative."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class RemainderOf:
     """Remainder in a division of the value with this number."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +255,9 @@ class Implies:
         compared: number of a value that is not zero where this is true, and zero where it is false; 0 for none.
     """
 
-    number: int
+    number: Number
     zero: bool
-    compared: int = 0
+    compared: Number = NONE
 
 
 Fact = (
@@ -298,7 +299,7 @@ class Kept:
         view: the path by which the array was taken from the pool's.
     """
 
-    leaf: int
+    leaf: Leaf
     view: View = ()
 
 
@@ -317,11 +318,11 @@ class Value:
     """
 
     owner: Owner = COMMON
-    number: int = 0
+    number: Number = NONE
     range: Range | None = None
     fact: Fact | None = None
     kept: Kept | None = None
-    version: int | None = None
+    version: Version | None = None
     uniform: frozenset[int] = frozenset()
 
     def but(self, **changes: Any) -> "Value":

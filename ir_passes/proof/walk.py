@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import Mixed
 from ir_passes.proof.violations import Violation, ViolationKind
 
@@ -44,7 +45,7 @@ class RowAccess:
         site: the equation.
     """
 
-    leaf: int
+    leaf: Leaf
     write: bool
     coordinate: Hashable
     lane: Any

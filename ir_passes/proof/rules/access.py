@@ -167,7 +167,7 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
     if count == 1:
         return [indices]
     fact = indices.fact if isinstance(indices.fact, SlotEntry | PageEntry | Constant) else None
-    numbers = [site.prover.number(("column", indices.number, k)) for k in range(count)]
+    numbers = [site.prover.number(("column", k), indices.number) for k in range(count)]
     return [indices.but(number=number, fact=fact) for number in numbers]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
+from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.packed_tokens import relocated
@@ -177,7 +178,7 @@ def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
     if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, old, new):
         owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
     version = old.version if same_chain or old.version == new.version else None
-    return Value(owner, 0, bounds, fact, kept, version, old.uniform & new.uniform)
+    return Value(owner, NONE, bounds, fact, kept, version, old.uniform & new.uniform)
 
 
 def _outliving(site: Site, value: Value, mark: int) -> Value:
@@ -249,13 +250,13 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     ):
         # the same loop over the same arrays, wherever it stands
         key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
-        known = (*key, *(value.number for value in operands))
-        carry = [value.but(number=prover.number((*known, k))) for k, value in enumerate(carry)]
+        known = [value.number for value in operands]
+        carry = [value.but(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
 
 
-def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value:
+def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
     """Take one index along axis 0."""
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
@@ -277,16 +278,20 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: int) -> Value
         fact = Real(None, token) if isinstance(value.fact, Real) else SegmentAt(token, value.fact.padding)
     elif isinstance(value.fact, Segment | Real):
         fact = relocated(value.fact, lambda axis: axis - 1)
-    return Value(owner, 0, value.range, fact, kept, site.prover.versions.part_of(value.version))
+    return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 
-def _of_iteration(site: Site, loop: int, rows: LaneRows, length: int) -> Symbol:
+def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
     """The lane, or the token, whose turn an iteration is."""
-    layout = (rows.inner, rows.start, rows.order, rows.packed)
-    return Symbol(site.prover.number(("scan", loop, layout)), length)
+    layout, order = (rows.inner, rows.start, rows.packed), rows.order
+    if isinstance(order, Order):
+        form, operands = ("scan", layout, order.inverse), (loop, order.number)
+    else:
+        form, operands = ("scan", layout, order), (loop,)
+    return Symbol(site.prover.number(form, *operands), length)
 
 
-def _stacked(site: Site, value: Value, loop: int, sources: list[LaneRows]) -> Value:
+def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows]) -> Value:
     """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
     whole = None if value.kept is None else left(value.kept.view, step)

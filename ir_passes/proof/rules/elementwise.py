@@ -12,6 +12,7 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dim_classes import NAMED
+from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
 from ir_passes.proof.rules import packed_tokens, page_tables
 from ir_passes.proof.rules.access import constant_of
@@ -249,7 +250,7 @@ def convert(site: Site, x: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted(owner.view, before, after))
     kept = None if x.kept is None else Kept(x.kept.leaf, _converted(x.kept.view, before, after))
-    return [Value(owner, 0, bounds, fact, kept)]
+    return [Value(owner, NONE, bounds, fact, kept)]
 
 
 def _converted(view: View, before: Any, after: Any) -> View:
@@ -302,7 +303,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     if len(cases) == 2:
         cases = (cases[0], packed_tokens.real_only(which, cases[1]))
     fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
-    return [Value(owner, 0, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
+    return [Value(owner, NONE, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
 
 
 def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
@@ -333,7 +334,8 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     if None in instead:
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
-    guard = site.prover.number(("guard", which.number, picks, slots[0].guard))
+    before = () if slots[0].guard is None else (slots[0].guard,)
+    guard = site.prover.number(("guard", picks, len(before)), which.number, *before)
     within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
     spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
     where = which.fact if site.shapes[0] == site.shape and len(cases) == 2 else None

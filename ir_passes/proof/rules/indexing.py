@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
+from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.rules import packed_tokens, page_tables, pool_rows
 from ir_passes.proof.rules.access import (
@@ -103,7 +104,9 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
     if not isinstance(filler, int) or not isinstance(entry, SlotMap):
         return None
     kind = "past" if filler >= entry.size * fact.stride else "below" if filler < 0 else None
-    guard = site.prover.number(("filled", filler, fact.guard, *(value.number for value in access.columns.values())))
+    before = () if fact.guard is None else (fact.guard,)
+    form = "filled", filler, len(before)
+    guard = site.prover.number(form, *before, *(value.number for value in access.columns.values()))
     return None if kind is None else replace(fact, guard=guard, instead=fact.instead | {kind})
 
 
@@ -119,12 +122,12 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
     return None if kind is None else replace(fact, instead=fact.instead | {kind})
 
 
-def _reordered(site: Site, operand: Value, access: Access) -> int:
+def _reordered(site: Site, operand: Value, access: Access) -> Number:
     """The value number of all entries of a vector in another order, noted to have as many of each; 0 for others."""
     index = access.columns.get(0)
     order = index.fact if index is not None and len(access.full) == 1 and not access.window else None
     if not isinstance(order, Permuted) or order.div != 1 or site.shape != access.full or not access.inside(0):
-        return 0
+        return NONE
     number = site.prover.fresh()
     site.prover.same_counts[number] = site.prover.same_counts.get(operand.number, operand.number)
     return number
@@ -250,7 +253,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         if not replaces or again is None or again.leaf != kept.leaf or access.put(again.view, -1) != kept.view:
             kept = None
     bounds = hull(operand.range, updates.range) if replaces else None
-    return Value(owner, 0, bounds, None, kept, site.prover.versions.succeed(operand.version))
+    return Value(owner, NONE, bounds, None, kept, site.prover.versions.succeed(operand.version))
 
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:

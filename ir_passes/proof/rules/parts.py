@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.registry import rule
@@ -47,7 +48,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
         at = x.fact.axis
         bounds = (int(starts[at]), int(starts[at] + (sizes[at] - 1) * steps[at]))
         fact = fact if isinstance(fact, Iota) else None
-    number = x.number if whole else 0
+    number = x.number if whole else NONE
     return Value(owner, number, bounds, fact, kept, x.version if whole else site.prover.versions.part_of(x.version))
 
 
@@ -119,7 +120,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
     fact = _entries_in_order(site, owner, parts)
     if fact is None and axis == len(site.shape) - 1 and all(size == 1 for size in sizes):
         fact = Columns(parts)
-    return [Value(owner, 0, bounds, fact)]
+    return [Value(owner, NONE, bounds, fact)]
 
 
 def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotEntry | None:
@@ -142,7 +143,7 @@ def stack(site: Site, *parts: Value) -> list[Value]:
         bounds = hull(bounds, value.range)
     owner = joined_along(site, axis, owners, [1] * len(parts))
     fact = _entries_in_order(site, owner, parts) or (Columns(parts) if axis == len(site.shape) - 1 else None)
-    return [Value(owner, 0, bounds, fact)]
+    return [Value(owner, NONE, bounds, fact)]
 
 
 def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -> Owner:

@@ -133,7 +133,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     else:
         # where keys are equal, an unstable sort may fall out otherwise each time
         stable = site.params["is_stable"]
-        order = Order(site.prover.number(("order", key.number)) if stable else site.prover.fresh())
+        order = Order(site.prover.number("order", key.number) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number
         known = site.prover.own_orders.get(order.number, frozenset())
         own = site.prover.varying(site.eqn.invars[0]) if stable else frozenset(site.prover.devices)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Backwards, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.packed_tokens import relocated
@@ -160,7 +161,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
         fact = relocated(x.fact, lambda axis: dims[axis] if before[axis] == after[dims[axis]] else None)
     if fact is None and len(long) == 1:
         fact = Spread(x.number, dims[long[0]])
-    return [Value(owner, 0, x.range, fact, None, x.version)]
+    return [Value(owner, NONE, x.range, fact, None, x.version)]
 
 
 @rule("transpose", reads="permutation")
@@ -176,7 +177,7 @@ def transpose(site: Site, x: Value) -> list[Value]:
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
     fact = fact or relocated(x.fact, permutation.index)
-    return [Value(owner, 0, x.range, fact, kept, x.version)]
+    return [Value(owner, NONE, x.range, fact, kept, x.version)]
 
 
 @rule("rev", reads="dimensions")

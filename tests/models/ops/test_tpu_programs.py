@@ -35,9 +35,7 @@ def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tupl
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def run(state: Any, key: Any, value: Any, decay: Any, beta: Any, valid: Any, slots: Any) -> Any:
-        given = RecurrenceInputs(
-            key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots
-        )
+        given = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)
         return tuple(step(given))
 
     shape = ROWS if slots else LANES, heads, values, keys

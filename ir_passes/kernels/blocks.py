@@ -1,6 +1,6 @@
 """Blocks of a kernel's arrays: their sizes, and the step of the grid that works on each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ class Blocks:
         components: one for each dimension.
         squeezed: dimensions that the kernel does not see.
         index_map: program of the block's indices, of grid indices and prefetched scalars.
+        far: whether the array stays in the device's memory, and no block of it is brought to a core.
+        own: dimension -> grid axis, of dimensions that the kernel takes whole and that are read as if they were cut.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +49,8 @@ class Blocks:
     components: tuple[Component, ...]
     squeezed: tuple[int, ...]
     index_map: Any
+    far: bool = False
+    own: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, mapping: Any, grid: tuple[int, ...]) -> "Blocks":
@@ -87,7 +91,8 @@ class Blocks:
                 axes |= {number}
             zero = not axes and block == full and _is_zero(out, number)
             components.append(Component(block, number if covers else None, axes, not zero))
-        return cls(shape, np.dtype(mapping.array_aval.dtype), tuple(components), tuple(squeezed), closed.jaxpr)
+        far = str(getattr(mapping.transformed_block_aval, "memory_space", "")) in ("any", "hbm")
+        return cls(shape, np.dtype(mapping.array_aval.dtype), tuple(components), tuple(squeezed), closed.jaxpr, far)
 
     @property
     def block_shape(self) -> tuple[int, ...]:

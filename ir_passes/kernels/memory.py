@@ -10,6 +10,8 @@ from ir_passes.jaxpr import ir
 UNINITIALIZED, KERNEL_INDEX = "uninitialized", "kernel_index"
 MAX_UNROLLED = 32
 """Steps of a grid axis, or rounds of a loop, that are written out one by one where a loop would lose what is known."""
+MAX_CONSTANT = 1 << 20
+"""Elements of a mask, or of indices, that are computed to see which places they are."""
 
 
 class UnreadableKernel(ValueError):

@@ -8,14 +8,16 @@ is for, not what interpret mode does:
 * Steps of a grid axis run one after the other on a TPU, unless `dimension_semantics` says "parallel": scratch, and a
   block that stays in its place, carry over. Everywhere else they run side by side. Then scratch is new in each, two
   steps may not write one block, and of a result that all of them write to nothing that another has written is known.
-* A result that is aliased to an operand is that operand's memory. Triton's kernels work in it; elsewhere a block is put
-  together in other memory and written as a whole, what the kernel leaves out too.
+* A result that is aliased to an operand is that operand's memory. Triton's kernels work in it, and a TPU's copies where
+  a result stays in the device's memory; elsewhere a block is put together in other memory and written as a whole, what
+  the kernel leaves out too.
+* Of an array that a kernel takes whole each step may have a part of its own (`own_blocks`).
 
 More than 300 lines: the loops are one recursion.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,8 +26,10 @@ from jax import lax
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import Blocks
-from ir_passes.kernels.body import Ref, memory_of, run_body
+from ir_passes.kernels.body import Ref, memory_for, memory_of, run_body
+from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, uninitialized, within
+from ir_passes.kernels.own_blocks import SCRATCH, NotItsOwn, guesses, own_part
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
@@ -34,7 +38,28 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
     Raises:
         UnreadableKernel: it does what has no plain form, also when the function is traced; says what, and where.
     """
-    return _Kernel.of(eqn).run
+    kernel = _Kernel.of(eqn)
+    return lambda *operands: _with_guesses(kernel, operands)
+
+
+def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
+    """Run a kernel, its arrays that it takes whole cut where each step has a part of its own.
+
+    Scratch is new in each step where no step reads what another has left.
+    """
+    aliased = {operand: result for result, operand in kernel.aliases.items()}
+    arrays = [("result", k) for k in range(len(kernel.outputs))]
+    arrays += [("operand", k) for k in range(len(kernel.inputs)) if k not in aliased]
+    left: dict[Any, list[Any]] = {one: kernel.guesses(*one) for one in arrays}
+    left[SCRATCH] = [None] if any(one[1] is not None for one in kernel.scratch) else []
+    while True:
+        cut = replace(kernel, own_scratch=bool(left[SCRATCH]))
+        for one in arrays:
+            cut = cut.cut(*one, left[one][0]) if left[one] else cut
+        try:
+            return cut.run(*operands)
+        except NotItsOwn as error:
+            del left[error.array][0]
 
 
 @dataclass
@@ -60,10 +85,12 @@ class _Kernel:
         seen: the axes that the body knows of; `jax.vmap` adds others.
         sequential: for each of them whether its steps run one after the other.
         in_place: whether it works in the memory of its results, not in blocks that are written as a whole.
+        copies: whether the machine has copies that run beside a program: it is a TPU.
         scalars: number of prefetched scalars.
         inputs, outputs: how the other operands, and the results, are cut.
         aliases: result -> the one of `inputs` whose memory it takes.
         scratch: shapes and dtypes.
+        own_scratch: whether each step writes what it reads of it.
     """
 
     jaxpr: Any
@@ -71,11 +98,13 @@ class _Kernel:
     seen: tuple[int, ...]
     sequential: tuple[bool, ...]
     in_place: bool
+    copies: bool
     scalars: int
     inputs: tuple[Blocks, ...]
     outputs: tuple[Blocks, ...]
     aliases: dict[int, int]
     scratch: tuple[tuple[tuple[int, ...], Any], ...]
+    own_scratch: bool = False
 
     @classmethod
     def of(cls, eqn: ir.JaxprEqn) -> "_Kernel":
@@ -97,24 +126,55 @@ class _Kernel:
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
-        sequential, in_place = _machine(params["compiler_params"], len(grid))
         seen = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
-        made = cls(params["jaxpr"], grid, seen, sequential, in_place, scalars, inputs, outputs, aliases, scratch)
-        made._check_order()
+        machine = _machine(params["compiler_params"], len(grid), seen)
+        made = cls(params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch)
         return made
+
+    def guesses(self, kind: str, number: int) -> list[Blocks]:
+        """Return ways to cut one array that its steps can be run with."""
+        if kind == "operand":
+            return guesses(self.inputs[number], self.grid, self.seen)
+        # blocks that are written as a whole are put together by one step after the other
+        axes = [axis for axis in self.seen if self._in_place(number) or self.sequential[axis]]
+        found = []
+        for one in guesses(self.outputs[number], self.grid, axes):
+            try:
+                self.cut(kind, number, one)._check_order()
+            except UnreadableKernel:
+                continue
+            found.append(one)
+        return found
+
+    def cut(self, kind: str, number: int, blocks: Blocks) -> "_Kernel":
+        """Return the kernel with one array cut in another way; what a result takes the memory of, too."""
+        inputs, outputs = list(self.inputs), list(self.outputs)
+        if kind == "operand":
+            inputs[number] = blocks
+        else:
+            outputs[number] = blocks
+            if number in self.aliases:
+                inputs[self.aliases[number]] = blocks
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def _check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):
             for axis in [axis for axis, size in enumerate(self.grid) if size > 1 and axis not in blocks.axes]:
                 if axis < blocks.opened:
                     raise UnreadableKernel(f"result {k}: the steps of grid axis {axis} come back to blocks left before")
-                if not self.sequential[axis] and not self.in_place:
+                if not self.sequential[axis] and not self._in_place(k):
                     raise UnreadableKernel(
                         f"result {k}: the {self.grid[axis]} steps of grid axis {axis} write one block, and nothing "
                         "says that they run one after the other: compiler_params=pltpu.CompilerParams()"
                     )
 
     def run(self, *operands: Any) -> list[Any]:
+        """Run all steps.
+
+        Raises:
+            NotItsOwn: a step works on another part of an array than the one that was guessed.
+        """
+        self._check_order()
         scalars, arrays = list(operands[: self.scalars]), list(operands[self.scalars :])
         results = [
             arrays[self.aliases[k]] if k in self.aliases else uninitialized(one.shape, one.dtype)
@@ -125,7 +185,7 @@ class _Kernel:
         return self._inside(-1, inputs, _State(results, self._fresh()), [], scalars).results
 
     def _fresh(self) -> list[Ref]:
-        return [Ref.fresh(*one) for one in self.scratch]
+        return [Ref.fresh(*one) for one in self.scratch if one[1] is not None]
 
     def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
         """Run one step of the grid axes up to `axis`, whose numbers are `ids`: take blocks, go on, put them back."""
@@ -139,12 +199,13 @@ class _Kernel:
         picked = [k for k, blocks in enumerate(self.outputs) if blocks.opened == axis]
         for k in picked:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
-            if k in self.aliases and not self.in_place:
+            if k in self.aliases and not self._in_place(k):
                 parts[self.aliases[k]] = outer[k]
-            if k in self.aliases and self.in_place:
+            if k in self.aliases and self._in_place(k):
                 inner[k] = Ref(part)
             else:
-                inner[k] = Ref.fresh(part.shape, part.dtype, known=not self._raced(k))
+                like = part if k in self.aliases else None
+                inner[k] = Ref.fresh(part.shape, part.dtype, known=not self._raced(k), like=like)
         steps = self._loop if axis + 1 < len(self.grid) else self._body
         after = steps(axis + 1, parts, _State(inner, state.scratch), ids, scalars)
         results = list(after.results)
@@ -152,6 +213,14 @@ class _Kernel:
             results[k] = lax.expand_dims(results[k].content(), self.outputs[k].squeezed)
         results = [_put(array, *one) for array, *one in zip(state.results, results, starts, strict=True)]
         return _State(results, after.scratch)
+
+    def _in_place(self, result: int) -> bool:
+        """Whether steps work in the memory of a result; on a TPU, where no block of it is brought to the core."""
+        return self.in_place or self._far(result)
+
+    def _far(self, result: int) -> bool:
+        """Whether a result stays in the device's memory, which only copies reach."""
+        return self.copies and self.outputs[result].far
 
     def _raced(self, result: int) -> bool:
         """Whether steps that run side by side write to one block."""
@@ -163,7 +232,7 @@ class _Kernel:
         size = self.grid[axis]
 
         def step(index: Any, inputs: list[Any], state: _State) -> _State:
-            if self.sequential[axis]:
+            if self.sequential[axis] and not self.own_scratch:
                 return self._inside(axis, inputs, state, [*ids, index], scalars)
             fresh = _State(state.results, self._fresh())
             return _State(self._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
@@ -184,7 +253,8 @@ class _Kernel:
         """Whether a step finds what the one before has left, which a loop would not tell from what the first finds."""
         stays = any(axis > blocks.opened for blocks in self.outputs)
         innermost = max((k for k, size in enumerate(self.grid) if size > 1), default=-1) == axis
-        return self.grid[axis] > 1 and self.sequential[axis] and (stays or (bool(self.scratch) and innermost))
+        handed = any(one[1] is not None for one in self.scratch) and not self.own_scratch
+        return self.grid[axis] > 1 and self.sequential[axis] and (stays or (handed and innermost))
 
     def _unrolled(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
         size, made = self.grid[axis], []
@@ -255,15 +325,28 @@ class _Kernel:
     def _body(self, _: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
         """Run the body of the kernel on the blocks of one step."""
         # the references are this step's own: others may come after it from the same state
-        outputs = [Ref(one.value, one.holes, one.known) for one in state.results]
-        scratch = [Ref(one.value, one.holes) for one in state.scratch]
+        outputs = [
+            Ref(one.value, one.holes, one.known, own_part(blocks, self.seen, ("result", k)), far=self._far(k))
+            for k, (blocks, one) in enumerate(zip(self.outputs, state.results, strict=True))
+        ]
+        scratch = [Ref(one.value, one.holes, guessed=self.own_scratch) for one in state.scratch]
         of_operand = {operand: result for result, operand in self.aliases.items()}
         refs = [
-            outputs[of_operand[k]] if part is None else Ref(lax.squeeze(part, blocks.squeezed))
+            outputs[of_operand[k]]
+            if part is None
+            else Ref(
+                lax.squeeze(part, blocks.squeezed),
+                own=own_part(blocks, self.seen, ("result", of_operand[k]) if k in of_operand else ("operand", k)),
+                operand=True,
+            )
             for k, (blocks, part) in enumerate(zip(self.inputs, inputs, strict=True))
         ]
         numbers, lengths = [ids[axis] for axis in self.seen], [self.grid[axis] for axis in self.seen]
-        run_body(self.jaxpr, [*map(Ref, scalars), *refs, *outputs, *scratch], numbers, lengths)
+        memory = iter(scratch)
+        held = [memory_for(one) if one[1] is None else next(memory) for one in self.scratch]
+        copies = Copies() if self.copies else None
+        numbers_given = [Ref(one, operand=True) for one in scalars]
+        run_body(self.jaxpr, [*numbers_given, *refs, *outputs, *held], numbers, lengths, copies)
         return _State(outputs, scratch)
 
     def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Any]) -> dict[int, Any]:
@@ -284,13 +367,20 @@ class _Kernel:
         return starts
 
 
-def _machine(params: Any, axes: int) -> tuple[tuple[bool, ...], bool]:
-    """Return for each grid axis whether its steps run in turns, and whether the kernel works in its results' memory."""
+def _machine(params: Any, axes: int, seen: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
+    """Return what is known of the machine that a kernel is for.
+
+    Returns:
+        For each grid axis whether its steps run in turns; whether the kernel works in its results' memory; whether it
+        is a TPU.
+    """
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
-        return (False,) * axes, "triton" in kind
-    semantics = getattr(params, "dimension_semantics", None) or ("arbitrary",) * axes
-    return tuple("parallel" not in str(one).lower() for one in semantics), False
+        return (False,) * axes, "triton" in kind, False
+    semantics = getattr(params, "dimension_semantics", None) or ("arbitrary",) * len(seen)
+    in_turns = {axis for axis, one in zip(seen, semantics, strict=True) if "parallel" not in str(one).lower()}
+    # the semantics are of the axes that the kernel was written with; steps of those that jax.vmap adds are parallel
+    return tuple(axis in in_turns for axis in range(axes)), False, True
 
 
 def _value(one: Any) -> Any:

@@ -9,6 +9,7 @@ a_t S is S diag(a_t). The two differ only in the decay between the tokens of a c
 and the contract of all forms are those of `recurrence`.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import materialize, unfused
-from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs
-from models.ops.recurrent_step import KERNEL, recurrent_step
+from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
+from models.ops.recurrent_step import step_by_kernel
 from models.ops.triangular import unit_lower_inverse
 
 CHUNK = 32
@@ -48,18 +49,23 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
         inputs: of a whole step.
         keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it.
     """
-    return delta_rule_step(inputs) if inputs.tokens == 1 else delta_rule_chunked(inputs, keep_state=keep_state)
+    if inputs.tokens == 1:
+        return delta_rule_step(inputs)
+    return over_slots(partial(delta_rule_chunked, keep_state=keep_state), inputs)
 
 
 def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+    """Run one token, by a kernel where one is chosen."""
+    if (found := step_by_kernel(inputs)) is not None:
+        return found
+    return over_slots(_step_for_gpus if inputs.devices.platform == "gpu" else _step, inputs)
+
+
+def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token. The state is read once: with r = a S [q, k], o = r_q + (q.k) delta needs no second pass.
 
     For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
     """
-    if KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs):
-        return recurrent_step(inputs, interpret=inputs.devices.kernels == "interpret")
-    if inputs.devices.platform == "gpu":
-        return _step_for_gpus(inputs)
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
     channels = g.ndim == k.ndim

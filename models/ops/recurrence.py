@@ -8,19 +8,22 @@ The contract of every form: padding tokens are never used, whatever they hold, a
 a fresh lane is never used; the state of a lane without real tokens comes back unchanged, bit for bit.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from flax import struct
 from jax import Array
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.state.shapes import LaneMask, RecurrentState, TokenMask
+from models.state.shapes import LaneMask, TokenMask
 
 KeyVectors = Float32[Array, "lane token key_head key"]
 ValueVectors = Float32[Array, "lane token value_head value"]
 HeadGates = Float32[Array, "lane token value_head"]
 ChannelGates = Float32[Array, "lane token value_head key"]
+RowStates = Float32[Array, "row value_head value key"]
 
 
 @struct.dataclass
@@ -33,22 +36,25 @@ class RecurrenceInputs:
             a key head is a group, and value head h belongs to group `h // (value_heads / groups)`.
         value: values; in SSD x, scaled by the time step of its head.
         log_decay: g <= 0, finite; per head, or per channel of the key (delta rule only).
-        state: S before the first token.
+        state: S before the first token; row i is of lane i, or with `slots` of the lane that names it.
         valid: mask of the real tokens, a prefix of each lane.
         fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
         beta: write strength of the delta rule; None in SSD.
         devices: of the model: their platform, and whether they run kernels.
+        slots: the row of each lane in `state`, in bounds; lanes with real tokens have different ones. Rows that no lane
+            names, and those of lanes without real tokens, come back unchanged, bit for bit. None: row i is of lane i.
     """
 
     query: KeyVectors
     key: KeyVectors
     value: ValueVectors
     log_decay: HeadGates | ChannelGates
-    state: RecurrentState
+    state: RowStates
     valid: TokenMask
     fresh: LaneMask
     beta: HeadGates | None = None
     devices: Devices = struct.field(pytree_node=False, default=SINGLE_DEVICE)
+    slots: Int32[Array, "lane"] | None = None
 
     @property
     def tokens(self) -> int:
@@ -61,8 +67,21 @@ class RecurrenceOutputs(NamedTuple):
 
     Attributes:
         output: the state as each token's query reads it; zero at padding tokens.
-        state: S after each lane's last real token.
+        state: S after each lane's last real token, in the rows of the operand.
     """
 
     output: ValueVectors
-    state: RecurrentState
+    state: RowStates
+
+
+RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
+
+
+def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutputs:
+    """Run a form that has the states of lanes: over the rows that slots name where there are slots."""
+    if inputs.slots is None:
+        if len(inputs.state) != len(inputs.valid):
+            raise ValueError(f"{len(inputs.state)} rows of state for {len(inputs.valid)} lanes, and no slots")
+        return form(inputs)
+    found = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
+    return RecurrenceOutputs(found.output, inputs.state.at[inputs.slots].set(found.state))

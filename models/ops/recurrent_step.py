@@ -1,7 +1,8 @@
-"""A kernel for one token of a linear recurrence, in place: the state is read once and written once.
+"""A kernel for GPUs for one token of a linear recurrence, in place: the state is read once and written once.
 
-The plain forms, `delta_rule_step` and `ssd_step`, define it. One program instance has some rows of the state of one
-lane and value head: the delta rule and SSD treat each row S[v] by itself, so rows need nothing of each other.
+The plain forms, `delta_rule_step` and `ssd_step`, define it; `recurrent_step_tpu` is the one for TPUs. One program
+instance has some rows of the state of one lane and value head: the delta rule and SSD treat each row S[v] by itself, so
+rows need nothing of each other.
 """
 
 from functools import partial
@@ -12,6 +13,8 @@ from jax import lax
 
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
+from models.ops.recurrent_step_tpu import recurrent_step_tpu
 
 MAX_ROWS = 32
 """Rows of the state of one program instance."""
@@ -24,6 +27,8 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     values, keys = inputs.state.shape[2:]
     if inputs.tokens != 1:
         return f"a step of {inputs.tokens} tokens"
+    if inputs.slots is not None:
+        return "rows by slot"
     if keys > MAX_KEY or keys & (keys - 1) or values & (values - 1):
         return f"states of {values} x {keys}: expected powers of two, and at most {MAX_KEY} channels of the key"
     return None
@@ -108,3 +113,12 @@ def recurrent_step(inputs: RecurrenceInputs, *, interpret: bool) -> RecurrenceOu
         name=KERNEL.name,
     )(*operands)
     return RecurrenceOutputs(out[:, None], state)
+
+
+def step_by_kernel(inputs: RecurrenceInputs) -> RecurrenceOutputs | None:
+    """Run one token of every lane by the platform's kernel; None where there is none for these operands."""
+    mode, platform = inputs.devices.kernels, inputs.devices.platform
+    kernel, run = (TPU_KERNEL, recurrent_step_tpu) if platform == "tpu" else (KERNEL, recurrent_step)
+    if kernel.chosen(mode, platform, inputs):
+        return run(inputs, interpret=mode == "interpret")
+    return None

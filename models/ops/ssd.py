@@ -11,6 +11,8 @@ and one query, so that the scores of a chunk are computed once for the group (16
 their decay for each head.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -18,8 +20,8 @@ from models.ops.chunk_decay import decays_between
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import unfused
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.recurrent_step import KERNEL, recurrent_step
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, over_slots
+from models.ops.recurrent_step import step_by_kernel
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -32,13 +34,17 @@ def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs
         inputs: of a whole step.
         keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it.
     """
-    return ssd_step(inputs) if inputs.tokens == 1 else ssd_chunked(inputs, keep_state=keep_state)
+    return ssd_step(inputs) if inputs.tokens == 1 else over_slots(partial(ssd_chunked, keep_state=keep_state), inputs)
 
 
 def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+    """Run one token, by a kernel where one is chosen."""
+    found = step_by_kernel(inputs)
+    return over_slots(_step, inputs) if found is None else found
+
+
+def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run one token. The output is read from the new state (ops/layout: in place)."""
-    if KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs):
-        return recurrent_step(inputs, interpret=inputs.devices.kernels == "interpret")
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     q, k = (jnp.repeat(x[:, 0], heads // groups, axis=1) for x in (inputs.query, inputs.key))
     v, g = inputs.value[:, 0], inputs.log_decay[:, 0]

@@ -104,7 +104,10 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
     """Keep the value where its bounds lie within the limits."""
-    bounds = bounds_of(site, operands)
+    avals = [atom.aval for atom in site.eqn.invars]
+    # what nothing is known of is bounded by its dtype, and the result then by the limits
+    known = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
+    bounds = interval(site.name, known, site.eqn.outvars[0].aval, avals)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
         known = value.range or dtype_range(atom.aval)
         if known is None or tuple(atom.aval.shape) != site.shape:

@@ -11,6 +11,7 @@ from isolation_oracle import leaks
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from zoo import read_kernels as zoo
+from zoo import whole_kernels
 from zoo.program import LANES, VALUE, Program
 
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, ViolationKind
@@ -24,7 +25,7 @@ def read(step: Any, *args: Any) -> Any:
     return read_kernels(ir.trace(step, *args), keep=lambda eqn: False)
 
 
-@pytest.mark.parametrize("program", zoo.PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", zoo.PROGRAMS + whole_kernels.PROGRAMS, ids=lambda program: program.name)
 def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
@@ -36,11 +37,11 @@ def test_plain_form_computes_what_the_kernel_does(program: Program):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("program", zoo.PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", zoo.PROGRAMS + whole_kernels.PROGRAMS, ids=lambda program: program.name)
 def test_right_kernels_are_proved_and_listed(program: Program):
     proof = prove_isolation(program.step, program.args(), program.contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert "_body at " in note.about and "read_kernels.py:" in note.about
+    assert "_body at " in note.about and "_kernels.py:" in note.about
     assert not any(one.id.startswith(Assumption.OPAQUE.value) for one in proof.assumed)
     assert not leaks(program.step, program.contract, program.draw, seeds=range(2))
 

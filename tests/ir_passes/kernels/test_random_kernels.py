@@ -1,10 +1,15 @@
 """Random kernels: one that is proved keeps its lanes apart when it runs, and its plain form computes what it does."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 from isolation_oracle import leaks
 from random_kernels import aliased, random_kernel
+from random_whole_kernels import random_whole_kernel
+from zoo.program import Program
 
 from ir_passes import IsolationError
 from ir_passes.jaxpr import ir
@@ -14,9 +19,9 @@ from ir_passes.proof.lane_proof import prove_isolation
 LONG = 2000
 
 
-def proved(seed: int) -> bool:
+def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
     """Whether a random kernel is proved; if so, it does not leak, and is what its plain form says."""
-    program = random_kernel(seed)
+    program = draw(seed)
     try:
         prove_isolation(program.step, program.args(), program.contract)
     except IsolationError:
@@ -36,6 +41,16 @@ def proved(seed: int) -> bool:
 def test_proved_kernels_keep_lanes_apart():
     """Every tenth or so of them is right."""
     assert sum(map(proved, range(40))) >= 3
+
+
+def test_proved_kernels_of_whole_arrays_keep_lanes_apart():
+    """Every twentieth or so of them is right."""
+    assert sum(map(partial(proved, draw=random_whole_kernel), range(40))) >= 1
+
+
+@pytest.mark.long
+def test_many_proved_kernels_of_whole_arrays_keep_lanes_apart():
+    assert sum(map(partial(proved, draw=random_whole_kernel), range(100, 100 + LONG))) >= LONG // 50
 
 
 @pytest.mark.long

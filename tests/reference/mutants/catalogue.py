@@ -28,6 +28,7 @@ from mutants import (
     tenants,
     unnamed,
     verification,
+    whole_kernels,
     whole_pools,
 )
 from mutants.mutant import Mutant
@@ -50,6 +51,7 @@ THEMES = (
     rule_parameters,
     pools,
     read_kernels,
+    whole_kernels,
     unnamed,
     idle,
     sequences,

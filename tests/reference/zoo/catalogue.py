@@ -21,6 +21,7 @@ from zoo import (
     sharded_rows,
     speculative,
     verification,
+    whole_kernels,
 )
 from zoo.program import Program
 
@@ -37,6 +38,7 @@ THEMES = (
     rows,
     pages,
     read_kernels,
+    whole_kernels,
     speculative,
     sharded,
     sharded_experts,

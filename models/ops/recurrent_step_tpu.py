@@ -1,0 +1,133 @@
+"""A kernel for TPUs for one token of a linear recurrence, in place: the state is read once and written once.
+
+The plain forms, `delta_rule_step` and `ssd_step`, define it. One program instance has the states of some heads of one
+lane, whose row is the lane's own or the one that its slot names. Sums over the key run along the lanes of a vector
+register; values stand in columns, so that neither they nor the outputs are turned in the device's memory.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from models.ops.kernels import Kernel, result_like
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+
+SUBLANES, LANES_OF_REGISTER = 8, 128
+"""Numbers that an array's last two dimensions are padded to."""
+MAX_BLOCK = 2 << 20
+"""Bytes of the states of one program instance. Four such blocks are in the core's memory: two come, two go."""
+MAX_HEADS = 32
+"""Heads of one program instance, which are written out one after the other."""
+
+
+def heads_of_block(heads: int, values: int, keys: int) -> int | None:
+    """Return the heads of one program instance: all, or a multiple of 8 that divides them; None if too large."""
+    padded = -(-values // SUBLANES) * SUBLANES * -(-keys // LANES_OF_REGISTER) * LANES_OF_REGISTER
+    most = min(MAX_HEADS, MAX_BLOCK // (4 * padded))
+    fitting = [n for n in range(1, most + 1) if n == heads or (n % SUBLANES == 0 and heads % n == 0)]
+    return max(fitting, default=None)
+
+
+def unsupported(inputs: RecurrenceInputs) -> str | None:
+    """Say why the kernel does not take these operands; None if it does."""
+    heads, values, keys = inputs.state.shape[1:]
+    if inputs.tokens != 1:
+        return f"a step of {inputs.tokens} tokens"
+    if inputs.slots is None and len(inputs.state) != len(inputs.valid):
+        return f"{len(inputs.state)} rows of {len(inputs.valid)} lanes"
+    if inputs.devices.kernels != "interpret" and (values % SUBLANES or keys % LANES_OF_REGISTER):
+        return (
+            f"states of {values} x {keys}, which XLA lays out in another order and would copy to turn: expected "
+            f"multiples of {SUBLANES} x {LANES_OF_REGISTER}"
+        )
+    if heads_of_block(heads, values, keys) is None:
+        return (
+            f"states of {heads} heads of {values} x {keys}: expected some of them, all or a multiple of {SUBLANES} "
+            f"that divides them, at most {MAX_HEADS}, to take at most {MAX_BLOCK} bytes"
+        )
+    return None
+
+
+KERNEL = Kernel("recurrent_step_tpu_kernel", ("tpu",), unsupported)
+
+
+def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: bool) -> None:
+    """Advance the states of some heads of one lane.
+
+    Args:
+        refs: memory, in this order. Scalars: rows, int32[lane], only of the index maps, where `by_slot`; valid, fresh,
+            int32[lane]. Operands: log decay, q, k [1, head, key], v [1, head, value], beta [1, head, 1] where
+            `corrects`, state [1, head, value, key]. Results: output [1, head, value], new state, over the old one.
+        heads: of this instance.
+        corrects: whether what the key reads is taken off the value first, as in the delta rule.
+        by_slot: whether slots name the rows of the state.
+    """
+    from jax.experimental import pallas as pl  # takes a while to import
+
+    valid, fresh, decay, q, k, v, *rest = refs[by_slot:]
+    beta = rest.pop(0) if corrects else None
+    state, out, new = rest
+    lane = pl.program_id(0)
+    real, begins = valid[lane] > 0, fresh[lane] > 0
+    values, outputs = v[0].T, []
+    for head in range(heads):
+        one = slice(head, head + 1)
+        before, key, delta = state[0, head], k[0, one], values[:, one]
+        decayed = jnp.where(begins, 0.0, jnp.exp(decay[0, one]) * before)
+        if beta is not None:
+            delta = beta[0, one] * (delta - jnp.sum(decayed * key, axis=1, keepdims=True))
+        updated = jnp.where(real, decayed + delta * key, before)
+        new[0, head] = updated
+        outputs.append(jnp.sum(updated * q[0, one], axis=1, keepdims=True))
+    out[0] = jnp.where(real, jnp.concatenate(outputs, axis=1).T, 0.0)
+
+
+def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> RecurrenceOutputs:
+    """Run one token of every lane.
+
+    Args:
+        inputs: of a whole step of one token.
+        interpret: run by Pallas' interpreter, on any platform.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    _, heads, values, keys = inputs.state.shape
+    lanes, slots = len(inputs.valid), inputs.slots
+    block = heads_of_block(heads, values, keys)
+    assert block is not None, unsupported(inputs)
+    by_channel = inputs.log_decay.ndim == inputs.key.ndim
+    decay = inputs.log_decay[:, 0] if by_channel else inputs.log_decay[:, 0, :, None]
+    shared = heads // inputs.key.shape[2]
+    q, k = (jnp.repeat(x[:, 0], shared, axis=1) for x in (inputs.query, inputs.key))
+    rows = () if slots is None else (slots,)
+    scalars = *rows, inputs.valid[:, 0].astype(jnp.int32), inputs.fresh.astype(jnp.int32)
+    beta = () if inputs.beta is None else (inputs.beta[:, 0, :, None],)
+    operands = jnp.broadcast_to(decay, (lanes, heads, keys)), q, k, inputs.value[:, 0], *beta
+
+    def of_head(size: int) -> Any:
+        return pl.BlockSpec((1, block, size), lambda lane, tile, *_: (lane, tile, 0))
+
+    def row(lane: Any, tile: Any, *prefetched: Any) -> tuple[Any, ...]:
+        return lane if slots is None else prefetched[0][lane], tile, 0, 0
+
+    state = pl.BlockSpec((1, block, values, keys), row)
+    out, new = pl.pallas_call(
+        partial(recurrent_step_tpu_kernel, heads=block, corrects=inputs.beta is not None, by_slot=slots is not None),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(lanes, heads // block),
+            in_specs=[*(of_head(one.shape[-1]) for one in operands), state],
+            out_specs=[of_head(values), state],
+        ),
+        out_shape=[
+            result_like((lanes, heads, values), jnp.float32, inputs.state),
+            result_like(inputs.state.shape, jnp.float32, inputs.state),
+        ],
+        input_output_aliases={len(scalars) + len(operands): 1},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+        name=KERNEL.name,
+    )(*scalars, *operands, inputs.state)
+    return RecurrenceOutputs(out[:, None], new)

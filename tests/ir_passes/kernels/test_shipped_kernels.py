@@ -1,0 +1,195 @@
+"""Pallas kernels that JAX ships, each as a step over lanes: proved from the inside, or a declaration is asked for.
+
+docs/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
+"""
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ir_passes import IsolationError, Lane, LaneContract, Packed, PageTable, Pool, Shared, ViolationKind
+from ir_passes.contract.statements import Note
+from ir_passes.proof.lane_proof import prove_isolation
+
+
+def shipped(name: str) -> Any:
+    """A module of kernels; JAX deprecates some of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module(f"jax.experimental.pallas.ops.{name}")
+
+
+attention, decode_attention, layer_norm = map(shipped, ("gpu.attention", "gpu.decode_attention", "gpu.layer_norm"))
+rms_norm, softmax, gpu_paged = map(shipped, ("gpu.rms_norm", "gpu.softmax", "gpu.paged_attention"))
+ragged_dot = shipped("gpu.ragged_dot_mgpu").ragged_dot
+flash_attention, matmul = map(shipped, ("tpu.flash_attention", "tpu.matmul"))
+gmm = shipped("tpu.megablox").gmm
+tpu_paged = shipped("tpu.paged_attention.paged_attention_kernel")
+ragged = shipped("tpu.ragged_paged_attention.kernel")
+splash = shipped("tpu.splash_attention.splash_attention_kernel")
+splash_masks = shipped("tpu.splash_attention.splash_attention_mask")
+
+LANES, HEADS, SIZE, CONTEXT = 3, 2, 128, 256
+PAGES, TOKENS, WIDE = 12, 16, 4
+"""Pages of a pool, tokens of a page, pages of a lane."""
+GROUPED = LaneContract((Lane(), Shared(), Shared()), (Lane(),))
+Use = tuple[Callable[..., Any], tuple[Any, ...], LaneContract]
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> Any:
+    return jnp.zeros(shape, dtype)
+
+
+def per_lane(fn: Callable[..., Any], *args: Any, shared: tuple[int, ...] = ()) -> Use:
+    """A function of arrays of lanes; some of them are weights."""
+    entries = tuple(Shared() if k in shared else Lane() for k in range(len(args)))
+    return lambda *given: (fn(*given),), args, LaneContract(entries, (Lane(),))
+
+
+def paged(fn: Callable[..., Any], pages: int, *shape: int) -> Use:
+    """Attention of a token over the pages of its lane; the pool's dimension of the pages is given."""
+    table, pool = PageTable("kv", size=PAGES), Pool("kv", axis=pages)
+    contract = LaneContract((Lane(), pool, pool, Lane(), table), (Lane(),))
+    args = array(LANES, HEADS, SIZE), array(*shape), array(*shape), array(LANES, dtype=jnp.int32)
+    return lambda *given: (fn(*given),), (*args, array(LANES, WIDE, dtype=jnp.int32)), contract
+
+
+def attended(*heads_and_tokens: int) -> tuple[Any, ...]:
+    return (array(LANES, *heads_and_tokens, SIZE),) * 3
+
+
+def normed(norm: Callable[..., Any], channels: int) -> Use:
+    return per_lane(norm, array(LANES, 1, channels), array(channels), array(channels), shared=(1, 2))
+
+
+def grouped() -> Use:
+    """Rows of lanes sorted by expert: how many each has depends on all of them."""
+
+    def step(rows: Any, experts: Any, sizes: Any) -> Any:
+        return (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
+
+    args = array(8, SIZE), array(4, SIZE, SIZE), array(4, dtype=jnp.int32)
+    return step, args, GROUPED
+
+
+def grouped_on_gpus() -> Use:
+    def step(rows: Any, experts: Any, sizes: Any) -> Any:
+        sizes_of_blocks = {"block_m": 64, "block_n": 64, "block_k": 64, "grid_block_n": 1}
+        return (ragged_dot(rows, experts, group_sizes=sizes, max_concurrent_steps=2, **sizes_of_blocks),)
+
+    half = partial(array, dtype=jnp.float16)
+    return step, (half(SIZE, SIZE), half(4, SIZE, SIZE), array(4, dtype=jnp.int32)), GROUPED
+
+
+def mixed_batch() -> Use:
+    def step(q: Any, pool: Any, lengths: Any, table: Any, begins: Any, number: Any) -> Any:
+        made = ragged.ragged_paged_attention(
+            q, pool, lengths, table, begins, number, num_kv_pages_per_block=2, num_queries_per_block=8,
+            vmem_limit_bytes=1 << 24,
+        )  # fmt: skip
+        return (made,)
+
+    contract = LaneContract(
+        (Packed(), Pool("kv"), Lane(), PageTable("kv", size=PAGES), Packed(role="cu_seqlens"), Shared()), (Packed(),)
+    )
+    ints = partial(array, dtype=jnp.int32)
+    q, pool = array(16, HEADS, SIZE), array(PAGES, TOKENS, 2 * HEADS, SIZE)
+    return step, (q, pool, ints(LANES), ints(LANES, WIDE), ints(LANES + 1), ints(1)), contract
+
+
+def sparse() -> Use:
+    mask = splash_masks.MultiHeadMask([splash_masks.CausalMask((CONTEXT, CONTEXT))] * HEADS)
+    kernel = splash.make_splash_mha_single_device(mask)
+    return per_lane(jax.vmap(kernel), *attended(HEADS, CONTEXT))
+
+
+USES: dict[str, Callable[[], Use]] = {
+    "gpu.softmax": lambda: per_lane(softmax.softmax, array(LANES, 100)),
+    "gpu.rms_norm": lambda: normed(rms_norm.rms_norm, 256),
+    "gpu.rms_norm, 100 channels": lambda: normed(rms_norm.rms_norm, 100),
+    "gpu.layer_norm": lambda: normed(layer_norm.layer_norm, 256),
+    "gpu.layer_norm, 100 channels": lambda: normed(layer_norm.layer_norm, 100),
+    "gpu.attention": lambda: per_lane(
+        lambda q, k, v: attention.mha(q, k, v, None, causal=True), *attended(CONTEXT, HEADS)
+    ),
+    "gpu.decode_attention": lambda: per_lane(
+        lambda q, k, v, n: decode_attention.gqa(q, k, v, kv_seq_len=n), array(LANES, 16, SIZE),
+        array(LANES, 2048, 1, SIZE), array(LANES, 2048, 1, SIZE), array(LANES, dtype=jnp.int32),
+    ),
+    "gpu.paged_attention": lambda: paged(
+        lambda q, k, v, n, t: gpu_paged.paged_attention(q, k, v, t, n, k_splits=1), 1, 1, PAGES, TOKENS, SIZE
+    ),
+    "gpu.paged_attention, 2 splits": lambda: paged(
+        lambda q, k, v, n, t: gpu_paged.paged_attention(q, k, v, t, n, k_splits=2), 1, 1, PAGES, TOKENS, SIZE
+    ),
+    "gpu.ragged_dot_mgpu": grouped_on_gpus,
+    "tpu.matmul": lambda: per_lane(
+        partial(matmul.matmul, block_shape=(8, 128), block_k=128), array(16, 256), array(256, SIZE), shared=(1,)
+    ),
+    "tpu.flash_attention": lambda: per_lane(flash_attention.flash_attention, *attended(HEADS, CONTEXT)),
+    "tpu.splash_attention": sparse,
+    "tpu.paged_attention": lambda: paged(
+        partial(tpu_paged.paged_attention, pages_per_compute_block=2), 1, 1, PAGES, TOKENS, SIZE
+    ),
+    "tpu.ragged_paged_attention": mixed_batch,
+    "tpu.megablox": grouped,
+}  # fmt: skip
+DECLARED = {
+    "gpu.rms_norm, 100 channels": "uninitialized",
+    "gpu.layer_norm, 100 channels": "uninitialized",
+    "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
+    "gpu.ragged_dot_mgpu": "nothing is known of body",
+    "tpu.paged_attention": "blocks of 128 along a dimension of 1",
+    "tpu.ragged_paged_attention": "a semaphore whose index is computed",
+    "tpu.megablox": "a grid whose size is computed",
+}
+"""What cannot be read or shown, and why; such a kernel is declared by its user."""
+if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
+    DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
+
+
+FAULTS = {ViolationKind.OPAQUE, ViolationKind.UNINITIALIZED, ViolationKind.BOUNDS}
+
+
+@pytest.fixture(autouse=True)
+def as_jax_promotes() -> Iterator[None]:
+    """JAX's own kernels add numbers of different dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize("name", [name for name in USES if name not in DECLARED])
+def test_kernel_is_proved(name: str) -> None:
+    proof = prove_isolation(*USES[name]())
+    assert any(note.id == Note.KERNEL_READ.value for note in proof.notes)
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_kernel_wants_a_declaration(name: str) -> None:
+    with pytest.raises(IsolationError, match=DECLARED[name]) as error:
+        prove_isolation(*USES[name]())
+    assert {one.kind for one in error.value.violations} <= FAULTS
+
+
+def test_a_neighbours_pages_are_seen() -> None:
+    """A kernel that is right, in a step that hands it another lane's table or length."""
+    step, args, contract = USES["gpu.paged_attention"]()
+
+    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
+        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
+
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(of_next, args, contract)
+    assert not {one.kind for one in error.value.violations} <= FAULTS
+
+
+def test_every_use_is_listed(root: Path) -> None:
+    page = (root / "docs" / "your-step.md").read_text()
+    assert [name for name in USES if f"`{name.split(',')[0]}`" not in page] == []

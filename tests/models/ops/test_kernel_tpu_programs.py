@@ -1,0 +1,63 @@
+"""XLA's programs for a TPU of the operations that have a kernel there: in place, nothing copied; no TPU is needed."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ir_passes.targets import read_target
+from models.ops.delta_rule import delta_rule_step
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrent_step_tpu import KERNEL
+from models.ops.ssd import ssd_step
+from models.sharding.devices import Devices
+
+pytestmark = pytest.mark.target_tpu
+LANES, ROWS, KEYS = 16, 20, 128
+TPU = Devices(platform="tpu", kernels="auto")
+FORMS: dict[str, tuple[Callable[..., Any], int, int, int]] = {
+    "head": (delta_rule_step, 8, 8, 128),
+    "channel": (delta_rule_step, 6, 6, 128),
+    "ssd in groups": (ssd_step, 24, 2, 64),
+    "several blocks of heads": (ssd_step, 40, 1, 64),
+}
+
+
+def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tuple[int, ...]]:
+    """Return the scheduled program of a step for a TPU v5e, and the shape of its states."""
+    step, heads, key_heads, values = FORMS[form]
+    place = jax.sharding.SingleDeviceSharding(read_target("tpu-v5e").devices[0])
+
+    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    def run(state: Any, key: Any, value: Any, decay: Any, beta: Any, valid: Any, slots: Any) -> Any:
+        given = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)
+        return tuple(step(given))
+
+    shape = ROWS if slots else LANES, heads, values, keys
+    beta = None if step is ssd_step else array(LANES, 1, heads)
+    decay = array(LANES, 1, heads, keys) if form == "channel" else array(LANES, 1, heads)
+    key, value = array(LANES, 1, key_heads, keys), array(LANES, 1, heads, values)
+    mask, rows = array(LANES, 1, dtype=jnp.bool_), array(LANES, dtype=jnp.int32) if slots else None
+    lowered = jax.jit(run, donate_argnums=0).lower(array(*shape), key, value, decay, beta, mask, rows)
+    return lowered.compile().as_text() or "", shape
+
+
+@pytest.mark.parametrize("slots", [False, True], ids=["rows by lane", "rows by slot"])
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_compiles_in_place(form: str, slots: bool) -> None:
+    text, shape = program(form, slots=slots)
+    sizes = ",".join(map(str, shape))
+    made = [line for line in text.splitlines() if re.search(rf"= f32\[{sizes}\]\S* (?!parameter)", line)]
+    assert KERNEL.name in text
+    assert len(made) == 1 and "get-tuple-element" in made[0], "the states stand nowhere but in the kernel's result"
+    assert re.search(r"input_output_alias=\{[^}]*\{1\}: \(0,", text), "which takes the memory of the argument"
+
+
+def test_sizes_that_are_padded_are_left_to_the_plain_form() -> None:
+    text, _ = program("head", keys=64)
+    assert 'custom_call_target="tpu_custom_call"' not in text

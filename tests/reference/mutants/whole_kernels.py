@@ -1,0 +1,189 @@
+"""Faults in Pallas kernels that find a lane's part of a whole array in the body."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
+from mutants.mutant import Evidence, Kind, wrong
+from zoo import whole_kernels as zoo
+from zoo.program import CONTEXT, LANES, VALUE
+
+ROWS, COPIES, MASKED, TURNS = (program.name for program in zoo.PROGRAMS)
+
+
+def _next(lane: Any) -> Any:
+    return (lane + 1) % LANES
+
+
+def _rows(change: Any) -> Any:
+    """The kernel of whole arrays, with a fault in the rows that a lane reads and writes, or in its length."""
+
+    def body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
+        lane = pl.program_id(0)
+        read, shown, written, length = change(lengths, lane)
+        out[shown] = new[read] * x[lane]
+
+        @pl.when(length > 0)
+        def _() -> None:
+            new[written] = new[lane] * 0.5 + x[lane]
+
+    return zoo.by_row(body)
+
+
+def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
+    """Each step works on two lanes' rows."""
+    first = pl.program_id(0) * 2
+    rows = pl.ds(first, 2)
+    out[rows] = new[rows] - jnp.mean(x[rows], axis=0, keepdims=True)
+
+
+def _copies(change: Any) -> Any:
+    """The kernel that copies, with a fault in its rows or its length."""
+
+    def body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+        read, written, length = change(slots, lengths, pl.program_id(0))
+        zoo.copied(new.at[pl.ds(read, 1)], held, done.at[0])
+        out[...] = held[...] * x[...]
+
+        @pl.when(length > 0)
+        def _() -> None:
+            held[...] = held[...] * 0.5 + x[...]
+            zoo.copied(held, new.at[pl.ds(written, 1)], done.at[1])
+
+    return zoo.copies(body)
+
+
+def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """The row of an idle lane goes back changed."""
+    row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
+    zoo.copied(row, held, done.at[0])
+    out[...] = held[...] * x[...]
+    held[...] = held[...] * 0.5 + x[...]
+    zoo.copied(held, row, done.at[1])
+
+
+def read_too_early(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """The row is used before the copy has ended: it is that of the lane before."""
+    copy = pltpu.make_async_copy(new.at[pl.ds(slots[pl.program_id(0)], 1)], held, done.at[0])
+    copy.start()
+    out[...] = held[...] * x[...]
+    copy.wait()
+
+
+def never_waited(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """The next lane's row overwrites this one's on its way back."""
+    row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
+    zoo.copied(row, held, done.at[0])
+    out[...] = held[...] * x[...]
+    pltpu.make_async_copy(held, row, done.at[1]).start()
+
+
+def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """The wait is for the copy of another semaphore, which has ended."""
+    row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
+    zoo.copied(row, held, done.at[0])
+    out[...] = held[...] * x[...]
+    pltpu.make_async_copy(held, row, done.at[1]).start()
+    pltpu.make_async_copy(held, row, done.at[0]).wait()
+
+
+def from_scratch(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """Nothing is copied to the core: scratch is what the lane before has left."""
+    out[...] = held[...] * x[...]
+    held[...] = x[...]
+
+
+def through_an_operand(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
+    """A lane leaves its tokens in the place of the next lane's."""
+    lane = pl.program_id(0)
+    out[lane] = new[lane] * x[lane]
+    x[_next(lane)] = x[lane]
+
+
+def through_a_scalar(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    """A lane leaves the sign of its first token where the next lane finds its length."""
+    lane = pl.program_id(0)
+    zoo.copies_body(slots, lengths, x, old, out, new, held, done)
+    lengths[_next(lane)] = (x[0, 0] > 0).astype(jnp.int32)
+
+
+def _masked(stored: int, read: int = VALUE, other: bool = True, length: int = 8) -> Any:
+    def body(x: Any, out: Any) -> None:
+        at = jnp.arange(length)
+        instead = -jnp.inf if other else None
+        row = plgpu.load(x.at[pl.ds(0, length)], mask=at < read, other=instead)
+        weights = jnp.exp(row - jnp.max(row))
+        plgpu.store(out.at[pl.ds(0, length)], weights / jnp.sum(weights), mask=at < stored)
+
+    return zoo.masked(body)
+
+
+def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:
+    def body(lengths: Any, keys: Any, out: Any) -> None:
+        mine = lengths[pl.program_id(0) if length is None else length(pl.program_id(0))]
+
+        def block(number: Any, total: Any) -> Any:
+            return total + jnp.sum(keys[pl.ds(number * zoo.BLOCK, zoo.BLOCK)], axis=0)
+
+        blocks = lax.div(mine + zoo.BLOCK - 1, zoo.BLOCK)
+        out[...] = lax.fori_loop(begin, end(blocks), block, jnp.zeros(VALUE))
+
+    return zoo.turns(body)
+
+
+def _bounded(blocks: Any) -> Any:
+    return jnp.minimum(blocks, CONTEXT // zoo.BLOCK)
+
+
+CROSS, ROW, OPEN, BOUNDS, OPAQUE = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITIALIZED, Kind.BOUNDS, Kind.OPAQUE
+LEAK, FAULT, TRACED = Evidence.LEAK, Evidence.FAULT, Evidence.TRACED
+
+
+def _of(base: str) -> Any:
+    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = LEAK) -> Any:
+        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
+
+    return made
+
+
+rows, copies, masked, turns = map(_of, (ROWS, COPIES, MASKED, TURNS))
+MUTANTS = (
+    rows("whole-read-next", "a row of the next lane is read", _rows(lambda n, i: (_next(i), i, i, n[i])), CROSS, ROW),
+    rows("whole-write-next", "the next lane's row is written", _rows(lambda n, i: (i, i, _next(i), n[i])), CROSS, ROW),
+    rows("whole-shown-next", "a result in the next place", _rows(lambda n, i: (i, _next(i), i, n[i])), CROSS, OPEN),
+    rows("whole-first", "all show in the first lane's place", _rows(lambda n, i: (i, 0, i, n[i])), CROSS, OPEN,
+         evidence=FAULT),
+    rows("whole-idle-next", "the mask of the next lane", _rows(lambda n, i: (i, i, i, n[_next(i)])), CROSS, ROW,
+         Kind.IDLE, Kind.CONTROL),
+    rows("whole-not-aliased", "idle rows are never written", zoo.by_row(alias=False), OPEN, evidence=FAULT),
+    rows("whole-too-short", "the last lane has no step", zoo.by_row(lanes=LANES - 1), OPEN, OPAQUE, CROSS,
+         evidence=FAULT),
+    rows("whole-pairs", "a mean over the two lanes of a part", zoo.by_row(parts_of_two, lanes=LANES // 2), CROSS),
+    rows("whole-operand", "an operand is written", zoo.by_row(through_an_operand), OPAQUE, evidence=FAULT),
+    copies("copy-scalar", "a prefetched scalar is written", zoo.copies(through_a_scalar), OPAQUE, evidence=FAULT),
+    copies("copy-of-next", "the next lane's row is copied", _copies(lambda s, n, i: (s[_next(i)], s[i], n[i])), CROSS,
+           ROW),
+    copies("copy-to-next", "a row goes back to the next lane's", _copies(lambda s, n, i: (s[i], s[_next(i)], n[i])),
+           CROSS, ROW),
+    copies("copy-by-lane", "the lane's number for its slot", _copies(lambda s, n, i: (i, s[i], n[i])), CROSS, ROW),
+    copies("copy-plus-one", "the row behind a lane's slot", _copies(lambda s, n, i: (s[i] + 1, s[i], n[i])), BOUNDS,
+           ROW),
+    copies("copy-idle", "the row of an idle lane goes back changed", zoo.copies(always), Kind.IDLE),
+    copies("copy-too-early", "a row is used while it comes", zoo.copies(read_too_early), OPAQUE, evidence=TRACED),
+    copies("copy-not-waited", "nobody waits for a row to go back", zoo.copies(never_waited), OPAQUE, evidence=TRACED),
+    copies("copy-other-semaphore", "a wait for another copy", zoo.copies(another_copy), OPAQUE, evidence=TRACED),
+    copies("copy-forgotten", "no row comes to the core", zoo.copies(from_scratch), OPEN, CROSS),
+    masked("mask-short", "the last place is never written", _masked(VALUE - 1), OPEN, evidence=FAULT),
+    masked("mask-beyond", "a store beyond the row", _masked(VALUE + 1), OPAQUE, BOUNDS, evidence=TRACED),
+    masked("mask-reads-beyond", "a load beyond the row", _masked(VALUE, read=VALUE + 1), OPAQUE, BOUNDS,
+           evidence=TRACED),
+    masked("mask-no-other", "what a mask leaves out is used", _masked(VALUE, other=False), OPEN, evidence=FAULT),
+    turns("turns-unbounded", "as many turns as the length says", _turns(lambda blocks: blocks), BOUNDS, evidence=FAULT),
+    turns("turns-one-more", "a turn more than there are blocks", _turns(lambda blocks: _bounded(blocks) + 1), BOUNDS,
+          evidence=FAULT),
+    turns("turns-before", "a turn before the first block", _turns(_bounded, begin=-1), BOUNDS, evidence=FAULT),
+    turns("turns-of-next", "the next lane's length", _turns(_bounded, length=_next), CROSS, Kind.CONTROL),
+)  # fmt: skip

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from models.cpu_kernels.build import LIBRARY as LIBRARY_FILE
+from models.cpu_kernels.build import NAME
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hybridlm", "ir_passes", "models")
 
 
-LIBRARY = LIBRARY_FILE.relative_to(ROOT).as_posix()
+LIBRARY = f"models/cpu_kernels/{NAME}"
 
 
 def built(folder: Path, kernels: str) -> Path:

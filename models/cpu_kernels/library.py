@@ -5,6 +5,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,10 +29,12 @@ class Library:
     Attributes:
         instructions: names of the instruction sets that this processor runs, the fastest last.
         content: hash of the file.
+        has_amx: whether the processor multiplies tiles of bfloat16 numbers, which XLA's products use and no kernel.
     """
 
     instructions: tuple[str, ...]
     content: str
+    has_amx: bool = False
 
     @property
     def name(self) -> str:
@@ -67,4 +70,9 @@ def _load() -> tuple[Library | None, str | None]:
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
     can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
-    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None
+    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest(), _has_amx()), None
+
+
+def _has_amx() -> bool:
+    described = Path("/proc/cpuinfo")
+    return described.is_file() and " amx_bf16 " in described.read_text().partition("\n\n")[0].replace("\n", " ")

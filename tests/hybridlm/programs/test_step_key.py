@@ -1,5 +1,6 @@
 """The key of a compiled step: the same in every process, and another one where anything that the step is made of is."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,11 +19,11 @@ import hybridlm
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.programs import step_key as module
 from hybridlm.programs.shapes import CopyShape, Shape
-from hybridlm.programs.step_key import PACKAGES, step_key, structure_name
+from hybridlm.programs.step_key import PACKAGES, devices_name, step_key, structure_name
 from ir_passes import rowwise
 from ir_passes.contract import declared
 from ir_passes.files.sources import changed_since, hash_of_sources
-from models.cpu_kernels import Library
+from models.cpu_kernels.build import LIBRARY
 
 SHAPE = Shape("generate", 3, 1)
 
@@ -61,7 +62,7 @@ from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
-print(step_key(shape, args, name, "error", ONE_DEVICE, False))
+print(step_key(shape, args, name, "error", ONE_DEVICE))
 """
 
 
@@ -79,11 +80,6 @@ def test_key_is_the_same_in_every_process_and_knows_the_flags(text_lm: hybridlm.
     assert keys[0] == keys[1] != keys[2] and all(len(one) == 64 for one in keys)
 
 
-def key_with_another_library(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    monkeypatch.setattr("hybridlm.devices.placement.library", lambda: Library(("portable",), "0" * 64))
-    return key(lm)
-
-
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 0)),
     "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1)),
@@ -93,12 +89,18 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
     "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
-    "library": lambda lm, patch: key_with_another_library(lm, patch),
     "context": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "context": 512})),
     "dtype": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "dtype": "bfloat16"})),
     "mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(data=2))),
     "other mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(model=2))),
 }
+
+
+def test_kernels_are_part_of_a_key_with_their_content() -> None:
+    content, *instructions = ONE_DEVICE.kernels_name.split()
+    assert content == hashlib.sha256(LIBRARY.read_bytes()).hexdigest() and instructions[0] == "portable"
+    assert ONE_DEVICE.kernels_name in devices_name(ONE_DEVICE)
+    assert [Placement(kernels=mode).kernels_name for mode in ("off", "interpret")] == ["off", "interpret"]
 
 
 @pytest.mark.parametrize("name", CHANGES)

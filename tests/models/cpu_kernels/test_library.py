@@ -1,0 +1,93 @@
+"""The library of kernels is used as it was built from these sources, or not at all, and one line says so."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from models.cpu_kernels import build, library
+from models.ops.linear import linear
+from models.sharding.devices import Devices
+
+module = sys.modules[library.__module__]
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """The process looks for the library anew, and afterwards finds its own again."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def other_sources(path: Path) -> None:
+    path.write_bytes(build.LIBRARY.read_bytes().replace(build.sources_hash().encode(), b"0" * 64))
+
+
+def no_library(path: Path) -> None:
+    path.write_text(f"{build.sources_hash()} is named, and this is no program")
+
+
+CASES: dict[str, Any] = {"not built": lambda path: None, "other sources": other_sources, "cannot be loaded": no_library}
+
+
+@pytest.mark.parametrize("why", CASES)
+def test_without_a_library_products_are_xlas(
+    why: str, tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / build.NAME
+    CASES[why](path)
+    monkeypatch.setattr(module, "LIBRARY", path)
+    monkeypatch.setattr(module, "is_current", lambda: build.is_current(path))
+    x, weight, devices = jnp.ones((2, 8)), jnp.ones((4, 8), jnp.bfloat16), Devices(kernels="auto")
+    with caplog.at_level(logging.WARNING, "hybridlm"):
+        for _ in range(2):
+            assert "ffi_call" not in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
+    (line,) = caplog.messages
+    assert why in line and module.BUILD in line
+
+
+def test_headers_are_those_of_jax():
+    assert str(build.headers()) == jax.ffi.include_dir()
+
+
+def test_a_build_that_fails_says_why_and_leaves_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target, source = tmp_path / build.NAME, tmp_path / "wrong.cc"
+    target.write_text("as it was")
+    source.write_text("no C++\n")
+    with pytest.raises(build.BuildError, match=r"wrong\.cc"):
+        build.build(target, program=[source])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match="C\\+\\+ compiler"):
+        build.build(target)
+    assert target.read_text() == "as it was" and {one.name for one in tmp_path.iterdir()} == {target.name, source.name}
+
+
+@pytest.mark.parametrize("tag", ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64"])
+def test_a_platform_has_its_compiler(tag: str):
+    command, machine = build.cross_compiler(tag)
+    assert f"{machine}-linux-gnu.2.28" in command and tag.endswith(machine)
+
+
+def test_other_platforms_are_refused():
+    with pytest.raises(build.BuildError, match="win_amd64"):
+        build.cross_compiler("win_amd64")
+
+
+def test_who_builds_needs_nothing_of_the_package():
+    """The build hook has neither JAX nor flax."""
+    code = "import sys; sys.modules['jax'] = None; sys.path.pop(0); import build; print(build.sources_hash())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=build.FOLDER,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(build.FOLDER)},
+    )
+    assert done.stdout.strip() == build.sources_hash(), done.stderr

@@ -13,8 +13,7 @@ from jax import Array
 from jaxtyping import Float, Float32
 
 from models.cpu_kernels import INSTRUCTIONS, library
-from models.ops.kernels import Kernel, result_like
-from models.sharding.varying import varying_like
+from models.ops.kernels import Kernel
 
 MAX_ROWS = 64
 """Rows of a product; with more, XLA's is as fast, as it packs a weight for many."""
@@ -29,6 +28,8 @@ def unsupported(x: Any, weight: Any) -> str | None:
     """Say why the kernel does not take these operands; None if it does."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
+    if any(jax.typeof(one).mat.varying for one in (x, weight)):
+        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
     found = library()
     if found is None:
         return "the library of kernels is not there"
@@ -54,8 +55,7 @@ def row_product(
         weight: bfloat16 or float32.
         instructions: one of `INSTRUCTIONS` that the processor runs.
     """
-    weight = varying_like(weight, x)
-    result = result_like((x.shape[0], weight.shape[0]), jnp.float32, x)
+    result = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
     call = jax.ffi.ffi_call(TARGET, result, vmap_method="sequential")
     return call(x, weight, instructions=np.int64(INSTRUCTIONS.index(instructions)))
 

@@ -95,7 +95,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
             prove_isolation(refused, (x, weight), contract)
 
 
-def test_devices_of_a_mesh_and_batches_have_the_same_bits():
+def test_a_mesh_is_left_to_xla_and_rows_of_a_batch_have_the_same_bits():
     x, weight = operands(6, 32, 16, "bfloat16")
     alone = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -103,6 +103,7 @@ def test_devices_of_a_mesh_and_batches_have_the_same_bits():
     split = jax.shard_map(
         lambda x, w: linear(x, w, HERE), mesh=mesh, in_specs=places, out_specs=PartitionSpec("data", "model")
     )
-    assert np.asarray(jax.jit(split)(x, weight)).tobytes() == alone.tobytes()
+    assert "ffi_call" not in str(jax.make_jaxpr(split)(x, weight))
+    np.testing.assert_allclose(jax.jit(split)(x, weight), alone, rtol=1e-5, atol=1e-5)
     batch = jax.jit(jax.vmap(lambda x: linear(x, weight, HERE)))(x[:, None])
     assert np.asarray(batch)[:, 0].tobytes() == alone.tobytes()

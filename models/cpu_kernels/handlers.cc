@@ -200,3 +200,4 @@ EXPORTED int32_t hybridlm_can_run(int64_t instructions) { return can_run(instruc
 
 // The forms of an instruction set, for checks that bring buffers and threads of their own.
 EXPORTED const Forms* hybridlm_forms(int64_t instructions) { return FORMS[instructions]; }
+EXPORTED const Unpack* hybridlm_unpack(int64_t instructions) { return UNPACKS[instructions]; }

@@ -1,0 +1,55 @@
+"""Models whose packed weights the kernels for CPUs multiply: the bits of dequantised models, and less scratch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_checkpoint import write_random_checkpoint
+
+import hybridlm
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+from hybridlm.programs.shapes import Shape
+from models.ops.quantised_weight import QuantisedWeight
+
+SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
+DECODE = Shape("generate", 2, 1)
+
+
+def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.LM]:
+    """A quantised copy of a model with some wide matrices, packed and dequantised."""
+    fields = {"hidden_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2}
+    write_random_checkpoint(name, folder / "plain", **fields)
+    quantise_checkpoint(folder / "plain", folder / "copy", scheme=scheme)
+    packed = hybridlm.load(folder / "copy", **SETTINGS)
+    assert any(isinstance(one, QuantisedWeight) for one in packed.params.values())
+    return packed, hybridlm.load(folder / "copy", dequantise="bfloat16", **SETTINGS)
+
+
+def check_scratch(packed: hybridlm.LM, plain: hybridlm.LM) -> None:
+    """Asserts that no copy of a dequantised matrix is in memory."""
+    found, expected = (lm.engine.program(DECODE).certificate for lm in (packed, plain))
+    assert found.holds and expected.holds and any("packed" in one.about for one in found.assumed)
+    assert found.memory.temp <= 1.1 * expected.memory.temp
+
+
+@pytest.mark.slow
+def test_a_dense_model_has_the_bits_of_the_dequantised_one(tmp_path: Path) -> None:
+    packed, plain = copies(tmp_path, "dense_base", "int8")
+    check_scratch(packed, plain)
+    texts = [[3, 5, 7, 9, 1, 4, 4, 2, 60], [8, 1]]
+    for one, other in zip(packed.score(texts), plain.score(texts), strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+    found, expected = (lm.generate(texts, max_tokens=6, ignore_eos=True, logprobs=0) for lm in (packed, plain))
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one.logprobs), np.asarray(other.logprobs))
+
+
+@pytest.mark.slow
+def test_experts_are_read_by_the_kernel(tmp_path: Path) -> None:
+    packed, plain = copies(tmp_path, "sparse_base", "nvfp4")
+    check_scratch(packed, plain)
+    texts = [[3, 5, 7, 9, 1, 4, 4, 2, 60], [8, 1]]
+    for one, other in zip(packed.score(texts), plain.score(texts), strict=True):
+        np.testing.assert_allclose(one.logprobs[1:], other.logprobs[1:], atol=2e-2)

@@ -18,7 +18,7 @@ DECODE = Shape("generate", 2, 1)
 
 def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.LM]:
     """A quantised copy of a model with some wide matrices, packed and dequantised."""
-    fields = {"hidden_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2}
+    fields: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2}
     write_random_checkpoint(name, folder / "plain", **fields)
     quantise_checkpoint(folder / "plain", folder / "copy", scheme=scheme)
     packed = hybridlm.load(folder / "copy", **SETTINGS)

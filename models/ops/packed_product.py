@@ -14,34 +14,35 @@ from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
 from models.cpu_kernels import INSTRUCTIONS, library
-from models.ops.kernels import Kernel, result_like
+from models.ops.kernels import Kernel
 from models.ops.quantised_codes import Codes
 from models.ops.row_product import DTYPES, MAX_ROWS
-from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MAX_EXPERT_ROWS = 1024
 """Rows of a product with experts: matrices are unpacked once for all rows of an expert, which are few of these."""
 
 
-def _unsupported(rows: int, most: int, weight: Any) -> str | None:
+def _unsupported(x: Any, weight: Any, most: int) -> str | None:
     if weight.dtype not in DTYPES:
         return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
-    if not 1 <= rows <= most:
-        return f"{rows} rows: expected 1 to {most}"
+    if not 1 <= x.shape[0] <= most:
+        return f"{x.shape[0]} rows: expected 1 to {most}"
+    if any(jax.typeof(one).mat.varying for one in (x, weight.codes, weight.scale)):
+        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
     return "the library of kernels is not there" if library() is None else None
 
 
 KERNEL = Kernel(
     "hybridlm_packed_product",
     ("cpu",),
-    lambda x, weight: _unsupported(x.shape[0], MAX_ROWS, weight),
+    partial(_unsupported, most=MAX_ROWS),
     interpreted=False,
 )
 EXPERTS_KERNEL = Kernel(
     "hybridlm_packed_expert_product",
     ("cpu",),
-    lambda x, weight: _unsupported(x.shape[0], MAX_EXPERT_ROWS, weight),
+    partial(_unsupported, most=MAX_EXPERT_ROWS),
     interpreted=False,
 )
 
@@ -91,8 +92,7 @@ def packed_expert_product(
 def _call(
     name: str, outputs: int, operands: tuple[Array, ...], kind: Codes, dtype: str, instructions: str
 ) -> Float32[Array, "row out"]:
-    operands = varying_like(operands, operands)
-    result = result_like((operands[0].shape[0], outputs), jnp.float32, operands[0])
+    result = jax.ShapeDtypeStruct((operands[0].shape[0], outputs), jnp.float32)
     return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
         *operands,
         kind=np.int64(KINDS.index(kind)),

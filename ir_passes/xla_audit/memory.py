@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
 from ir_passes.xla_audit.live_values import LiveValue, LiveValues
-from ir_passes.xla_audit.program import Executable, Slice
+from ir_passes.xla_audit.program import TPU, Executable, Slice
 
 REMEDY = "Report it to openxla/xla with this program; do not run the step. Another XLA version may place it rightly."
 
@@ -60,12 +60,14 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
                     "The audit does not know this operation; report the program to this project.",
                 )
             continue
-        size = executable.buffers.allocations[place.allocation].size
-        if place.offset < 0 or place.offset + place.size > size or place.size < value.array.bytes:
+        size, needed = executable.buffers.allocations[place.allocation].size, value.array.bytes
+        if value.array.dtype == "tuple" and executable.platform == TPU:
+            needed //= 2  # whose pointers have 32 bits
+        if place.offset < 0 or place.offset + place.size > size or place.size < needed:
             yield Finding(
                 FindingKind.MISPLACED,
                 where(value.instruction, module),
-                f"{value} needs {value.array.bytes} bytes within the {size} of its allocation, got {place}",
+                f"{value} needs {needed} bytes within the {size} of its allocation, got {place}",
                 REMEDY,
             )
     for carry in live.carries:

@@ -135,10 +135,12 @@ def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:
     one, fit = report.steps[0], report.fit
     assert fit is not None
     compiled = one.certificate is not None
+    kinds = sorted({fault.split()[0].rstrip(":") for fault in one.faults}) if compiled else []
+    verdict = f"{_verdict(one)}: {', '.join(kinds)}" if kinds else _verdict(one)
     figures = (f"{one.scratch / 1e9:.2f}", f"{one.kernels:,}") if compiled else ("", "")
     return ModelRow(
-        model, target, _verdict(one), _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures,
-        _over(one), _seconds(one),
+        model, target, verdict, _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures, _over(one),
+        _seconds(one),
     )  # fmt: skip
 
 
@@ -155,6 +157,8 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         good = sum(one.good for one in here)
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
         lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
+        if any(one.verdict == "proved" for one in here):
+            lines += ["", "Steps that are only proved were compiled by a version that did not audit this platform."]
         absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append("\n".join(lines) + "\n")

@@ -29,6 +29,7 @@ from hybridlm.target_report.floor import Floor, floor_of
 from hybridlm.target_report.step_report import step_report
 from ir_passes.compile import exported
 from ir_passes.files.record import from_json
+from ir_passes.jaxpr import ir
 from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernel, Kernels
@@ -233,6 +234,27 @@ def test_steps_are_exported_for_the_platform_of_the_target(
     text = step.export().text
     assert made[0].platforms == (platform,) and text is not None
     assert "custom_call" not in text
+
+
+@pytest.mark.parametrize("target", ["nvidia-h100", "tpu-v5e"])
+def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA writes one that does not in a loop of compare-and-swap. Counts are sums, which places may share."""
+    for name in NO_TPU:
+        monkeypatch.delenv(name, raising=False)
+    found = engine("sparse_base", target)
+    for shape in (DECODE, Shape("generate", 4, 8), COPY):
+        step, _ = found.programs.step(shape)
+        program = jax.make_jaxpr(step)(*found.example_arguments(shape))
+        written = [one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == "scatter"]
+        shared = [ir.source_of(one) for one in written if not one.params["unique_indices"]]
+        assert (written or shape is COPY) and shared == []
+
+
+def test_progress_is_told_before_each_step(kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
+    told: list[tuple[int, str]] = []
+    report_on(engine(), SHAPES, lambda done, name: told.append((done, name)))
+    assert told == [(0, "generate 4x1"), (1, "copy 4 to 4")]
 
 
 def run(*options: str) -> Result:

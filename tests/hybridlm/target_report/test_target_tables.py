@@ -70,6 +70,7 @@ def test_rows_of_models(fields: dict[str, Any], left: int, fit: str, good: bool)
     one = report(**{"failed": None, "kernels": 1702, "scratch": 10**9, **fields})
     row = row_of_model("Kimi-Linear-48B", "nvidia-h200", SimpleNamespace(steps=(one,), fit=fitted(left)))  # type: ignore[arg-type]
     assert (row.fit, row.good, row.lanes, row.context) == (fit, good, "82", "6,272")
+    assert ("faults" in fields) == (row.verdict == "REFUSED: overlap")
 
 
 def test_page_is_read_back() -> None:

@@ -294,6 +294,15 @@ def test_slices_are_taken_for_the_array_that_they_fill(
     assert kinds == set() if right else {FindingKind.OVERLAP, FindingKind.READ_AFTER_WRITE} <= kinds
 
 
+def test_tables_of_a_tpu_have_pointers_of_32_bits() -> None:
+    executable = program(SAME)
+    key: tuple[int, Index] = (executable.module.main.root, ())
+    place = executable.buffers.slices[key]
+    for size, kinds in ((8, []), (7, [FindingKind.MISPLACED])):
+        slices = {**executable.buffers.slices, key: replace(place, size=size)}
+        assert found(replace(executable, buffers=Buffers(executable.buffers.allocations, slices))) == kinds
+
+
 def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
     executable = program(COPY)
     moved = {one.name: (one.read, one.written) for one in kernels_in(executable, {}).kernels}

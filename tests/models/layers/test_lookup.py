@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ir_passes.jaxpr import ir
 from models.layers.embedding import embedding_rows
 
 
@@ -19,3 +20,12 @@ def test_every_word_has_its_row_and_one_that_is_none_is_no_number(dtype: str, pl
     assert np.isnan(found[1, 1]).all()
     for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2)):
         assert found[place].tobytes() == table[words[place]].astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_narrow_table_is_not_converted_in_every_step(platform: str) -> None:
+    """Nothing as large as the table is computed: a TPU would compute it anew in every step."""
+    table, words = jnp.zeros((64, 16), jnp.bfloat16), jnp.zeros((2, 3), jnp.int32)
+    program = jax.make_jaxpr(lambda *args: embedding_rows(*args, platform))(table, words)
+    sizes = [var.aval.size for eqn in ir.all_eqns(program.jaxpr) for var in eqn.outvars]
+    assert sizes and max(sizes) < table.size

@@ -352,11 +352,13 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
     """A call of `fn`, an ordinary JAX function of the operands of an equation, in the place of that equation.
 
+    What no result needs stays: the index of a store that a later one overwrites may be out of bounds.
+
     Raises:
         ValueError: it has arrays of its own.
     """
     with sourced(eqn):
-        traced = without_dead(jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars)))
+        traced = jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars))
     if traced.consts:
         raise ValueError(f"expected a function without arrays of its own, got {traced.jaxpr.constvars}")
     (call,) = jax.make_jaxpr(jax.jit(core.jaxpr_as_fun(traced)))(*(atom.aval for atom in eqn.invars)).eqns

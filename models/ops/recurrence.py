@@ -43,6 +43,9 @@ class RecurrenceInputs:
         devices: of the model: their platform, and whether they run kernels.
         slots: the row of each lane in `state`, in bounds; lanes with real tokens have different ones. Rows that no lane
             names, and those of lanes without real tokens, come back unchanged, bit for bit. None: row i is of lane i.
+
+    Raises:
+        ValueError: there are no slots, and not as many rows as lanes.
     """
 
     query: KeyVectors
@@ -55,6 +58,12 @@ class RecurrenceInputs:
     beta: HeadGates | None = None
     devices: Devices = struct.field(pytree_node=False, default=SINGLE_DEVICE)
     slots: Int32[Array, "lane"] | None = None
+
+    def __post_init__(self) -> None:
+        # JAX makes structs of other things than arrays, too
+        rows, lanes = (getattr(one, "shape", None) for one in (self.state, self.valid))
+        if self.slots is None and rows and lanes and rows[0] != lanes[0]:
+            raise ValueError(f"state: expected a row for each of {lanes[0]} lanes, or slots, got {rows[0]} rows")
 
     @property
     def tokens(self) -> int:
@@ -80,8 +89,6 @@ RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutputs:
     """Run a form that has the states of lanes: over the rows that slots name where there are slots."""
     if inputs.slots is None:
-        if len(inputs.state) != len(inputs.valid):
-            raise ValueError(f"{len(inputs.state)} rows of state for {len(inputs.valid)} lanes, and no slots")
         return form(inputs)
     found = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
     return RecurrenceOutputs(found.output, inputs.state.at[inputs.slots].set(found.state))

@@ -16,7 +16,6 @@ from ir_passes import Lane, LaneContract, Pool
 
 CONTRACT = LaneContract(inputs=(Pool("rows"), Lane(role="length"), Lane()), outputs=(Lane(), Pool("rows")))
 WHOLE = pl.BlockSpec(memory_space=pl.ANY)
-BLOCK = 8
 Index = Callable[[Any], Any]
 Statement = Callable[["Refs"], None]
 
@@ -63,11 +62,11 @@ def _update_real(refs: Refs) -> None:
 
 
 def _masked(refs: Refs) -> None:
-    read, stored = (VALUE + refs.one_of(0, 0, 0, 0, -1, 1) for _ in range(2))
-    at = jnp.arange(BLOCK)
+    read, stored = (VALUE - refs.one_of(0, 0, 0, 0, 1) for _ in range(2))
+    at = jnp.arange(VALUE)
     rest = refs.one_of({"other": 0.0}, {"other": 0.0}, {})
-    value = plgpu.load(refs.x.at[refs.row(), pl.ds(0, BLOCK)], mask=at < read, **rest)
-    plgpu.store(refs.out.at[refs.row(), pl.ds(0, BLOCK)], value * 2.0, mask=at < stored)
+    value = plgpu.load(refs.x.at[refs.row(), pl.ds(0, VALUE)], mask=at < read, **rest)
+    plgpu.store(refs.out.at[refs.row(), pl.ds(0, VALUE)], value * 2.0, mask=at < stored)
 
 
 def _in_turns(refs: Refs) -> None:

@@ -27,8 +27,16 @@ def test_it_is_a_pytree_of_its_arrays() -> None:
     assert len(jax.tree.leaves(dataclasses.replace(inputs, beta=None))) == 7
 
 
-@pytest.mark.parametrize("field", ["key", "value", "log_decay", "state", "valid", "fresh", "beta"])
+@pytest.mark.parametrize("field", ["key", "value", "log_decay", "valid", "fresh", "beta"])
 def test_arrays_that_do_not_fit_each_other_are_refused(field: str) -> None:
     right = getattr(operands(), field)
     with pytest.raises(TypeCheckError, match=field):
         operands(**{field: jnp.concatenate([right, right])})
+
+
+def test_rows_are_those_of_lanes_or_of_slots() -> None:
+    state = operands().state
+    more = jnp.concatenate([state, state])
+    with pytest.raises(ValueError, match="state: expected a row for each of 2 lanes, or slots, got 4"):
+        operands(state=more)
+    assert operands(state=more, slots=jnp.array([3, 1], jnp.int32)).tokens == 3

@@ -114,11 +114,17 @@ def _masked(stored: int, read: int = VALUE, other: bool = True, length: int = 8)
     def body(x: Any, out: Any) -> None:
         at = jnp.arange(length)
         instead = -jnp.inf if other else None
-        row = plgpu.load(x.at[pl.ds(0, length)], mask=at < read, other=instead)
+        row = plgpu.load(x.at[at], mask=at < read, other=instead)
         weights = jnp.exp(row - jnp.max(row))
-        plgpu.store(out.at[pl.ds(0, length)], weights / jnp.sum(weights), mask=at < stored)
+        plgpu.store(out.at[at], weights / jnp.sum(weights), mask=at < stored)
 
     return zoo.masked(body)
+
+
+def written_twice(x: Any, out: Any) -> None:
+    """A store beyond the row, and then the row."""
+    plgpu.store(out.at[jnp.arange(8)], jnp.zeros(8))
+    zoo.masked_body(x, out)
 
 
 def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:
@@ -179,6 +185,8 @@ MUTANTS = (
     masked("mask-short", "the last place is never written", _masked(VALUE - 1), OPEN, evidence=FAULT),
     masked("mask-beyond", "a store beyond the row", _masked(VALUE + 1), OPAQUE, BOUNDS, evidence=TRACED),
     masked("mask-reads-beyond", "a load beyond the row", _masked(VALUE, read=VALUE + 1), OPAQUE, BOUNDS,
+           evidence=TRACED),
+    masked("mask-twice", "a store beyond the row, before the right one", zoo.masked(written_twice), OPAQUE, BOUNDS,
            evidence=TRACED),
     masked("mask-no-other", "what a mask leaves out is used", _masked(VALUE, other=False), OPEN, evidence=FAULT),
     turns("turns-unbounded", "as many turns as the length says", _turns(lambda blocks: blocks), BOUNDS, evidence=FAULT),

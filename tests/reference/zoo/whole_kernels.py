@@ -101,10 +101,11 @@ def copies(body: Kernel = copies_body) -> Callable[..., Any]:
 
 def masked_body(x: Any, out: Any) -> None:
     """A softmax over a row that is shorter than the block that works on it."""
-    mask = jnp.arange(8) < VALUE
-    row = plgpu.load(x.at[pl.ds(0, 8)], mask=mask, other=-jnp.inf)
+    at = jnp.arange(8)
+    mask = at < VALUE
+    row = plgpu.load(x.at[at], mask=mask, other=-jnp.inf)
     weights = jnp.exp(row - jnp.max(row))
-    plgpu.store(out.at[pl.ds(0, 8)], weights / jnp.sum(weights), mask=mask)
+    plgpu.store(out.at[at], weights / jnp.sum(weights), mask=mask)
 
 
 def masked(body: Kernel = masked_body) -> Callable[..., Any]:

@@ -1,0 +1,182 @@
+"""The kernel for one token of a recurrence on TPUs computes what the plain forms do, and keeps lanes apart."""
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
+from ir_passes.contract.statements import Note
+from ir_passes.proof.lane_proof import prove_isolation
+from models.ops.delta_rule import delta_rule_reference, delta_rule_step
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrent_step_tpu import KERNEL, heads_of_block, recurrent_step_tpu
+from models.ops.ssd import ssd_reference, ssd_step
+from models.sharding.devices import Devices
+
+LANES, HEADS = 5, 6
+FORMS = ("head", "channel", "ssd", "ssd in groups")
+SLOTS, NAMED = 9, (7, 0, 2, 8, 5)
+"""Rows of a pool, and those of the lanes; lane 1 is idle and has the null row."""
+
+
+def inputs(form: str, values: int, keys: int, seed: int = 0, heads: int = HEADS, **changes: Any) -> RecurrenceInputs:
+    """Random lanes: one idle, one fresh; what is not used is NaN."""
+    rng = np.random.default_rng(seed)
+    key_heads = 2 if form == "ssd in groups" else heads
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    query, key = draw(LANES, 1, key_heads, keys), draw(LANES, 1, key_heads, keys)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    decay = -np.abs(draw(LANES, 1, heads, keys) if form == "channel" else draw(LANES, 1, heads))
+    beta = None if form.startswith("ssd") else rng.uniform(0.1, 0.9, (LANES, 1, heads)).astype(np.float32)
+    valid, fresh = np.ones((LANES, 1), bool), np.zeros(LANES, bool)
+    valid[1], fresh[3] = False, True
+    state = draw(LANES, heads, values, keys)
+    state[3] = np.nan
+    for one in (query, key, decay):
+        one[1] = np.nan
+    value = draw(LANES, 1, heads, values)
+    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
+    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
+    return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
+
+
+@jax.jit
+def kernel(given: RecurrenceInputs) -> Any:
+    return recurrent_step_tpu(given, interpret=True)
+
+
+def check(form: str, given: RecurrenceInputs, found: Any) -> None:
+    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
+    for one, expected in zip(found, jax.jit(reference)(given), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "keys", "heads"),
+    [
+        ("head", 5, 7, HEADS), ("channel", 3, 130, 2), ("ssd in groups", 5, 7, HEADS), ("ssd", 2, 32, HEADS),
+        ("channel", 4, 4, 48),
+    ],
+)  # fmt: skip
+def test_odd_sizes_and_several_blocks_of_heads(form: str, values: int, keys: int, heads: int):
+    given = inputs(form, values, keys, heads=heads)
+    check(form, given, kernel(given))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lanes_keep_their_bits(form: str):
+    """Idle lanes keep their state; NaN in one lane, or in all others, reaches no lane."""
+    given = inputs(form, 64, 16)
+    output, state = kernel(given)
+    np.testing.assert_array_equal(state[1], given.state[1])
+    assert not np.any(output[1])
+    for lane in range(LANES):
+        others = np.delete(np.arange(LANES), lane)
+        for bad, kept in ((lane, others), (others, lane)):
+            poisoned = replace(given, state=given.state.at[bad].set(jnp.nan), value=given.value.at[bad].set(jnp.nan))
+            for found, expected in zip(kernel(poisoned), (output, state), strict=True):
+                np.testing.assert_array_equal(found[kept], expected[kept])
+        alone = jax.tree.map(operator.itemgetter(slice(lane, lane + 1)), given)
+        for found, expected in zip(kernel(alone), (output, state), strict=True):
+            np.testing.assert_array_equal(found[0], expected[lane])
+
+
+@pytest.mark.parametrize("form", ["channel", "ssd in groups"])
+def test_rows_by_slot(form: str):
+    """The rows that slots name advance as those of lanes do; every other one keeps its bits, also one named before."""
+    given, slots = inputs(form, 8, 4), jnp.asarray(NAMED, jnp.int32)
+    pool = jnp.full((SLOTS, *given.state.shape[1:]), jnp.nan).at[slots].set(given.state)
+    output, state = kernel(given)
+    found, after = kernel(replace(given, state=pool, slots=slots))
+    np.testing.assert_array_equal(found, output)
+    np.testing.assert_array_equal(after, pool.at[slots].set(state))
+    # other lanes take over the rows, one from the start
+    turned = slots[jnp.array([3, 1, 0, 4, 2])]
+    again, rows = kernel(replace(given, state=after, slots=turned))
+    expected, states = kernel(replace(given, state=after[turned]))
+    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(rows, after.at[turned].set(states))
+    step = ssd_step if form.startswith("ssd") else delta_rule_step
+    plain = jax.jit(step)(replace(given, state=pool, slots=slots))
+    np.testing.assert_allclose(plain.output, output, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(plain.state, pool.at[slots].set(state), rtol=2e-5, atol=2e-6)
+
+
+def by_lane(form: str, heads: int = HEADS) -> tuple[Any, tuple[Any, ...]]:
+    """A step of the kernel and its arguments: state, lengths, the rest."""
+    given = inputs(form, 8, 4, heads=heads)
+    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
+
+    def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
+        operands = RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None], slots=slots)
+        return tuple(recurrent_step_tpu(operands, interpret=True))
+
+    return step, (given.state, jnp.ones(LANES, jnp.int32), rest)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_is_proved_from_the_inside(form: str):
+    step, args = by_lane(form, 48 if form == "head" else HEADS)
+    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
+    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
+    proof = prove_isolation(step, args, contract)
+    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert note.about.startswith(KERNEL.name)
+    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+
+
+@pytest.mark.parametrize("form", ["head", "ssd in groups"])
+def test_rows_by_slot_are_proved(form: str):
+    step, (state, *args) = by_lane(form)
+    pool, slots = jnp.zeros((SLOTS, *state.shape[1:])), jnp.asarray(NAMED, jnp.int32)
+    contract = LaneContract((Pool("rows"), Lane(role="length"), Lane(), SlotMap("rows", SLOTS)), (Lane(), Pool("rows")))
+
+    proof = prove_isolation(step, (pool, *args, slots), contract)
+    assert "idle" in {one.id for one in proof.proved}
+
+    def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jnp.roll(slots, 1))
+
+    with pytest.raises(IsolationError):
+        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_operations_choose_it(form: str):
+    given = inputs(form, 8, 128)
+    step = ssd_step if form.startswith("ssd") else delta_rule_step
+
+    def kernels(**changes: Any) -> bool:
+        return KERNEL.name in str(jax.make_jaxpr(step)(replace(given, devices=Devices(**changes))))
+
+    assert kernels(kernels="auto", platform="tpu") and kernels(kernels="interpret", platform="tpu")
+    assert not kernels(kernels="off", platform="tpu") and not kernels(kernels="auto")
+    assert not kernels(kernels="auto", platform="gpu") and not kernels(kernels="interpret")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block"),
+    [((32, 128, 128), 32), ((64, 128, 128), 32), ((24, 64, 128), 24), ((16, 256, 256), 8), ((128, 64, 128), 32)],
+)
+def test_heads_of_a_block(sizes: tuple[int, int, int], block: int):
+    assert heads_of_block(*sizes) == block
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens"), [((33, 8, 128), 1), ((4, 1024, 1024), 1), ((4, 8, 128), 2), ((4, 8, 64), 1), ((4, 4, 128), 1)]
+)
+def test_other_sizes_are_left_to_the_plain_form(sizes: tuple[int, int, int], tokens: int):
+    heads, values, keys = sizes
+    query, value = jnp.zeros((LANES, tokens, heads, keys)), jnp.zeros((LANES, tokens, heads, values))
+    state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
+    given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
+    assert KERNEL.unsupported(given), sizes
+    assert not KERNEL.chosen("auto", "tpu", given)

@@ -53,7 +53,8 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
     assert [len(rows[name]) for name in ("scores", "divergence", "rewards", "answers")] == [2] * 4
     assert pq.read_table("vectors.parquet").num_rows == 2
     tops = hybridlm.token_logprobs(pq.read_table("top.parquet"), "top")
-    assert len(tops) == 2 and {len(tops[0].at(token)[0]) for token in range(1, len(tops[0]))} == {8}
+    first = tops[0]
+    assert len(tops) == 2 and first is not None and {len(first.at(i)[0]) for i in range(1, len(first))} == {8}
     assert rows["scores"][0]["perplexity"] < rows["scores"][1]["perplexity"]
     assert all(0 < row["mean_kl"] < 0.1 and row["agreement"] > 0.9 for row in rows["divergence"])
     first, second = (row["answers"] for row in rows["answers"])

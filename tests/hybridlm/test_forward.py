@@ -1,5 +1,6 @@
 """Research access: shapes, states that can be read and put back, gradients."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import treescope
+from random_checkpoint import FAMILIES, write_random_checkpoint
 
 import hybridlm
 
@@ -139,6 +141,48 @@ def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
         np.testing.assert_allclose(a, b, atol=1e-3 * max(1.0, float(np.abs(b).max())))
     outside = jax.jit(logprobs)(text_lm.params, tokens.at[0, 3].set(97))
     assert np.isnan(np.asarray(outside[0])).any() and np.isfinite(np.asarray(outside[1:])).all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_in_every_mode_mapped_and_sharded(tmp_path: Path, name: str) -> None:
+    """Reverse and forward mode by parameters, embeddings and states, and the same under `vmap` and `shard_map`."""
+    directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
+    lm = hybridlm.load(directory, lanes=4, context=64, chunk=4, dtype="float32", compilation_cache=False)
+    rng = np.random.default_rng(1)
+    tokens = jnp.asarray(rng.integers(3, 60, (4, 10)), jnp.int32)
+    first = lm.forward(tokens[:, :4], return_states=True)
+    rest = tokens[:, 4:]
+    embeddings = lm.forward(rest, state=first.states).hidden_states[0]
+    given = (lm.params, embeddings, first.states)
+
+    def loss(params: Any, embeddings: Any, states: Any) -> Any:
+        out = lm.forward(rest, params=params, embeddings=embeddings, state=states, return_states=True, logits=False)
+        assert out.states is not None
+        return out.logprobs.sum() + sum(jnp.sum(jnp.tanh(leaf)) for leaf in jax.tree.leaves(out.states))
+
+    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), given)
+    gradient = jax.grad(loss, argnums=(0, 1, 2))(*given)
+    assert all(max(np.abs(leaf).max() for leaf in flat(part)) > 0 for part in gradient)
+    slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
+    assert float(jax.jvp(loss, given, moves)[1]) == pytest.approx(slope, rel=2e-3)
+    assert float(jax.linearize(loss, *given)[1](*moves)) == pytest.approx(slope, rel=2e-3)
+
+    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
+        return lm.forward(tokens, params=params, logits=False).logprobs
+
+    def value_and_gradient(fn: Any) -> list[Any]:
+        value, by_params = jax.value_and_grad(lambda params: fn(params, tokens).sum())(lm.params)
+        return [float(value), *flat(by_params)]
+
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=auto, devices=jax.devices()[:2])
+    lanes = jax.P("data")
+    sharded = jax.jit(jax.shard_map(logprobs, mesh=mesh, in_specs=(jax.P(), lanes), out_specs=lanes))
+    expected = value_and_gradient(logprobs)
+    for other in (sharded, jax.vmap(logprobs, in_axes=(None, 0))):
+        for a, b in zip(value_and_gradient(other), expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-3 * max(1.0, float(np.abs(b).max())))
 
 
 def test_bad_embeddings(text_lm: hybridlm.LM) -> None:

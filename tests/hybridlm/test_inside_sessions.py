@@ -15,13 +15,20 @@ READ: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": "all"
 CHANGE = [Intervention.ablate_head(1, 2), Intervention.scale_state(0, 0.5, positions=8)]
 
 
+def check(found: hybridlm.Completion, expected: hybridlm.Completion) -> None:
+    """Asserts the same tokens; steps of other numbers of lanes round differently."""
+    assert found.token_ids == expected.token_ids and found.finish_reason == expected.finish_reason
+    np.testing.assert_allclose(found.logprobs or (), expected.logprobs or (), atol=1e-4)
+
+
 def check_captured(found: hybridlm.Completion, expected: hybridlm.Completion) -> None:
     """Asserts the same completion, and the same numbers read."""
-    assert found == expected and found.captured is not None and expected.captured is not None
+    check(found, expected)
+    assert found.captured is not None and expected.captured is not None
     assert found.captured.positions.tolist() == expected.captured.positions.tolist()
-    np.testing.assert_allclose(found.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-5)
+    np.testing.assert_allclose(found.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-4)
     for name, values in expected.captured.states.items():
-        np.testing.assert_allclose(found.captured.states[name], values, atol=1e-5)
+        np.testing.assert_allclose(found.captured.states[name], values, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +55,10 @@ def test_a_request_joins_a_session(
         session.submit(PROMPTS[2], **SETTINGS)
         while session.busy:
             found |= {event.index: event.completion for event in session.step() if event.completion}
-    assert found[0] == plain[1] and found[2] == plain[2]
+    check(found[0], plain[1])
+    check(found[2], plain[2])
     check_captured(found[1], expected[0])
-    assert found[1] != plain[0] and found[0].captured is None
+    assert not np.allclose(found[1].logprobs or (), plain[0].logprobs or (), atol=1e-3) and found[0].captured is None
     assert [path.name for path in (tmp_path / "read").iterdir()] == ["000001.safetensors"]
 
 

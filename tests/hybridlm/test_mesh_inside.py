@@ -80,7 +80,9 @@ def test_every_read_and_change_is_that_of_one_device(tmp_path: Path, name: str, 
     found, expected = (lm.score(texts, interventions=changes) for lm in (over, one))
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance)
-        assert (a.logprobs.tobytes() == plain[i].logprobs.tobytes()) == (not changes[i])
+        kept = a.logprobs.tobytes() == plain[i].logprobs.tobytes()
+        # A text may have no token that is routed to the expert.
+        assert kept == (not changes[i]) or changes[i][0].kind == "ablate_expert"
     settings: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "logprobs": 0, "hidden_states": layers}
     generated = [lm.generate(texts, interventions=changes, **settings) for lm in (over, one)]
     for a, b in zip(*generated, strict=True):

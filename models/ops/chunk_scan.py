@@ -104,9 +104,11 @@ def chunk_scan_kernel(fresh: Any, active: Any, *refs: Any, given: tuple[str, ...
 
     start = tuple(jnp.where(fresh[lane] > 0, 0.0, one) for one in before)
     after = lax.fori_loop(0, out.shape[0], chunk, start)
-    for part, one, old in zip(parts, after, before, strict=True):
+    ends = [jnp.where(active[lane] > 0, one, old) for one, old in zip(after, before, strict=True)]
+    # after the last read of what they overwrite
+    for part, end in zip(parts, ends, strict=True):
         if new:
-            new[0][:, part] = jnp.where(active[lane] > 0, one, old)
+            new[0][:, part] = end
 
 
 def _parts(keys: int) -> list[Any]:

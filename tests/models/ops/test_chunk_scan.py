@@ -12,7 +12,7 @@ import pytest
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY
+from models.ops.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
 from models.ops.delta_rule import CHUNK, delta_rule, delta_rule_reference
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd, ssd_reference
@@ -21,13 +21,13 @@ from models.sharding.devices import Devices
 TOKENS = CHUNK + 8
 LENGTHS = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, TOKENS)
 FORMS = ("head", "channel", "ssd in groups")
-LANES, HEADS, VALUES, KEYS = len(LENGTHS), 4, 64, 16
+LANES, HEADS, VALUES, KEYS = len(LENGTHS), 2, 32, 2 * MAX_PART
 
 
 def inputs(form: str) -> RecurrenceInputs:
     """Random lanes, two of them fresh; what is not used is NaN."""
     rng = np.random.default_rng(0)
-    key_heads = 2 if form == "ssd in groups" else HEADS
+    key_heads = 1 if form == "ssd in groups" else HEADS
 
     def draw(*shape: int) -> np.ndarray:
         return rng.normal(size=(LANES, *shape)).astype(np.float32)

@@ -8,13 +8,20 @@ Takes the extra target-cuda, and half an hour on two cores. The exit status is 1
 import argparse
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridlm.compiler.targets import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
 LANES, CONTEXT, CHUNK = 64, 4096, 256
@@ -27,6 +34,15 @@ MODELS = {
     LARGE_MODEL: "nvidia-h200",
 }
 """Models of scripts/bench_models.py, and a published one -> the target of their steps."""
+ARCHITECTURES = {"nvidia-h100": "sm_90a", "nvidia-a100": "sm_80"}
+REGISTERS = """
+## Registers
+
+For each thread, of each kernel compiled alone, as ptxas prints them. A kernel whose shared memory is more than the
+card's does not compile.
+
+| operation, tokens | kernel | GPU | registers | bytes spilled |
+|---|---|---|---|---|"""
 HEAD = """# Kernels
 
 Steps compiled for a GPU that is not there, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
@@ -84,20 +100,50 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row]:
             step = engine.program(shape)
             report = step_report(shape, step, floor, machine, CONTEXT)
             assert floor is not None and report.certificate is not None
-            shares = dict.fromkeys(("pools", "sampling", "recurrence"), 0)
-            for one in step.kernels.kernels:
-                moved = one.moved * (report.turns if one.by_data else 1)
-                if one.loop is not None and "further_passes" in one.loop:
-                    continue
-                shares["pools"] += moved if one.pools else 0
-                shares["sampling"] += moved if "/sample/" in one.op_name else 0
-                own = any(f"/{layer}/" in one.op_name for layer in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
-                shares["recurrence"] += moved if own and "projection" not in one.op_name else 0
+            moved = [
+                (one, one.moved * (report.turns if one.by_data else 1))
+                for one in step.kernels.kernels
+                if one.loop is None or "further_passes" not in one.loop
+            ]
+
+            def share(chosen: "Callable[[Kernel], bool]", moved: Any = moved, least: int = floor.moved) -> float:
+                return sum(count for one, count in moved if chosen(one)) / least
+
             yield Row(
                 model, target, str(shape), kernels, report.moved, report.moved / floor.moved,
-                *(share / floor.moved for share in shares.values()), report.flops, report.certificate.seconds.compile,
-                report.faults,
+                share(lambda one: bool(one.pools)), share(lambda one: "/sample/" in one.op_name), share(_recurrent),
+                report.flops, report.certificate.seconds.compile, report.faults,
             )  # fmt: skip
+
+
+def _recurrent(one: "Kernel") -> bool:
+    layer = any(f"/{name}/" in one.op_name for name in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
+    return layer and "projection" not in one.op_name
+
+
+def registers(target: str, folder: Path) -> Iterator[str]:
+    """Compile each kernel alone, and let ptxas say what it takes; a kernel with too much shared memory is an error."""
+    import jax
+    from device_kernels import SMALL, operations
+
+    from hybridlm.compiler.targets import read_target
+
+    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
+    (ptxas,) = Path(next(iter(find_spec("nvidia").submodule_search_locations))).glob("*/bin/ptxas")  # type: ignore
+    for number, (name, operation, arrays) in enumerate(operations("gpu", SMALL)):
+        types = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place) for one in arrays]
+        dump = folder / f"{target}-{number}"
+        run = jax.jit(partial(operation, kernels="auto"))
+        run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
+        for file in sorted(dump.glob("*.ptx")):
+            command = [ptxas, "-v", f"-arch={ARCHITECTURES[target]}", file, "-o", os.devnull]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            for entry in said.split("Compiling entry function")[1:]:
+                if (kernel := re.match(r" '(\w+_kernel)'", entry)) is None:
+                    continue
+                used, spilled = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
+                assert used is not None and spilled is not None, entry
+                yield f"| {name} | `{kernel[1]}` | {target} | {used[1]} | {spilled[1]} |"
 
 
 def main() -> int:
@@ -112,6 +158,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "kernel-tables.md")
     options = parser.parse_args()
     rows: list[Row] = []
+    taken: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
@@ -121,7 +168,12 @@ def main() -> int:
             for row in rows_of(model, MODELS[model], file):
                 print(row, *row.faults, flush=True)
                 rows.append(row)
-    options.out.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+        for target in ARCHITECTURES:
+            for line in registers(target, Path(folder)):
+                print(line, flush=True)
+                taken.append(line)
+    lines = [*map(str, rows), *REGISTERS.splitlines(), *taken]
+    options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if any(row.faults for row in rows) else 0
 
 

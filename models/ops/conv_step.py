@@ -72,7 +72,7 @@ def conv_step_kernel(
     kept, tokens = state.shape[0], x.shape[0]
     rows = [state[row, :] for row in range(kept)]
     window = [jnp.where(begins, 0.0, row.astype(jnp.float32)) for row in rows]
-    window += [jnp.where(token < count, x[token, :], 0.0) for token in range(tokens)]
+    window += [x[token, :] for token in range(tokens)]  # real tokens see none behind them
     weights = [taps[own, tap].astype(jnp.float32) for tap in range(kept + 1)]
     for token in range(tokens):
         y = window[token] * weights[0]

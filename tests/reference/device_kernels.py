@@ -13,6 +13,7 @@ from ir_passes.targets import local_target
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule
+from models.ops.expert_dot import expert_dot
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
 from models.sharding.devices import Devices
@@ -22,8 +23,10 @@ from models.state.state import kv_blocks
 MAX_ERROR = 1e-4
 """Largest difference of a number, over the largest number of its array. Both forms round in float32."""
 ROUNDS = 20
-LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256}
-TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40}
+LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64}
+TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40, "experts": 4}
+SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}
+"""The same kernels, for a machine that only compiles them."""
 Operation = Callable[..., Any]
 
 
@@ -73,6 +76,11 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
                 -jnp.abs(draw(lanes, tokens, heads, *([size] if form == "KDA" else []))),
                 jax.nn.sigmoid(draw(lanes, tokens, heads)), draw(lanes, heads, size, size), valid, fresh,
             )  # fmt: skip
+        visits = 8 * lanes * tokens
+        yield f"experts, {visits} rows", partial(_experts, platform), (
+            draw(visits, heads * size), draw(sizes["experts"], 4 * size, heads * size).astype(jnp.bfloat16),
+            jnp.asarray(rng.integers(0, sizes["experts"], visits).astype(np.int32)),
+        )  # fmt: skip
         if tokens > 16:
             continue
         yield f"short convolution, {tokens}", partial(_convolution, platform), (
@@ -93,7 +101,8 @@ def _recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
     query, key, value, decay, beta, state, valid, fresh = arrays
     key = key / jnp.linalg.norm(key, axis=-1, keepdims=True)
     operation, beta = (ssd, None) if form == "SSD" else (delta_rule, beta)
-    return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, platform, kernels)))
+    devices = Devices(platform=platform, kernels=kernels)
+    return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, devices)))
 
 
 def _convolution(platform: str, *arrays: Any, kernels: str) -> Any:
@@ -108,6 +117,10 @@ def _attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) 
     cache = KVCache(key, value if form == "attention" else None)
     query = query * key.shape[-1] ** -0.5
     return attend(query, cache, at, valid, kv_blocks(key.shape[2]), size, platform, kernels)
+
+
+def _experts(platform: str, *arrays: Any, kernels: str) -> Any:
+    return expert_dot(*arrays, platform=platform, kernels=kernels)
 
 
 def _error(one: Any, other: Any) -> float:

@@ -21,13 +21,13 @@ from models.sharding.devices import Devices
 TOKENS = CHUNK + 8
 LENGTHS = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, TOKENS)
 FORMS = ("head", "channel", "ssd in groups")
-LANES, HEADS, VALUES, KEYS = len(LENGTHS), 2, 32, 2 * MAX_PART
+LANES, HEADS, VALUES, KEYS = len(LENGTHS), 4, 32, 2 * MAX_PART
 
 
 def inputs(form: str) -> RecurrenceInputs:
     """Random lanes, two of them fresh; what is not used is NaN."""
     rng = np.random.default_rng(0)
-    key_heads = 1 if form == "ssd in groups" else HEADS
+    key_heads = 2 if form == "ssd in groups" else HEADS
 
     def draw(*shape: int) -> np.ndarray:
         return rng.normal(size=(LANES, *shape)).astype(np.float32)

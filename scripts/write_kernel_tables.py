@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -35,6 +35,13 @@ MODELS = {
 }
 """Models of scripts/bench_models.py, and a published one -> the target of their steps."""
 ARCHITECTURES = {"nvidia-h100": "sm_90a", "nvidia-a100": "sm_80"}
+PROMPTS = """
+## Prompts
+
+The recurrence beside the projections, in all layers. Products inside of kernels are not counted.
+
+| model | step | kernels | recurrence | products | projections | products |
+|---|---|---|---|---|---|---|"""
 REGISTERS = """
 ## Registers
 
@@ -81,8 +88,8 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def rows_of(model: str, target: str, config: Path) -> Iterator[Row]:
-    """Compile decoding, and of the first model prompts too, both ways."""
+def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
+    """Compile decoding, and of the first model prompts too, both ways; of prompts yield a line of its own, too."""
     from hybridlm.compiler.targets import read_target
     from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.floor import floor_of
@@ -109,11 +116,25 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row]:
             def share(chosen: "Callable[[Kernel], bool]", moved: Any = moved, least: int = floor.moved) -> float:
                 return sum(count for one, count in moved if chosen(one)) / least
 
+            if shape.tokens > 1:
+                beside = (
+                    _beside(moved, step.kernels.kernels, report.turns, _recurrent),
+                    _beside(moved, step.kernels.kernels, report.turns, lambda one: "/projection/" in one.op_name),
+                )
+                yield f"| {model} | {shape} | {kernels} | {' | '.join(beside)} |"
             yield Row(
                 model, target, str(shape), kernels, report.moved, report.moved / floor.moved,
                 share(lambda one: bool(one.pools)), share(lambda one: "/sample/" in one.op_name), share(_recurrent),
                 report.flops, report.certificate.seconds.compile, report.faults,
             )  # fmt: skip
+
+
+def _beside(
+    moved: "list[tuple[Kernel, int]]", every: "Iterable[Kernel]", turns: int, chosen: "Callable[[Kernel], bool]"
+) -> str:
+    """Return two cells: bytes, and operations of XLA's products."""
+    flops = sum(one.flops * one.times * (turns if one.by_data else 1) for one in every if chosen(one))
+    return f"{sum(count for one, count in moved if chosen(one)) / 1e9:.2f} GB | {flops / 1e9:,.0f} Gflop"
 
 
 def _recurrent(one: "Kernel") -> bool:
@@ -158,6 +179,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "kernel-tables.md")
     options = parser.parse_args()
     rows: list[Row] = []
+    beside: list[str] = []
     taken: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
@@ -166,13 +188,16 @@ def main() -> int:
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(fields), encoding="utf-8")
             for row in rows_of(model, MODELS[model], file):
-                print(row, *row.faults, flush=True)
-                rows.append(row)
+                if isinstance(row, str):
+                    beside.append(row)
+                else:
+                    rows.append(row)
+                print(row, flush=True)
         for target in ARCHITECTURES:
             for line in registers(target, Path(folder)):
                 print(line, flush=True)
                 taken.append(line)
-    lines = [*map(str, rows), *REGISTERS.splitlines(), *taken]
+    lines = [*map(str, rows), *PROMPTS.splitlines(), *beside, *REGISTERS.splitlines(), *taken]
     options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if any(row.faults for row in rows) else 0
 

@@ -156,7 +156,9 @@ def registers(target: str, folder: Path) -> Iterator[str]:
         dump = folder / f"{target}-{number}"
         run = jax.jit(partial(operation, kernels="auto"))
         run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        for file in sorted(dump.glob("*.ptx")):
+        # XLA splits a program, and some of the parts are no programs by themselves
+        with_kernel = [one for one in dump.glob("*.ptx") if re.search(r"\.entry \w+_kernel\b", one.read_text())]
+        for file in sorted(with_kernel):
             command = [ptxas, "-v", f"-arch={ARCHITECTURES[target]}", file, "-o", os.devnull]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
             for entry in said.split("Compiling entry function")[1:]:
@@ -175,7 +177,7 @@ def main() -> int:
     from published import PUBLISHED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "kernel-tables.md")
     options = parser.parse_args()
     rows: list[Row] = []

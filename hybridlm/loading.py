@@ -121,10 +121,10 @@ def load(
             docs/prefix-cache.md.
         mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
             and "expert"; None for JAX's default device. See docs/devices.md.
-        kernels: "auto" runs kernels of our own where the platform has them: products of few rows on CPUs, decoding on
-            GPUs; "off" compiles what XLA makes of the plain forms everywhere; "interpret" runs kernels of GPUs and TPUs
-            on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off" elsewhere. The numbers
-            are the same up to rounding. See docs/performance.md and docs/accelerators.md.
+        kernels: "auto" runs kernels of our own where the platform has them: products of few rows on CPUs, states,
+            attention and experts on GPUs; "off" compiles what XLA makes of the plain forms everywhere; "interpret" runs
+            kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
+            elsewhere. The numbers are the same up to rounding. See docs/performance.md and docs/accelerators.md.
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
             they are read; None keeps matrices packed where they can be, which takes their memory instead. See
             docs/quantised.md.

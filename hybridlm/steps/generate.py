@@ -22,6 +22,7 @@ from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.cpu_kernels import INSTRUCTIONS
 from models.ops.expert_dot import PLATFORMS, expert_dot
+from models.ops.kernels import MODES
 from models.ops.packed_product import KINDS, packed_expert_product, packed_product
 from models.ops.quantised_codes import Codes
 from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
@@ -32,7 +33,11 @@ _FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.pro
 _QUANTISED = [
     form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
 ]
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
+rowwise(
+    expert_dot,
+    inputs=(Lane(), Shared(), Lane()),
+    static=[form | {"kernels": mode} for form, mode in itertools.product(_FORMS, MODES)],
+)
 rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)

@@ -1,9 +1,15 @@
 """Short convolution: causal, depthwise, over the last K tokens, with the last K-1 inputs as its state."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
+from models.layers.activations import silu
+from models.ops.conv_step import KERNEL, conv_step
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import LaneInfo
 from models.state.state import name_dims
 
@@ -14,19 +20,33 @@ def layer_conv(
     state: Float[Array, "lane tap channel"],
     info: LaneInfo,
     bias: Float32[Array, "channel"] | None = None,
-    platform: str = "cpu",
-) -> tuple[Float32[Array, "lane token channel"], Float[Array, "lane tap channel"]]:
-    """Run `short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins."""
-    taps = weight[:, 0].astype(jnp.float32)
-    return together(short_conv(x, taps, _before(state, info), info.lengths, info.valid, bias), platform)
+    devices: Devices = SINGLE_DEVICE,
+    *,
+    activation: Callable[[Array], Array] = silu,
+) -> tuple[Float32[Array, "lane token channel"], Any]:
+    """Run `short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins.
 
+    Args:
+        x, state, bias: as of `short_conv`.
+        weight: taps as a checkpoint has them.
+        info: of the lanes; while drafts are verified, no new state is wanted.
+        devices: that the step is for.
+        activation: of the outputs, elementwise.
 
-def together(found: tuple[Array, Array], platform: str) -> tuple[Array, Array]:
-    """Return a convolution and the next state, of which a GPU computes neither later than the other.
-
-    XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
+    Returns:
+        Outputs, undefined at padding tokens, and the next state; None while drafts are verified.
     """
-    return lax.optimization_barrier(found) if platform == "gpu" else found
+    if KERNEL.chosen(devices.kernels, devices.platform, x, weight[:, 0]):
+        return conv_step(
+            x, weight[:, 0], state, info.lengths, info.fresh, bias,
+            activation=activation, keep_state=info.verifying, interpret=devices.kernels == "interpret",
+        )  # fmt: skip
+    taps = weight[:, 0].astype(jnp.float32)
+    y, new = short_conv(x, taps, _before(state, info), info.lengths, info.valid, bias)
+    if devices.platform == "gpu":
+        # XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
+        y, new = lax.optimization_barrier((y, new))
+    return activation(y), None if info.verifying else new
 
 
 def short_conv(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float32, Int32
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
+from models.ops.decode_attention import KERNEL, decode_attention
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, materialized_transpose
 from models.ops.linear import linear
@@ -139,6 +140,7 @@ def attend(
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
     platform: str = "cpu",
+    kernels: str = "off",
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
@@ -154,6 +156,7 @@ def attend(
         blocks: blocks to visit.
         value_size: number of leading entries of a key that are its value, where the cache holds no values.
         platform: that the step is for.
+        kernels: one of `kernels.MODES`.
 
     Returns:
         Attention output, zero at padding tokens.
@@ -163,7 +166,12 @@ def attend(
     value_size = cache.value.shape[3] if cache.value is not None else value_size
     assert value_size is not None
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
-    limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))[:, None, :, None]
+    limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
+    if KERNEL.chosen(kernels, platform, query, cache.key, cache.value, value_size):
+        interpret = kernels == "interpret"
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, interpret=interpret)
+        return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
+    limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
     span = width * KV_BLOCK
@@ -276,7 +284,7 @@ class Attention(Stateful):
             q, k = c.rope(q, at), c.rope(k, at)
         state = append(state, name_dims(k, None, None, "kv_head", "key"), v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        out = attend(q * scale, state, at, info.valid, info.kv_blocks, platform=c.devices.platform)
+        out = attend(q * scale, state, at, info.valid, info.kv_blocks, None, c.devices.platform, c.devices.kernels)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         out = info.hooked_heads(out, "attention")

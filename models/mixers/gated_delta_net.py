@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import scaled, silu, silu_gated
+from models.layers.activations import scaled, silu_gated
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
@@ -112,9 +112,9 @@ class GatedDeltaNet(Recurrent):
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, platform=c.devices.platform)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         lanes, length, _ = mixed.shape
-        q, k, v = jnp.split(silu(mixed), [c.key_width, 2 * c.key_width], axis=-1)
+        q, k, v = jnp.split(mixed, [c.key_width, 2 * c.key_width], axis=-1)
         q, k = (y.reshape((lanes, length, c.key_heads, c.key_size)) for y in (q, k))
         v = v.reshape((lanes, length, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import matrix
-from models.layers.short_conv import conv_tail, convolve, layer_window, together
+from models.layers.short_conv import conv_tail, convolve, layer_conv, layer_window
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -64,14 +64,14 @@ class GatedShortConv(Stateful):
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
         """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the window of the convolution."""
-        b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
-        window = layer_window(b * u, state.conv, info)
-        mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
+        devices = self.config.devices
+        b, c, u = jnp.split(linear(x, self.in_proj[...], devices), 3, axis=-1)
         if info.verifying:
-            return linear(c * mixed, self.out_proj[...], self.config.devices), window
-        after = self.commit(window, info, state)
-        mixed, conv = together((mixed, after.conv), self.config.devices.platform)
-        return linear(c * mixed, self.out_proj[...], self.config.devices), after._replace(conv=conv)
+            window = layer_window(b * u, state.conv, info)
+            mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
+            return linear(c * mixed, self.out_proj[...], devices), window
+        mixed, conv = layer_conv(b * u, self.conv[...], state.conv, info, devices=devices, activation=lambda y: y)
+        return linear(c * mixed, self.out_proj[...], devices), GatedShortConvState(conv)
 
     def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
         return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))

@@ -12,7 +12,6 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import silu
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
@@ -127,9 +126,9 @@ class KimiDeltaAttention(Recurrent):
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, platform=c.devices.platform)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         heads = (*mixed.shape[:2], c.heads, c.head_size)
-        q, k, v = (part.reshape(heads) for part in jnp.split(silu(mixed), 3, axis=-1))
+        q, k, v = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
         inputs = RecurrenceInputs(
             q,

@@ -124,7 +124,7 @@ class LatentAttention(Stateful):
         state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1)
         query = query * (c.score_factor * c.query_size**-0.5)
-        seen = attend(query, state, at, info.valid, info.kv_blocks, c.rank, c.devices.platform)
+        seen = attend(query, state, at, info.valid, info.kv_blocks, c.rank, c.devices.platform, c.devices.kernels)
         out = head_dot(seen, self.value_up[...])
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]

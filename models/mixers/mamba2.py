@@ -140,9 +140,9 @@ class Mamba2(Recurrent):
         c = self.config
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias, c.devices.platform)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias, c.devices)
         # The bias makes the inputs of padding tokens nonzero.
-        mixed = jnp.where(info.valid[:, :, None], silu(mixed), 0.0)
+        mixed = jnp.where(info.valid[:, :, None], mixed, 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
         key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
         value = value.reshape((lanes, length, c.heads, c.head_size))

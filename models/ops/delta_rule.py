@@ -17,6 +17,8 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
+from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
+from models.ops.chunk_scan import ScanOperands, chunk_scan
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import materialize, unfused
@@ -43,14 +45,17 @@ class DeltaTokens(NamedTuple):
 
 
 def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run the recurrence in the form that suits the number of tokens: the token form for one, else chunks.
+    """Run the recurrence by a kernel or the form that suits the number of tokens: the token form for one, else chunks.
 
     Args:
         inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it.
+        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it; a kernel
+            then returns no new one.
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs)
+    if (found := step_by_kernel(inputs, keep_state)) is not None:
+        return found
     return over_slots(partial(delta_rule_chunked, keep_state=keep_state), inputs)
 
 
@@ -148,6 +153,11 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
         return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
+    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
+        tokens = ScanOperands(
+            decayed.reads, decayed.k_out, decayed.end, v, corrected, decayed.scores, decayed.since, None
+        )
+        return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
     # Not materialized, the values would be transposed into another order first, and copied.
     rest = materialize(v), corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, rest)

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from models.ops.chunk_decay import power_of_two
+from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.varying import varying_like
@@ -40,9 +41,14 @@ ExpertIds = Int32[Array, "row"]
 ExpertRows = Float32[Array, "row out"]
 
 
-@partial(jax.jit, static_argnames=("absent", "platform"))
+@partial(jax.jit, static_argnames=("absent", "platform", "kernels"))
 def expert_dot(
-    x: TokenRows, weight: ExpertWeights, expert: ExpertIds, absent: bool = False, platform: str = "cpu"
+    x: TokenRows,
+    weight: ExpertWeights,
+    expert: ExpertIds,
+    absent: bool = False,
+    platform: str = "cpu",
+    kernels: str = "off",
 ) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
@@ -53,7 +59,10 @@ def expert_dot(
         absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
             parallel); its result is zero.
         platform: that the product is for.
+        kernels: one of `kernels.MODES`.
     """
+    if KERNEL.chosen(kernels, platform, weight):
+        return expert_rows(varying_like(x, expert), weight, expert, interpret=kernels == "interpret")
     return grouped_product(x, weight, expert, absent, platform)
 
 

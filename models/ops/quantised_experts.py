@@ -98,7 +98,7 @@ def experts_product(
     """
     platform = devices.platform
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, platform)
+        return expert_dot(x, weight, expert, absent, platform, devices.kernels)
     if weight.takes_experts(x, devices):
         return _by_kernel(x, weight, expert, absent)
     static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "platform": platform}

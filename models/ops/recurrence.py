@@ -10,7 +10,7 @@ a fresh lane is never used; the state of a lane without real tokens comes back u
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import struct
 from jax import Array
@@ -76,11 +76,12 @@ class RecurrenceOutputs(NamedTuple):
 
     Attributes:
         output: the state as each token's query reads it; zero at padding tokens.
-        state: S after each lane's last real token, in the rows of the operand.
+        state: S after each lane's last real token, in the rows of the operand, as `RowStates`; None of a kernel that
+            was to keep the state before.
     """
 
     output: ValueVectors
-    state: RowStates
+    state: Any
 
 
 RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
@@ -91,4 +92,5 @@ def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutp
     if inputs.slots is None:
         return form(inputs)
     found = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
-    return RecurrenceOutputs(found.output, inputs.state.at[inputs.slots].set(found.state))
+    after = None if found.state is None else inputs.state.at[inputs.slots].set(found.state)
+    return RecurrenceOutputs(found.output, after)

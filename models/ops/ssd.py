@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from models.ops.chunk_decay import decays_between
+from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
+from models.ops.chunk_scan import ScanOperands, chunk_scan
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import unfused
@@ -28,13 +30,18 @@ CHUNK = 32
 
 
 def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run the recurrence in the form that suits the number of tokens: the token form for one, else chunks.
+    """Run the recurrence by a kernel or the form that suits the number of tokens: the token form for one, else chunks.
 
     Args:
         inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it.
+        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it; a kernel
+            then returns no new one.
     """
-    return ssd_step(inputs) if inputs.tokens == 1 else over_slots(partial(ssd_chunked, keep_state=keep_state), inputs)
+    if inputs.tokens == 1:
+        return ssd_step(inputs)
+    if (found := step_by_kernel(inputs, keep_state)) is not None:
+        return found
+    return over_slots(partial(ssd_chunked, keep_state=keep_state), inputs)
 
 
 def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
@@ -107,6 +114,10 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
         return values, reads * read + full_einsum("nhij,nhjv->nhiv", scores, v)
 
     left = v * jnp.exp(end - total)[..., None]
+    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
+        values, scores, seen, since = map(by_head, (left, scores, v, jnp.exp(total)[..., None]))
+        tokens = ScanOperands(q, k, by_head(jnp.exp(end)), values, None, scores, since, seen)
+        return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
     rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))
     chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), rest)
     return scan_chunks(inputs, chunks, write, keep_state)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import device_kernels
+import jax
 import numpy as np
 import pytest
 from device_checks import Case, certificates, parity
@@ -109,3 +111,25 @@ def test_steps_that_are_refused_or_not_audited_are_faults(
         return
     with pytest.raises(AssertionError, match=said):
         certificates(lm, CASE, Path())
+
+
+def test_kernels_are_measured_beside_their_plain_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_kernels, "ROUNDS", 1)
+    some = [one for one in device_kernels.operations("cpu", device_kernels.TINY) if one[0] in ("SSD, 1", "SSD, 40")]
+    monkeypatch.setattr(device_kernels, "operations", lambda platform, sizes: iter(some))
+    found = device_kernels.measured("cpu", "interpret", device_kernels.TINY)
+    assert set(found) == {f"{name}, {figure}" for name, *_ in some for figure in ("error", "ms", "plain ms")}
+    with pytest.raises(AssertionError, match="no kernel for cpu"):
+        device_kernels.measured("cpu", "auto", device_kernels.TINY)
+    name, right, operands = some[0]
+    monkeypatch.setattr(
+        device_kernels,
+        "operations",
+        lambda platform, sizes: [(name, lambda *x, kernels: _wrong(right(*x, kernels=kernels), kernels), operands)],
+    )
+    with pytest.raises(AssertionError, match="SSD, 1"):
+        device_kernels.measured("cpu", "interpret", device_kernels.TINY)
+
+
+def _wrong(found: Any, kernels: str) -> Any:
+    return jax.tree.map(lambda x: 1.01 * x, found) if kernels == "interpret" else found

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT)]
 
 from device_checks import LARGE, SMALL, Case, Check, golden_case, write_expected  # noqa: E402
+from device_kernels import kernels  # noqa: E402
 
 LARGE_MODEL = "752M"
 SMALL_MODELS = ("sparse_base", "kimi_base")
@@ -47,6 +48,8 @@ def cases(folder: Path, small: bool) -> list[Case]:
 
 def checks_of(case: Case) -> tuple[Check, ...]:
     """Return the checks of a case in their order."""
+    if "kernels" in case.settings:
+        return (kernels, *LARGE)
     return SMALL if case.exact else LARGE
 
 

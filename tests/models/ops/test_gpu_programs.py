@@ -1,11 +1,13 @@
 """Bytes that XLA's programs for an H100 move and keep, of the operations that have a form for GPUs; none is needed."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from device_kernels import SMALL, operations
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.versions import current_versions
@@ -20,12 +22,17 @@ from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_cuda
+STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,), "attention": (), "latent attention": (), "experts": ()}
+"""Places of the states among the arrays of an operation, where it is not 5."""
+FORMS = ("delta rule", "KDA", "SSD", "short convolution", "attention", "latent attention")
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
 
 
-def compiled(fn: Callable[..., Any], *shapes: Any, donated: tuple[int, ...] = ()) -> tuple[int, Kernels]:
+def compiled(
+    fn: Callable[..., Any], *shapes: Any, donated: tuple[int, ...] = (), target: str = "nvidia-h100"
+) -> tuple[int, Kernels]:
     """Return the bytes of scratch, and the operations."""
-    place = jax.sharding.SingleDeviceSharding(read_target("nvidia-h100").devices[0])
+    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
     args = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), shapes)
     lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
     program = compile_with_assignment(lowered, None, current_versions(), None)
@@ -92,3 +99,22 @@ def test_keys_and_values_are_read_where_they_lie(groups: int, most: float) -> No
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
     assert found.moved_in_a_turn < most * a_turn
     assert found.moved < a_turn, "no cache is turned in front of the loop"
+
+
+@cache
+def cases() -> dict[str, Any]:
+    return {name: rest for name, *rest in operations("gpu", {**SMALL, "lanes": 4, "context": 512, "prompt": 64})}
+
+
+@pytest.mark.parametrize("target", ["nvidia-h100", "nvidia-a100"])
+@pytest.mark.parametrize("name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows"])
+def test_kernels_move_each_array_once(name: str, target: str) -> None:
+    """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
+    operation, arrays = cases()[name]
+    types = jax.tree.map(lambda one: array(*one.shape, dtype=one.dtype), arrays)
+    donated = STATES.get(name.partition(",")[0], (5,))
+    scratch, found = compiled(partial(operation, kernels="auto"), *types, donated=donated, target=target)
+    assert any("_kernel" in one.op_name for one in found.kernels)
+    results = jax.eval_shape(partial(operation, kernels="off"), *types)
+    needed = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((types, results)))
+    assert found.moved < 1.5 * needed and scratch < needed

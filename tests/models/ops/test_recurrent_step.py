@@ -13,10 +13,12 @@ import pytest
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.delta_rule import delta_rule_reference, delta_rule_step
+from models.ops.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
-from models.ops.recurrent_step import KERNEL, MAX_KEY, recurrent_step
-from models.ops.ssd import ssd_reference, ssd_step
+from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
+from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
+from models.ops.recurrent_step_tpu import heads_of_block, recurrent_step_tpu
+from models.ops.ssd import ssd, ssd_reference, ssd_step
 from models.sharding.devices import Devices
 
 LANES, HEADS = 5, 6
@@ -110,9 +112,88 @@ def test_operations_choose_it(form: str):
         kernels(kernels="fast")
 
 
-@pytest.mark.parametrize(("values", "keys", "tokens"), [(6, 4, 1), (8, 5, 1), (8, 2 * MAX_KEY, 1), (8, 4, 2)])
+@pytest.mark.parametrize(
+    ("values", "keys", "tokens"), [(6, 4, 1), (8, 5, 1), (8, 2 * MAX_KEY, 1), (8, 4, MAX_TOKENS + 1)]
+)
 def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: int):
     query, value = jnp.zeros((LANES, tokens, HEADS, keys)), jnp.zeros((LANES, tokens, HEADS, values))
     state, real = jnp.zeros((LANES, HEADS, values, keys)), jnp.ones((LANES, tokens), bool)
     given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
     assert KERNEL.unsupported(given) and not KERNEL.chosen("auto", "gpu", given)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block"),
+    [((32, 128, 128), 32), ((64, 128, 128), 32), ((24, 64, 128), 24), ((16, 256, 256), 8), ((128, 64, 128), 32)],
+)
+def test_heads_of_a_block_on_tpus(sizes: tuple[int, int, int], block: int):
+    assert heads_of_block(*sizes) == block
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens"), [((33, 8, 128), 1), ((4, 1024, 1024), 1), ((4, 8, 128), 2), ((4, 8, 64), 1), ((4, 4, 128), 1)]
+)
+def test_other_sizes_are_left_to_the_plain_form_on_tpus(sizes: tuple[int, int, int], tokens: int):
+    heads, values, keys = sizes
+    query, value = jnp.zeros((LANES, tokens, heads, keys)), jnp.zeros((LANES, tokens, heads, values))
+    state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
+    given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
+    assert TPU_KERNEL.unsupported(given), sizes
+    assert not TPU_KERNEL.chosen("auto", "tpu", given)
+
+
+def several(form: str, values: int = 8, keys: int = 4, tokens: int = 3) -> RecurrenceInputs:
+    """Random lanes of several tokens: one idle, one fresh, one of a single token; what is not used is NaN."""
+    parts = [inputs(form, values, keys, seed=seed) for seed in range(tokens)]
+    valid = np.ones((LANES, tokens), bool)
+    valid[1], valid[4, 1:] = False, False
+    names = [name for name in ("query", "key", "value", "log_decay", "beta") if getattr(parts[0], name) is not None]
+    arrays = {name: np.concatenate([np.asarray(getattr(one, name)) for one in parts], axis=1) for name in names}
+    for one in arrays.values():
+        one[~valid] = np.nan
+    return replace(parts[0], valid=jnp.asarray(valid), **{name: jnp.asarray(one) for name, one in arrays.items()})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_one_after_the_other(form: str):
+    """A step that verifies drafts, its state kept, and the replay of the accepted tokens."""
+    given = several(form)
+    padding = ~given.valid
+
+    def zeros(x: Any) -> Any:
+        return None if x is None else jnp.where(padding.reshape(padding.shape + (1,) * (x.ndim - 2)), 0.0, x)
+
+    # the reference would multiply what padding tokens hold
+    names = "query", "key", "value", "log_decay", "beta"
+    clean = replace(given, **{name: zeros(getattr(given, name)) for name in names})
+    found = kernel(given, "gpu")
+    check(form, clean, found)
+    np.testing.assert_array_equal(found.state[1], given.state[1])
+    kept = jax.jit(partial(recurrent_step, keep_state=True, interpret=True))(given)
+    np.testing.assert_array_equal(kept.output, found.output)
+    assert kept.state is None
+    poisoned = replace(given, state=given.state.at[::2].set(jnp.nan), value=given.value.at[::2].set(jnp.nan))
+    for one, expected in zip(kernel(poisoned, "gpu"), found, strict=True):
+        np.testing.assert_array_equal(one[1::2], expected[1::2])
+    first = jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 and x.shape[1] == 3 else x, given)
+    accepted = replace(given, valid=given.valid & (jnp.arange(3) < 1)[None])
+    np.testing.assert_allclose(kernel(accepted, "gpu").state, kernel(first, "gpu").state, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_several_tokens_are_proved_from_the_inside(form: str):
+    given = several(form)
+    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
+
+    def step(state: Any, lengths: Any, rest: Any) -> Any:
+        valid = jnp.arange(3)[None] < lengths[:, None]
+        operation = ssd if form.startswith("ssd") else delta_rule
+        devices = Devices(kernels="interpret")
+        return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
+
+    pool = Pool("rows", dims=("lane", "value_head", "value", "key"))
+    contract = LaneContract((pool, Lane(role="length"), Lane()), (Lane(), pool))
+    proof = prove_isolation(step, (given.state, jnp.ones(LANES, jnp.int32), rest), contract)
+    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert note.about.startswith(KERNEL.name)
+    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}

@@ -1,0 +1,174 @@
+"""A kernel for attention of a few tokens over the rows of a KV cache, each read once and up to its lane's end.
+
+`models.mixers.attention.attend` defines it. One program instance has all query rows of one lane and key/value head, and
+a part of the positions; the parts are put together afterwards (flash decoding). The online softmax is the one of
+`attend`. Entries of the cache behind a row's position, stale or NaN, have no influence, and nothing copies values to
+mask them.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float32, Int32
+
+from models.ops.kernel_products import MIN_ROWS, kernel_product
+from models.ops.kernels import Kernel, result_like
+from models.state.shapes import KeyCache, ValueCache
+
+MAX_ROWS = 64
+"""Query rows of one key/value head: heads of its group times tokens."""
+MAX_SIZE = 512
+"""Numbers of a key's or value's part that are loaded at once."""
+MAX_ACCUMULATED = 1 << 14
+"""Numbers that an instance accumulates, rows times the size of a value: what fits into registers."""
+MIN_PART = 128
+"""Positions of one program instance, of which there are no fewer in a block of the cache."""
+MIN_INSTANCES = 512
+"""Program instances for which positions are split into parts: a few for each processor of a GPU."""
+LEAST = -1e30
+"""The maximum of no scores."""
+
+QueryRows = Float32[Array, "lane kv_head row key"]
+RowLimits = Int32[Array, "lane row"]
+
+
+def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
+    """Return the sizes of the parts in which keys are loaded: the first is the value, where keys are values too."""
+    return (value_size, size - value_size) if shared and size > value_size else (size,)
+
+
+def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
+    """Say why the kernel does not take these operands; None if it does.
+
+    Args:
+        query: `[lane, token, head, key]`.
+        key, value: caches; `value` is None where the values are the first `value_size` numbers of the keys.
+        value_size: size of a value.
+    """
+    rows = query.shape[1] * query.shape[2] // key.shape[1]
+    parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
+    if rows > MAX_ROWS:
+        return f"{rows} query rows for each key/value head: expected at most {MAX_ROWS}"
+    if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
+        return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
+    if padded_rows(rows) * value_size > MAX_ACCUMULATED:
+        return f"{rows} rows of {value_size}: expected at most {MAX_ACCUMULATED} numbers"
+    return None
+
+
+KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
+
+
+def padded_rows(rows: int) -> int:
+    """Return the rows that the kernel multiplies: a power of two."""
+    return max(MIN_ROWS, 1 << (rows - 1).bit_length())
+
+
+def decode_attention_kernel(
+    limit: Any, query: Any, key: Any, *rest: Any, part: int, block: int, sizes: tuple[int, ...], value_size: int
+) -> None:
+    """Attend from the rows of one lane and key/value head to a part of the positions.
+
+    Args:
+        limit: last position that each row sees, -1 for none, int32[row].
+        query: [row, key].
+        key: [position, key] of the part.
+        rest: values [position, value] of the part, unless keys hold them; then the results of the part: the largest
+            score [row], the sum of the exponentials [row] and their sum over values [row, value].
+        part: positions of the part.
+        block: positions of a turn.
+        sizes: of the parts of a key.
+        value_size: size of a value.
+    """
+    from jax.experimental import pallas as pl  # takes a while to import
+
+    value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
+    start = pl.program_id(2) * part
+    limits = limit[...]
+    last = jnp.max(limits)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    queries = [query[:, pl.ds(begin, size)] for begin, size in zip(starts, sizes, strict=True)]
+    turns = jnp.clip(lax.div(last + block - start, block), 0, part // block)
+
+    def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        top, total, seen = carry
+        # the bound says nothing that the loop does not: it is what the proof can read
+        first = jnp.clip(index, 0, part // block - 1) * block
+        at = start + first + lax.broadcasted_iota(jnp.int32, (block,), 0)
+        keys = [key[pl.ds(first, block), pl.ds(begin, size)] for begin, size in zip(starts, sizes, strict=True)]
+        values = keys[0] if value is key else value[pl.ds(first, block), :]
+        values = jnp.where((at <= last)[:, None], values, jnp.zeros_like(values))
+        pairs = zip(queries, keys, strict=True)
+        scores = sum(kernel_product(rows, one, 1) for rows, one in pairs)
+        scores = jnp.where(at[None, :] <= limits[:, None], scores, -jnp.inf)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=1))
+        keep = jnp.exp(top - new_top)
+        weight = jnp.exp(scores - new_top[:, None])
+        seen = seen * keep[:, None] + kernel_product(weight, values, 0)
+        return new_top, total * keep + jnp.sum(weight, axis=1), seen
+
+    count = limits.shape[0]
+    none = jnp.full((count,), LEAST, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
+    top_out[...], total_out[...], out[...] = lax.fori_loop(0, turns, turn, none)
+
+
+def decode_attention(
+    query: QueryRows, limit: RowLimits, key: KeyCache, value: ValueCache | None, value_size: int, *, interpret: bool
+) -> Float32[Array, "lane kv_head row value"]:
+    """Attend from the rows of every lane.
+
+    Args:
+        query: scaled queries, the rows of each key/value head.
+        limit: last position that each row sees, -1 for none, whose output is zero.
+        key, value: caches; `value` is None where the values are the first numbers of the keys.
+        value_size: size of a value.
+        interpret: run by Pallas' interpreter, on any platform.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plgpu
+
+    lanes, kv_heads, rows, size = query.shape
+    context, count = key.shape[2], padded_rows(rows)
+    query = jnp.pad(query, [(0, 0), (0, 0), (0, count - rows), (0, 0)])
+    limit = jnp.pad(limit, [(0, 0), (0, count - rows)], constant_values=-1)
+    wanted = min(-(-MIN_INSTANCES // (lanes * kv_heads)), context // MIN_PART)
+    parts = next(one for one in range(wanted, 0, -1) if context % (one * MIN_PART) == 0)
+    part, block = context // parts, 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+
+    def cut(*sizes: int) -> Any:
+        """Blocks of a lane and head, and of what follows."""
+        sizes_of = pl.Squeezed(), pl.Squeezed(), *sizes
+        return pl.BlockSpec(sizes_of, lambda lane, head, part: (lane, head, *(0 for _ in sizes)))
+
+    def positions(width: int) -> Any:
+        block = pl.Squeezed(), pl.Squeezed(), part, width
+        return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, 0))
+
+    def result(*sizes: int) -> Any:
+        block = pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), *sizes
+        return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, *(0 for _ in sizes)))
+
+    caches = [key] if value is None else [key, value]
+    shapes = (count,), (count,), (count, value_size)
+    sizes = key_parts(size, value_size, value is None)
+    top, total, out = pl.pallas_call(
+        partial(decode_attention_kernel, part=part, block=block, sizes=sizes, value_size=value_size),
+        grid=(lanes, kv_heads, parts),
+        in_specs=[
+            pl.BlockSpec((pl.Squeezed(), count), lambda lane, head, part: (lane, 0)),
+            cut(count, size),
+            *(positions(one.shape[3]) for one in caches),
+        ],
+        out_specs=[result(*one) for one in shapes],
+        out_shape=[result_like((lanes, kv_heads, parts, *one), jnp.float32, key) for one in shapes],
+        compiler_params=plgpu.CompilerParams(num_warps=8 if count * value_size > 4096 else 4, num_stages=2),
+        interpret=interpret,
+        name=KERNEL.name,
+    )(limit, query, *caches)
+    share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
+    out = jnp.sum(out * share[..., None], axis=2)
+    total = jnp.sum(total * share, axis=2)[..., None]
+    seen = (limit >= 0)[:, None, :, None]
+    return jnp.where(seen, out / jnp.where(seen, total, 1.0), 0.0)[:, :, :rows]

@@ -1,0 +1,116 @@
+"""The kernel that carries the state through the chunks of a prompt computes what the token by token form does."""
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.contract.statements import Note
+from ir_passes.proof.lane_proof import prove_isolation
+from models.ops.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
+from models.ops.delta_rule import CHUNK, delta_rule, delta_rule_reference
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.ssd import ssd, ssd_reference
+from models.sharding.devices import Devices
+
+TOKENS = CHUNK + 8
+LENGTHS = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, TOKENS)
+FORMS = ("head", "channel", "ssd in groups")
+LANES, HEADS, VALUES, KEYS = len(LENGTHS), 4, 32, 2 * MAX_PART
+
+
+def inputs(form: str) -> RecurrenceInputs:
+    """Random lanes, two of them fresh; what is not used is NaN."""
+    rng = np.random.default_rng(0)
+    key_heads = 2 if form == "ssd in groups" else HEADS
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(size=(LANES, *shape)).astype(np.float32)
+
+    query, key = draw(TOKENS, key_heads, KEYS), draw(TOKENS, key_heads, KEYS)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    value, decay = draw(TOKENS, HEADS, VALUES), -np.abs(draw(TOKENS, HEADS, *([KEYS] if form == "channel" else [])))
+    beta = None if form.startswith("ssd") else rng.uniform(0.1, 0.9, (LANES, TOKENS, HEADS)).astype(np.float32)
+    valid = np.arange(TOKENS)[None] < np.array(LENGTHS)[:, None]
+    fresh = np.array([False, False, True, False, True, False])
+    state = draw(HEADS, VALUES, KEYS)
+    state[fresh] = np.nan
+    for one in (query, key, value, decay):
+        one[~valid] = np.nan
+    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
+    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
+    return RecurrenceInputs(
+        **arrays, beta=None if beta is None else jnp.asarray(beta), devices=Devices(kernels="interpret")
+    )
+
+
+def operation(form: str) -> Any:
+    return ssd if form.startswith("ssd") else delta_rule
+
+
+run = jax.jit(lambda form, given, keep: operation(form)(given, keep_state=keep), static_argnums=(0, 2))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_computes_the_recurrence(form: str) -> None:
+    given = inputs(form)
+    assert KERNEL.name in str(jax.make_jaxpr(operation(form))(given))
+    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim > 2 and x.shape[1] == TOKENS else x, given)
+    reference = jax.jit(ssd_reference if form.startswith("ssd") else delta_rule_reference)(clean)
+    found = run(form, given, False)
+    for one, expected in zip(found, reference, strict=True):
+        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=5e-6)
+    np.testing.assert_array_equal(found.state[0], given.state[0])
+    kept = run(form, given, True)
+    np.testing.assert_array_equal(kept.output, found.output)
+    assert kept.state is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lanes_keep_their_bits(form: str) -> None:
+    given = inputs(form)
+    expected = run(form, given, False)
+    for bad in (0, 1):
+        state, value = (one.at[bad::2].set(jnp.nan) for one in (given.state, given.value))
+        poisoned = run(form, replace(given, state=state, value=value), False)
+        others = np.arange(LANES) % 2 != bad
+        for found, one in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(found[others], one[others])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_is_proved_from_the_inside(form: str) -> None:
+    given = inputs(form)
+    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
+
+    def step(state: Any, lengths: Any, rest: Any) -> Any:
+        valid = jnp.arange(TOKENS)[None] < lengths[:, None]
+        found = operation(form)(
+            RecurrenceInputs(**rest, state=state, valid=valid, devices=Devices(kernels="interpret"))
+        )
+        return found.output, found.state
+
+    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
+    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
+    proof = prove_isolation(step, (given.state, jnp.ones(LANES, jnp.int32), rest), contract)
+    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert note.about.startswith(KERNEL.name)
+    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "tokens"),
+    [(24, 16, 64), (16, 8, 64), (16, 2 * MAX_KEY, 64), (16, 16, CHUNK - 1), (16, 16, CHUNK * MAX_CHUNKS + 1)],
+)
+def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: int) -> None:
+    given = jax.tree.map(operator.itemgetter(slice(0, 1)), inputs("head"))
+    query, value = jnp.zeros((1, tokens, HEADS, keys)), jnp.zeros((1, tokens, HEADS, values))
+    state, gates = jnp.zeros((1, HEADS, values, keys)), jnp.zeros((1, tokens, HEADS))
+    real = jnp.ones((1, tokens), bool)
+    given = RecurrenceInputs(query, query, value, gates, state, real, given.fresh)
+    assert KERNEL.unsupported(given, CHUNK)

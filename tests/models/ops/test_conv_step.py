@@ -1,0 +1,99 @@
+"""The kernel for a few tokens of a short convolution computes what the layer does, and keeps lanes apart."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.contract.statements import Note
+from ir_passes.proof.lane_proof import prove_isolation
+from models.layers.short_conv import layer_conv
+from models.ops.conv_step import KERNEL, MAX_TAPS, MAX_TOKENS
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
+
+LANES, CHANNELS = 5, 48
+CASES = ((1, 4, False), (1, 2, True), (3, 4, True), (5, 3, False))
+"""Tokens, taps, bias."""
+
+
+def operands(tokens: int, taps: int, biased: bool, dtype: Any = jnp.bfloat16) -> tuple[Any, ...]:
+    """Random lanes: one idle, one fresh; what is not used is NaN."""
+    rng = np.random.default_rng(tokens)
+    lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
+    fresh = np.array([False, False, False, True, False])
+    x = rng.normal(size=(LANES, tokens, CHANNELS)).astype(np.float32)
+    x[np.arange(tokens)[None] >= lengths[:, None]] = np.nan
+    state = rng.normal(size=(LANES, taps - 1, CHANNELS)).astype(np.float32)
+    state[fresh] = np.nan
+    weight = rng.normal(size=(CHANNELS, 1, taps)).astype(np.float32)
+    bias = jnp.asarray(rng.normal(size=CHANNELS).astype(np.float32)) if biased else None
+    return (
+        jnp.asarray(state, dtype),
+        jnp.asarray(x),
+        jnp.asarray(lengths),
+        jnp.asarray(fresh),
+        jnp.asarray(weight),
+        bias,
+    )
+
+
+def step(state: Any, x: Any, lengths: Any, fresh: Any, weight: Any, bias: Any, kernels: str = "interpret") -> Any:
+    valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1)
+    y, new = layer_conv(x, weight, state, info, bias, Devices(kernels=kernels))
+    return jnp.where(valid[:, :, None], y, 0.0), new
+
+
+run = jax.jit(step, static_argnames="kernels")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
+    given = operands(*case)
+    (found, new), (expected, after) = run(*given), run(*given, kernels="off")
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(new, after)
+    np.testing.assert_array_equal(new[1], given[0][1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lanes_keep_their_bits(case: tuple[int, int, bool]) -> None:
+    given = operands(*case)
+    expected = run(*given)
+    for bad in (0, 1):
+        state, x = (one.at[bad::2].set(jnp.nan) for one in given[:2])
+        others = np.arange(LANES) % 2 != bad
+        for found, one in zip(run(state, x, *given[2:]), expected, strict=True):
+            np.testing.assert_array_equal(found[others], one[others])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
+    *lanes, weight, bias = operands(*case)
+    pool = Pool("rows", dims=("lane", "tap", "channel"))
+    contract = LaneContract((pool, Lane(), Lane(role="length"), Lane()), (Lane(), pool))
+
+    def of_lanes(*given: Any) -> Any:
+        y, new = step(*given, weight, bias)
+        return y, new
+
+    proof = prove_isolation(of_lanes, tuple(lanes), contract)
+    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert note.about.startswith(KERNEL.name)
+    assert "idle" in {one.id for one in proof.proved}
+
+
+def test_no_state_is_written_while_drafts_are_verified() -> None:
+    state, x, lengths, fresh, weight, bias = operands(3, 4, True)
+    info = LaneInfo(lengths, lengths, jnp.ones(x.shape[:2], bool), fresh, 1, verifying=True)
+    for kernels in ("off", "interpret"):
+        assert layer_conv(x, weight, state, info, bias, Devices(kernels=kernels))[1] is None
+
+
+@pytest.mark.parametrize(("tokens", "channels", "taps"), [(MAX_TOKENS + 1, 16, 4), (1, 24, 4), (1, 16, MAX_TAPS + 1)])
+def test_other_sizes_are_left_to_the_plain_form(tokens: int, channels: int, taps: int) -> None:
+    assert KERNEL.unsupported(jnp.zeros((1, tokens, channels)), jnp.zeros((channels, taps)))

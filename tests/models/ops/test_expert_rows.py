@@ -1,0 +1,53 @@
+"""The kernel for the grouped product of experts: every row meets its own, whichever rows lie beside it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.ops.expert_dot import expert_dot
+from models.ops.expert_rows import KERNEL, MAX_ROWS
+
+EXPERTS, WIDTH, OUT = 5, 48, 80
+run = jax.jit(lambda *args: expert_dot(*args, absent=True, kernels="interpret"))
+
+
+def operands(count: int, dtype: Any = jnp.float32, chosen: int | None = None) -> tuple[Any, ...]:
+    """Random rows, some of them of an expert of another device."""
+    rng = np.random.default_rng(count)
+    expert = rng.integers(0, EXPERTS + 1, count) if chosen is None else np.full(count, chosen)
+    x = jnp.asarray(rng.normal(size=(count, WIDTH)).astype(np.float32))
+    weight = jnp.asarray(rng.normal(size=(EXPERTS, OUT, WIDTH)), dtype)
+    return x, weight, jnp.asarray(expert.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "chosen"),
+    [(1, jnp.float32, 3), (17, jnp.bfloat16, None), (5 * MAX_ROWS + 3, jnp.float32, None), (40, jnp.float32, EXPERTS)],
+)
+def test_every_row_meets_its_own_expert(count: int, dtype: Any, chosen: int | None) -> None:
+    x, weight, expert = operands(count, dtype, chosen)
+    matrices = np.concatenate([np.asarray(weight, np.float64), np.zeros((1, OUT, WIDTH))])
+    rounded = np.asarray(x.astype(dtype), np.float64)
+    want = np.einsum("roi,ri->ro", matrices[np.asarray(expert)], rounded)
+    np.testing.assert_allclose(run(x, weight, expert), want, atol=2e-5)
+
+
+def test_rows_keep_their_bits() -> None:
+    """NaN in every other row, or in the matrix of an expert, reaches no row of another one."""
+    x, weight, expert = operands(60)
+    expected = np.asarray(run(x, weight, expert))
+    found = np.asarray(run(x.at[::2].set(jnp.nan), weight, expert))
+    np.testing.assert_array_equal(found[1::2], expected[1::2])
+    found = np.asarray(run(x, weight.at[2].set(jnp.nan), expert))
+    others = np.asarray(expert) != 2
+    np.testing.assert_array_equal(found[others], expected[others])
+    turned = np.asarray(run(x[::-1], weight, expert[::-1]))
+    np.testing.assert_array_equal(turned[::-1], expected)
+
+
+@pytest.mark.parametrize("shape", [(EXPERTS, OUT, 24), (EXPERTS, 24, WIDTH)])
+def test_other_sizes_are_left_to_the_plain_form(shape: tuple[int, ...]) -> None:
+    assert KERNEL.unsupported(jnp.zeros(shape)) and not KERNEL.unsupported(jnp.zeros((EXPERTS, OUT, WIDTH)))

@@ -1,0 +1,84 @@
+"""Whole tiny models with kernels, run by Pallas' interpreter, against transformers: prompts, decoding, drafts."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparison import check_greedy, check_logprobs
+from tiny_variants import VARIANTS, Variant, ragged_prompts
+
+import hybridlm
+from hybridlm.engine.speculation import Speculation
+from ir_passes.contract.statements import Note
+
+# the interpreter copies what it writes to, which the audit reports
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")]
+
+CHUNK, LANES, TOKENS = 40, 2, 6
+PROMPTS = (0, 4, 7)
+"""Indices of prompts of 1, 17 and 65 tokens."""
+STEPS = {"recurrent_step_kernel", "conv_step_kernel"}
+CASES = {
+    "dense_base": ({}, {"decode_attention_kernel", *STEPS}),
+    "kimi_base": ({"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}, {"decode_attention_kernel", *STEPS}),
+    "mamba2_base": ({"state_size": 16}, STEPS),
+}
+"""Fields of the config in sizes that the kernels take, and the kernels of decoding."""
+
+
+class Known:
+    """Drafter of texts that are known: two right tokens, and behind them mostly a wrong one."""
+
+    def __init__(self, texts: list[list[int]]):
+        self._texts = texts
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        seen = list(map(int, token_ids))
+        for text in self._texts:
+            if text[: len(seen)] == seen:
+                return [*text[len(seen) :][:2], 3][:k]
+        return []
+
+
+def variant_of(name: str) -> Variant:
+    variant = next(one for one in VARIANTS if one.name == name)
+    return dataclasses.replace(variant, text={**variant.text, **CASES[name][0]})
+
+
+def kernels_of(lm: hybridlm.LM, step: str) -> set[str]:
+    """Names of the kernels that the proof of a kind of step has read."""
+    found = [one for name, one in lm.certificates.items() if name.startswith(step)]
+    assert found and all(one.proved for one in found)
+    notes = [note for one in found for note in one.notes if note.id == Note.KERNEL_READ.value]
+    return {note.about.split()[0] for note in notes}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compute_what_transformers_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tiny_checkpoint import write_checkpoint
+    from transformers_oracle import Oracle, log_probabilities
+
+    variant = variant_of(name)
+    write_checkpoint(variant, 0, tmp_path)
+    oracle = Oracle.load(tmp_path)
+    prompts = [ragged_prompts(variant, 0)[index] for index in PROMPTS]
+    greedy = [oracle.greedy(prompt, TOKENS) for prompt in prompts]
+    settings: dict[str, Any] = {"lanes": LANES, "dtype": "float32", "chunk": CHUNK, "context": 128, "certify": "warn"}
+    lm = hybridlm.load(str(tmp_path), kernels="interpret", **settings)
+    for score, prompt in zip(lm.score(prompts), prompts, strict=True):
+        expected = log_probabilities(oracle.logits(prompt), prompt)
+        check_logprobs(score.logprobs, expected, f"{name}, {len(prompt)} tokens", variant.tolerance)
+
+    def check(completions: Any) -> None:
+        for completion, expected, prompt in zip(completions, greedy, prompts, strict=True):
+            assert not check_greedy(completion.token_ids, expected, f"{name}, {len(prompt)} tokens", variant.tolerance)
+
+    check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True))
+    monkeypatch.setattr(Speculation, "always", True)
+
+    whole = [[*prompt, *map(int, expected.tokens)] for prompt, expected in zip(prompts, greedy, strict=True)]
+    check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True, speculate=Known(whole)))
+    assert kernels_of(lm, f"generate {LANES}x1") == CASES[name][1]
+    assert kernels_of(lm, "verify") == CASES[name][1]
+    assert "chunk_scan_kernel" in kernels_of(lm, f"generate {LANES}x{CHUNK}")

@@ -1,0 +1,138 @@
+"""Kernels on a device beside the plain forms that define them: their numbers, and the seconds of both."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes.targets import local_target
+from models.layers.short_conv import layer_conv
+from models.mixers.attention import KVCache, attend
+from models.ops.delta_rule import delta_rule
+from models.ops.expert_dot import expert_dot
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.ssd import ssd
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
+from models.state.state import kv_blocks
+
+MAX_ERROR = 1e-4
+"""Largest difference of a number, over the largest number of its array. Both forms round in float32."""
+ROUNDS = 20
+LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64}
+TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40, "experts": 4}
+SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}
+"""The same kernels, for a machine that only compiles them."""
+Operation = Callable[..., Any]
+
+
+def kernels(lm: Any, case: Any, expected: Any) -> dict[str, Any]:
+    """Run every operation that has a kernel on this platform, in sizes of real models.
+
+    Raises:
+        AssertionError: a kernel's numbers are not those of its plain form.
+    """
+    del lm, case, expected
+    return measured(local_target().platform, "auto", LARGE)
+
+
+def measured(platform: str, mode: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return the error of each kernel and milliseconds of it and of its plain form; "none" where there is no kernel."""
+    found: dict[str, Any] = {}
+    for name, operation, operands in operations(platform, sizes):
+        kernel, plain = (partial(operation, kernels=one) for one in (mode, "off"))
+        if "pallas_call" not in str(jax.make_jaxpr(kernel)(*operands)):
+            found[name] = "none"
+            continue
+        kernel, plain = jax.jit(kernel), jax.jit(plain)
+        error = max(map(_error, jax.tree.leaves(kernel(*operands)), jax.tree.leaves(plain(*operands))))
+        assert error <= MAX_ERROR, f"{name}: {error:.2g} of the largest number, expected at most {MAX_ERROR}"
+        found |= {f"{name}, error": error, f"{name}, ms": _milliseconds(kernel, operands)}
+        found[f"{name}, plain ms"] = _milliseconds(plain, operands)
+    assert any(value != "none" for value in found.values()), f"no kernel for {platform}"
+    return found
+
+
+def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Operation, tuple[Any, ...]]]:
+    """Yield name, function of arrays and `kernels`, and arrays; lanes have different lengths, and some are idle."""
+    rng = np.random.default_rng(11)
+    heads, size, context = (sizes[name] for name in ("heads", "size", "context"))
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
+
+    for tokens in (1, 5, sizes["prompt"]):
+        lanes = sizes["lanes"] if tokens < 16 else max(2, sizes["lanes"] // 8)
+        lengths = jnp.asarray(rng.integers(0, tokens + 1, lanes).astype(np.int32))
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        fresh = (jnp.arange(lanes) % 3 == 0) & (lengths > 0)
+        for form in ("delta rule", "KDA", "SSD"):
+            yield f"{form}, {tokens}", partial(_recurrence, platform, form), (
+                draw(lanes, tokens, heads, size), draw(lanes, tokens, heads, size), draw(lanes, tokens, heads, size),
+                -jnp.abs(draw(lanes, tokens, heads, *([size] if form == "KDA" else []))),
+                jax.nn.sigmoid(draw(lanes, tokens, heads)), draw(lanes, heads, size, size), valid, fresh,
+            )  # fmt: skip
+        visits = 8 * lanes * tokens
+        yield f"experts, {visits} rows", partial(_experts, platform), (
+            draw(visits, heads * size), draw(sizes["experts"], 4 * size, heads * size).astype(jnp.bfloat16),
+            jnp.asarray(rng.integers(0, sizes["experts"], visits).astype(np.int32)),
+        )  # fmt: skip
+        if tokens > 16:
+            continue
+        yield f"short convolution, {tokens}", partial(_convolution, platform), (
+            draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
+            draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
+        )  # fmt: skip
+        at = jnp.asarray(rng.integers(0, context - tokens, lanes).astype(np.int32))[:, None] + jnp.arange(tokens)[None]
+        for form, kv_heads, row in (("attention", 2, size), ("latent attention", 1, size + size // 2)):
+            if form != "attention" and row - size < 16:
+                continue
+            cache = [draw(lanes, kv_heads, context, one).astype(jnp.bfloat16) for one in (row, size)]
+            yield f"{form}, {tokens}", partial(_attention, platform, form, size), (
+                draw(lanes, tokens, 2 * kv_heads, row), *cache, at, valid
+            )  # fmt: skip
+
+
+def _recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
+    query, key, value, decay, beta, state, valid, fresh = arrays
+    key = key / jnp.linalg.norm(key, axis=-1, keepdims=True)
+    operation, beta = (ssd, None) if form == "SSD" else (delta_rule, beta)
+    devices = Devices(platform=platform, kernels=kernels)
+    return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, devices)))
+
+
+def _convolution(platform: str, *arrays: Any, kernels: str) -> Any:
+    x, weight, state, lengths, valid, fresh = arrays
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1)
+    y, new = layer_conv(x, weight, state, info, devices=Devices(platform=platform, kernels=kernels))
+    # of a kernel the outputs of padding tokens are zero
+    return jnp.where(valid[:, :, None], y, 0.0) if kernels == "off" else y, new
+
+
+def _attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -> Any:
+    query, key, value, at, valid = arrays
+    cache = KVCache(key, value if form == "attention" else None)
+    query = query * key.shape[-1] ** -0.5
+    return attend(query, cache, at, valid, kv_blocks(key.shape[2]), size, platform, kernels)
+
+
+def _experts(platform: str, *arrays: Any, kernels: str) -> Any:
+    return expert_dot(*arrays, platform=platform, kernels=kernels)
+
+
+def _error(one: Any, other: Any) -> float:
+    one, other = (np.asarray(x, np.float32) for x in (one, other))
+    return float(np.max(np.abs(one - other)) / np.max(np.abs(other)))
+
+
+def _milliseconds(run: Any, operands: tuple[Any, ...]) -> float:
+    """Return those of one call, of several that follow each other without a pause."""
+    jax.block_until_ready(run(*operands))
+    start = time.perf_counter()
+    out = [run(*operands) for _ in range(ROUNDS)]
+    jax.block_until_ready(out)
+    return 1e3 * (time.perf_counter() - start) / ROUNDS

@@ -17,7 +17,7 @@ from models.ops.delta_rule import delta_rule, delta_rule_reference, delta_rule_s
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
-from models.ops.recurrent_step_tpu import heads_of_block, recurrent_step_tpu
+from models.ops.recurrent_step_tpu import heads_of_block
 from models.ops.ssd import ssd, ssd_reference, ssd_step
 from models.sharding.devices import Devices
 

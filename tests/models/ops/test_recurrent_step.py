@@ -16,8 +16,6 @@ from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
-from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
-from models.ops.recurrent_step_tpu import heads_of_block
 from models.ops.ssd import ssd, ssd_reference, ssd_step
 from models.sharding.devices import Devices
 
@@ -54,13 +52,17 @@ def kernel(given: RecurrenceInputs) -> Any:
     return jax.jit(partial(recurrent_step, interpret=True))(given)
 
 
+def check(form: str, given: RecurrenceInputs, found: Any) -> None:
+    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
+    for one, expected in zip(found, jax.jit(reference)(given), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("values", "keys"), SIZES)
 def test_kernel_computes_the_recurrence(form: str, values: int, keys: int):
     given = inputs(form, values, keys)
-    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
-    for found, expected in zip(kernel(given), jax.jit(reference)(given), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    check(form, given, kernel(given))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,26 +124,6 @@ def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: 
     assert KERNEL.unsupported(given) and not KERNEL.chosen("auto", "gpu", given)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "block"),
-    [((32, 128, 128), 32), ((64, 128, 128), 32), ((24, 64, 128), 24), ((16, 256, 256), 8), ((128, 64, 128), 32)],
-)
-def test_heads_of_a_block_on_tpus(sizes: tuple[int, int, int], block: int):
-    assert heads_of_block(*sizes) == block
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tokens"), [((33, 8, 128), 1), ((4, 1024, 1024), 1), ((4, 8, 128), 2), ((4, 8, 64), 1), ((4, 4, 128), 1)]
-)
-def test_other_sizes_are_left_to_the_plain_form_on_tpus(sizes: tuple[int, int, int], tokens: int):
-    heads, values, keys = sizes
-    query, value = jnp.zeros((LANES, tokens, heads, keys)), jnp.zeros((LANES, tokens, heads, values))
-    state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
-    given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
-    assert TPU_KERNEL.unsupported(given), sizes
-    assert not TPU_KERNEL.chosen("auto", "tpu", given)
-
-
 def several(form: str, values: int = 8, keys: int = 4, tokens: int = 3) -> RecurrenceInputs:
     """Random lanes of several tokens: one idle, one fresh, one of a single token; what is not used is NaN."""
     parts = [inputs(form, values, keys, seed=seed) for seed in range(tokens)]
@@ -166,18 +148,18 @@ def test_tokens_one_after_the_other(form: str):
     # the reference would multiply what padding tokens hold
     names = "query", "key", "value", "log_decay", "beta"
     clean = replace(given, **{name: zeros(getattr(given, name)) for name in names})
-    found = kernel(given, "gpu")
+    found = kernel(given)
     check(form, clean, found)
     np.testing.assert_array_equal(found.state[1], given.state[1])
     kept = jax.jit(partial(recurrent_step, keep_state=True, interpret=True))(given)
     np.testing.assert_array_equal(kept.output, found.output)
     assert kept.state is None
     poisoned = replace(given, state=given.state.at[::2].set(jnp.nan), value=given.value.at[::2].set(jnp.nan))
-    for one, expected in zip(kernel(poisoned, "gpu"), found, strict=True):
+    for one, expected in zip(kernel(poisoned), found, strict=True):
         np.testing.assert_array_equal(one[1::2], expected[1::2])
     first = jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 and x.shape[1] == 3 else x, given)
     accepted = replace(given, valid=given.valid & (jnp.arange(3) < 1)[None])
-    np.testing.assert_allclose(kernel(accepted, "gpu").state, kernel(first, "gpu").state, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(kernel(accepted).state, kernel(first).state, rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight, dot, linear
+from models.sharding.devices import SINGLE_DEVICE, Devices
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ class Scaled(LinearWeight):
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scale.nbytes
 
-    def multiply(self, x: jax.Array) -> jax.Array:
+    def multiply(self, x: jax.Array, devices: Devices = SINGLE_DEVICE) -> jax.Array:
         return dot(x, self.codes.astype(jnp.float32)) * self.scale[None]
 
     def take(self, ids: jax.Array) -> jax.Array:

@@ -23,6 +23,8 @@ def main() -> int:
     from rich.progress import track
     from target_table import MODEL_TARGETS, MODELS, TARGETS, ModelRow, Row, model_row, page, read, rows_of
 
+    from models import ShardingError
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), help='as "nvidia-h100:4 data=2,model=2"')
     parser.add_argument("--checkpoints", nargs="*", default=list(NAMES))
@@ -41,7 +43,11 @@ def main() -> int:
             made = [model_row(name, target)]
             models = [*(one for one in models if (one.model, one.target) != (name, target)), *made]
         else:
-            made = rows_of(name, target)
+            try:
+                made = rows_of(name, target)
+            except ShardingError as error:  # the page says that it was not compiled
+                print(f"{name} on {target}: {error}", file=sys.stderr)
+                continue
             rows = [*(one for one in rows if (one.checkpoint, one.target) != (name, target)), *made]
         good &= all(one.good for one in made)
         options.out.write_text(page(rows, models), encoding="utf-8")

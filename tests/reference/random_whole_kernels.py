@@ -33,7 +33,7 @@ class Refs:
 
     def row(self) -> Any:
         lane = self.lane
-        return self.one_of(*[lane] * 14, (lane + 1) % LANES, LANES - 1 - lane, 0, lane * 1)
+        return self.one_of(*[lane] * 14, (lane + 1) % LANES, LANES - 1 - lane, lane * 0, lane * 1)
 
     def rows(self) -> Any:
         return pl.ds(self.row(), 1)

@@ -1,5 +1,6 @@
 """Declarations that stand in for a proof: row-wise operations and deliberate crossings between lanes."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,17 +87,18 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
     if body in _SEEN:
         return None
     why: list[str] = []
-    for function in _FUNCTIONS.get(ir.called_definition(eqn), ()):
-        for form in _forms(function, _DECLARED[ir.called_definition(eqn)]):
-            try:
-                own = retraced(body, form, check_vma)
-            except Exception as error:  # whatever a function does with arguments that it is not made for
-                why.append(f"and the one declared cannot be traced with these arguments: {error}")
-                continue
-            if own is not None and _same(own, body):
-                _SEEN.add(body)
-                return None
-            why.append("with another body than the function declared")
+    functions, declaration = _FUNCTIONS.get(ir.called_definition(eqn), ()), _DECLARED[ir.called_definition(eqn)]
+    # Each as it is first: most calls are under no `jax.vmap`.
+    for form in itertools.chain.from_iterable(zip(*(_forms(one, declaration) for one in functions), strict=True)):
+        try:
+            own = retraced(body, form, check_vma)
+        except Exception as error:  # whatever a function does with arguments that it is not made for
+            why.append(f"and the one declared cannot be traced with these arguments: {error}")
+            continue
+        if own is not None and _same(own, body):
+            _SEEN.add(body)
+            return None
+        why.append("with another body than the function declared")
     return why[0]
 
 

@@ -12,7 +12,7 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
     "thread": ("-fsanitize=thread", "-g1"),
 }
-STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Werror")
+STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 
 
 def run(program: Path, *arguments: str) -> None:

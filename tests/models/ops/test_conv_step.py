@@ -77,9 +77,8 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     pool = Pool("rows", dims=("lane", "tap", "channel"))
     contract = LaneContract((pool, Lane(), Lane(role="length"), Lane()), (Lane(), pool))
 
-    def of_lanes(*given: Any) -> Any:
-        y, new = step(*given, weight, bias)
-        return y, new
+    def of_lanes(state: Any, x: Any, lengths: Any, fresh: Any) -> Any:
+        return step(state, x, lengths, fresh, weight, bias)
 
     proof = prove_isolation(of_lanes, tuple(lanes), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]

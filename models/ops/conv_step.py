@@ -56,16 +56,15 @@ def conv_step_kernel(
     Args:
         lengths, fresh: int32[lane], in full.
         x: [token, channel].
-        taps: [all channels, K].
+        taps: [channel, K].
         state: the K-1 inputs before, [K-1, channel].
-        rest: the bias [all channels], if there is one; the outputs [token, channel]; the new state, if it is wanted.
+        rest: the bias [channel], if there is one; the outputs [token, channel]; the new state, if it is wanted.
         biased: whether there is a bias.
         activation: of the outputs.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    own = pl.ds(pl.program_id(1) * x.shape[1], x.shape[1])
-    bias, rest = (rest[0][own], rest[1:]) if biased else (None, rest)
+    bias, rest = (rest[0][...], rest[1:]) if biased else (None, rest)
     out, new = rest[0], (rest[1] if len(rest) == 2 else None)
     lane = pl.program_id(0)
     count, begins = lengths[lane], fresh[lane] > 0
@@ -73,7 +72,7 @@ def conv_step_kernel(
     rows = [state[row, :] for row in range(kept)]
     window = [jnp.where(begins, 0.0, row.astype(jnp.float32)) for row in rows]
     window += [x[token, :] for token in range(tokens)]  # real tokens see none behind them
-    weights = [taps[own, tap].astype(jnp.float32) for tap in range(kept + 1)]
+    weights = [taps[:, tap].astype(jnp.float32) for tap in range(kept + 1)]
     for token in range(tokens):
         y = window[token] * weights[0]
         for tap in range(1, kept + 1):
@@ -133,11 +132,13 @@ def conv_step(
         return pl.BlockSpec((pl.Squeezed(), count, width), lambda lane, part: (lane, 0, part))
 
     window, shown = rows(state.shape[1]), rows(tokens)
-    in_specs = [whole, whole, shown, whole, window]
-    operands = [lengths, fresh.astype(jnp.int32), x, taps, state]
+    # what all lanes share has an axis in front, as what is by lane has: the proof follows the channels in one way
+    of_channels = pl.BlockSpec((pl.Squeezed(), width, taps.shape[1]), lambda lane, part: (0, part, 0))
+    in_specs = [whole, whole, shown, of_channels, window]
+    operands = [lengths, fresh.astype(jnp.int32), x, taps[None], state]
     if bias is not None:
-        in_specs.append(whole)
-        operands.append(bias)
+        in_specs.append(pl.BlockSpec((pl.Squeezed(), width), lambda lane, part: (0, part)))
+        operands.append(bias[None])
     result = result_like(x.shape, jnp.float32, state)
     out, *new = pl.pallas_call(
         partial(conv_step_kernel, biased=bias is not None, activation=activation),

@@ -21,7 +21,9 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
     from certificate_table import NAMES
     from rich.progress import track
-    from target_table import MODEL_TARGETS, MODELS, TARGETS, CannotSplit, ModelRow, Row, model_row, page, read, rows_of
+    from target_table import MODEL_TARGETS, MODELS, TARGETS, ModelRow, Row, model_row, page, read, rows_of
+
+    from models import ShardingError
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), help='as "nvidia-h100:4 data=2,model=2"')
@@ -43,7 +45,7 @@ def main() -> int:
         else:
             try:
                 made = rows_of(name, target)
-            except CannotSplit as error:  # the page says that it was not compiled
+            except ShardingError as error:  # the page says that it was not compiled
                 print(f"{name} on {target}: {error}", file=sys.stderr)
                 continue
             rows = [*(one for one in rows if (one.checkpoint, one.target) != (name, target)), *made]

@@ -115,7 +115,7 @@ def tolerance_of(lm: hybridlm.LM) -> float:
 @pytest.mark.slow
 def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
     """Each device sums over its shard of the vocabulary; texts share a beginning."""
-    fields = {"num_hidden_layers": 2, "full_attention_interval": 2}
+    fields: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
     folders = [write_random_checkpoint("dense_base", tmp_path / name, **fields) for name in ("one", "other")]
     tensors, rng = load_file(folders[1] / "model.safetensors"), np.random.default_rng(0)
     noisy = {name: (x * rng.normal(1, 0.2, x.shape)).astype(np.float32) for name, x in tensors.items()}

@@ -4,7 +4,7 @@ More than 300 lines: one comparison for each fact.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +210,7 @@ def _faults_of(
     reality: Reality,
     array: np.ndarray,
     value: Value,
-    orders: dict[int, np.ndarray],
+    orders: Mapping[Any, np.ndarray],
     numbered: dict[int, np.ndarray],
     where: Any,
     runs: np.ndarray,
@@ -348,7 +348,9 @@ def places_of(owner: LaneRows, count: int) -> np.ndarray:
     return owner.order.rows - 1 - places if isinstance(owner.order, Backwards) else places
 
 
-def _changed(reality: Reality, array: np.ndarray, owner: Any, orders: dict[int, np.ndarray], where: Any) -> np.ndarray:
+def _changed(
+    reality: Reality, array: np.ndarray, owner: Any, orders: Mapping[Any, np.ndarray], where: Any
+) -> np.ndarray:
     """[run]: whether something differs from the unchanged run that must not."""
     base = reality.claims.base
     match owner:

@@ -98,7 +98,7 @@ class ModelRow:
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
-    """Compile every step of a checkpoint for a target, or take the reports that are kept; may raise CannotSplit."""
+    """Compile every step of a checkpoint for a target, or take the reports that are kept; may raise ShardingError."""
     name, _, mesh = target.partition(" ")
     fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ from mutants.catalogue import MUTANTS
 import ir_passes as compiler
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.proof.concerned import concerned
+from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import COMMON, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.violations import ViolationKind as Kind
 from ir_passes.proof.violations import explain
@@ -83,7 +84,7 @@ def test_a_fault_of_what_is_returned_shows_it() -> None:
 
 def test_lanes_are_named_by_number_and_pools_by_path() -> None:
     bound = CONTRACT.bind(lambda pool, slots, x: (x, pool), ARGS)
-    pool = PoolRows(0, "p", 0)
+    pool = PoolRows(Leaf(0), "p", 0)
     parts = [
         (COMMON, (7,)),
         (pool, (9, 5)),
@@ -92,6 +93,6 @@ def test_lanes_are_named_by_number_and_pools_by_path() -> None:
         (pool, (9, 5)),
     ]
     assert concerned(bound, parts) == ("lanes 2 and 4 to 6", "args[0]")
-    split = [(OneLane(0, ("data",)), (5,)), (OneLane(Symbol(3, LANES)), (5,))]
+    split = [(OneLane(0, ("data",)), (5,)), (OneLane(Symbol(Number(3), LANES)), (5,))]
     assert concerned(bound, split) == ("lane 0 of each device along data", "the lane of a loop index")
     assert concerned(bound, [(COMMON, ())]) == ()

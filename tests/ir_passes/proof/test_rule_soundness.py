@@ -26,6 +26,7 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
+from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import Kept
@@ -177,7 +178,7 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
         for var, one in found.items() if idle else ():
             value = one.value
             if one.equation.primitive.name == "tanh":
-                found[var] = one._replace(value=value.but(kept=Kept(1)))
+                found[var] = one._replace(value=value.but(kept=Kept(Leaf(1))))
             elif value.range == (0, 0):
                 found[var] = one._replace(value=value.but(range=(1, 1)))
         return found

@@ -65,9 +65,7 @@ def check_captured(found: Any, expected: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize(
-    "name", [name if name == "sparse_base" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
 def test_every_read_and_change_is_that_of_one_device(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
     one, over = loaded(name, tmp_path, axes)
     tolerance = TOLERANCES[one.config.family.removesuffix("_text")]

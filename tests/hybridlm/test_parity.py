@@ -11,17 +11,12 @@ import pytest
 from random_checkpoint import FAMILIES
 
 SCRIPT = Path(__file__).resolve().parents[1] / "reference" / "parity.py"
-QUICK = [("dense_base", "float32")]
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1}
 """Most that another chunk size changes log-probabilities by; what docs/research.md says."""
 
 
 def cases() -> list[object]:
-    every = [(name, dtype) for name in FAMILIES for dtype in ROUNDING]
-    return [
-        pytest.param(*case, marks=pytest.mark.slow if case in QUICK else pytest.mark.long, id="-".join(case))
-        for case in every
-    ]
+    return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name in FAMILIES for dtype in ROUNDING]
 
 
 def compared(directory: Path, name: str, dtype: str, *more: str, **flags: str) -> dict[str, Any]:
@@ -46,6 +41,7 @@ def test_they_are_equal_over_a_mesh(tmp_path: Path, name: str, mesh: str) -> Non
     assert {what: count for what, count in found["different"].items() if count} == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), cases())
 def test_score_and_forward_are_equal_bit_for_bit(tmp_path: Path, name: str, dtype: str) -> None:
     found = compared(tmp_path / "model", name, dtype, *(["gradient"] if dtype == "float32" else []))

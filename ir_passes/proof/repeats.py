@@ -21,6 +21,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ir_passes.contract.opaque_names import exact_name, same_body
 from ir_passes.jaxpr import ir
 from ir_passes.proof.numbering import Version
 from ir_passes.proof.prover import Env, Prover
@@ -77,6 +78,7 @@ class Template:
         self._still = self._unrepeatable()
         self._consumed, self._last = set(prover.versions.consumed), prover.versions.last
         self._accesses = len(prover.accesses)
+        self._calls = {name: len(calls) for name, calls in prover.declared.items()}
         self._said = prover.assumed, prover.notes
         prover.assumed, prover.notes = set(), set()
         prover.numbers.events = []
@@ -84,8 +86,7 @@ class Template:
     def _unrepeatable(self) -> Hashable:
         """What a run changes that is not done again for one like it."""
         prover = self._prover
-        declared = tuple((name, len(calls)) for name, calls in prover.declared.items())
-        return len(prover.violations), len(prover.comparisons), declared, frozenset(prover.device_varying)
+        return len(prover.violations), len(prover.comparisons), frozenset(prover.device_varying)
 
     def complete(self, env: Env, jaxpr: Any) -> bool:
         """Stop to listen, and return whether the run may be repeated."""
@@ -110,7 +111,17 @@ class Template:
         self._written = prover.versions.consumed - self._consumed
         self._sources = _sources(jaxpr, self._run) if said[0] or said[1] else ()
         same &= self._still == self._unrepeatable() and self._consumed <= prover.versions.consumed
+        same &= self._find_declared(jaxpr)
         return same and self._unwritten and None not in self._given
+
+    def _find_declared(self, jaxpr: Any) -> bool:
+        """Find the places of the calls whose declaration the run takes for granted; False if one is inside a body."""
+        eqns = jaxpr.eqns[self._run.first : self._run.end]
+        places = {id(eqn): place for place, eqn in enumerate(eqns)}
+        known = self._prover.declared.items()
+        calls = [(name, one) for name, every in known for one in every[self._calls.get(name, 0) :]]
+        self._declared = [(name, places[id(one)], one) for name, one in calls if id(one) in places]
+        return len(self._declared) == len(calls)
 
     def repeat(self, env: Env, jaxpr: Any, run: Run) -> bool:
         """Put the results of a run like this one into `env` and do what it does; False, and nothing done, if it is not.
@@ -119,6 +130,9 @@ class Template:
         """
         prover, versions = self._prover, self._prover.versions
         if self._sources and _sources(jaxpr, run) != self._sources:
+            return False
+        calls = [(name, jaxpr.eqns[run.first + place], one) for name, place, one in self._declared]
+        if not all(exact_name(call) == exact_name(one) and same_body(call, one) for _, call, one in calls):
             return False
         names = Renaming(prover, self._before)
         for mine, var in zip(self._given, run.given, strict=True):
@@ -150,6 +164,8 @@ class Template:
             return False
         env.update({run.made[place]: value for place, value in zip(run.used, results, strict=True)})
         prover.accesses += records
+        for name, call, _ in calls:
+            prover.declared[name].append(call)
         for part, pairs in zip((prover.same_counts, prover.sort_keys, prover.own_orders), noted, strict=True):
             part.update(pairs)
         versions.leaf_of.update(leaves.values())

@@ -18,7 +18,7 @@ from mutants.catalogue import MUTANTS
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
@@ -82,7 +82,7 @@ def chained(
 def state(prover: Prover, results: Any) -> dict[str, Any]:
     """What a walk has found out."""
     accesses = [(one.leaf, one.write, one.coordinate, one.lane) for one in prover.accesses]
-    names = "violations assumed notes same_counts sort_keys own_orders device_varying comparisons".split()
+    names = "violations assumed declared notes same_counts sort_keys own_orders device_varying comparisons".split()
     known = {name: getattr(prover, name) for name in names}
     return known | vars(prover.numbers) | vars(prover.versions) | {"accesses": accesses, "results": results}
 
@@ -206,6 +206,58 @@ def test_call_that_is_another(name: str, repeated: list[int], monkeypatch: pytes
     flat = flatten(trace.program)
     walk(Prover(bound), flat, [run for run in runs_of(flat.jaxpr) if run.end - run.first > 4])
     assert 1 <= len(repeated) <= most, repeated
+
+
+def double_rows(x: Any) -> Any:
+    return x * 2
+
+
+DECLARED = LaneContract((Lane(), Lane()), Lane(), opaque={"double_rows": Opaque((Lane(),), (Lane(),))})
+
+
+def another_double_rows() -> Callable[..., Any]:
+    """A function of the same name that is another."""
+
+    def double_rows(x: Any) -> Any:
+        return x[::-1] * 2
+
+    return double_rows
+
+
+@jax.jit
+def calling(x: Any, y: Any) -> Any:
+    """Call what is declared among enough equations for a run."""
+    x = jnp.sin(x + y) * jnp.cos(x - y)
+    return jnp.tanh(jax.pure_callback(double_rows, x, jnp.exp(x))) + x
+
+
+FIFTH: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "the same": (calling, None),
+    "rows in another order": (lambda x, y: calling(x[::-1], y), "cross-lane"),
+    "another function": (lambda x, y: jax.pure_callback(another_double_rows(), x, x + y), "opaque"),
+}
+"""The fifth of six calls, and the fault."""
+
+
+@pytest.mark.parametrize("name", FIFTH)
+def test_declared_calls_are_counted_where_they_are_renamed(
+    name: str, repeated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifth, fault = FIFTH[name]
+
+    def step(x: Any, y: Any) -> Any:
+        for k in range(6):
+            x = (fifth if k == 4 else calling)(x, y + jnp.float32(k))
+        return x
+
+    lanes = jnp.zeros((LANES, WIDTH))
+    trace = trace_function(step, (lanes, lanes))
+    said = check(trace.program, DECLARED.bind_trace(trace), monkeypatch)
+    assert repeated
+    if fault:
+        assert fault in said[0], said
+    else:
+        assert any("(6 calls)" in one.about for one in said[2]), said[2]
 
 
 def test_faults_of_every_call_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,17 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
     from certificate_table import NAMES
     from rich.progress import track
-    from target_table import MODEL_TARGETS, MODELS, TARGETS, ModelRow, Row, model_row, page, read, rows_of
-
-    from models import ShardingError
+    from target_table import (
+        MODEL_TARGETS,
+        MODELS,
+        TARGETS,
+        ModelRow,
+        Row,
+        model_row,
+        page,
+        read,
+        rows_of,
+    )
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), help='as "nvidia-h100:4 data=2,model=2"')
@@ -43,11 +51,7 @@ def main() -> int:
             made = [model_row(name, target)]
             models = [*(one for one in models if (one.model, one.target) != (name, target)), *made]
         else:
-            try:
-                made = rows_of(name, target)
-            except ShardingError as error:  # the page says that it was not compiled
-                print(f"{name} on {target}: {error}", file=sys.stderr)
-                continue
+            made = rows_of(name, target)
             rows = [*(one for one in rows if (one.checkpoint, one.target) != (name, target)), *made]
         good &= all(one.good for one in made)
         options.out.write_text(page(rows, models), encoding="utf-8")

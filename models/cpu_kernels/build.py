@@ -1,4 +1,4 @@
-"""Build the library of kernels for CPUs: `python -m models.cpu_kernels.build`.
+"""Build the library of kernels for CPUs: `python -m models.cpu_kernels`.
 
 Runs when the package is installed, by the build hook (hatch_build.py), and by hand after a change of the sources. Each
 file named `*_<instruction set>.cc` is compiled with the flags of that set; which of them run is chosen at run time, so
@@ -147,7 +147,3 @@ def main() -> None:
         print(f"built {build()}")
     except BuildError as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

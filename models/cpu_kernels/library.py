@@ -17,7 +17,7 @@ INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16")
 on aarch64 the portable code runs, which compilers make NEON of, and with AMX that for AVX-512-BF16."""
 TARGETS = ("hybridlm_row_product", "hybridlm_packed_product", "hybridlm_packed_expert_product")
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
-BUILD = "python -m models.cpu_kernels.build"
+BUILD = "python -m models.cpu_kernels"
 
 _log = logging.getLogger("hybridlm")
 

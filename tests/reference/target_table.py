@@ -4,6 +4,7 @@ A page is read back, so that what is compiled one by one is added to it, and a r
 """
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from published import PUBLISHED
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
+from models import ShardingError
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
@@ -98,16 +100,23 @@ class ModelRow:
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
-    """Compile every step of a checkpoint for a target, or take the reports that are kept; may raise ShardingError."""
+    """Compile every step of a checkpoint for a target, or take the reports that are kept.
+
+    One that cannot be split over the target's mesh has no rows, which a line says.
+    """
     name, _, mesh = target.partition(" ")
     fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(fields | {"vocab_size": VOCABULARY} if mesh else fields))
-        engine = target_engine(
-            read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
-            mesh=_sizes(mesh),
-        )  # fmt: skip
+        try:
+            engine = target_engine(
+                read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
+                mesh=_sizes(mesh),
+            )  # fmt: skip
+        except ShardingError as error:
+            print(f"{checkpoint} on {target}: {error}", file=sys.stderr)
+            return []
     return [row_of(checkpoint, target, one) for one in report_on(engine, shapes_of(engine)).steps]
 
 

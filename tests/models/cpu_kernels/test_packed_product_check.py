@@ -18,7 +18,7 @@ def run(program: Path) -> None:
 
 
 def test_packed_product(tmp_path: Path) -> None:
-    assert is_current(), "no kernels: build them with `python -m models.cpu_kernels.build`"
+    assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
     run(build(tmp_path / "check", program=[CHECK, LIBRARY]))
 
 

@@ -21,7 +21,7 @@ def run(program: Path, *arguments: str) -> None:
 
 
 def test_row_product(tmp_path: Path):
-    assert is_current(), "no kernels: build them with `python -m models.cpu_kernels.build`"
+    assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
     run(build(tmp_path / "check", program=[CHECK, LIBRARY]))
 
 

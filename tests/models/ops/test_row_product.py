@@ -33,7 +33,7 @@ def operands(rows: int, inputs: int, outputs: int, dtype: str) -> tuple[jax.Arra
 
 def test_library_is_there():
     found = library()
-    assert found is not None, "no kernels: build them with `python -m models.cpu_kernels.build`"
+    assert found is not None, "no kernels: build them with `python -m models.cpu_kernels`"
     assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
 
 

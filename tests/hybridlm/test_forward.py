@@ -214,6 +214,7 @@ def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) ->
     assert "layers.0.branches.1.inner.down_proj" in text_lm._repr_html_()
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # of treescope itself
 def test_treescope_shows_them(text_lm: hybridlm.LM) -> None:
     """It comes with flax; with names, and numbers of large arrays summed up."""
     out = text_lm.forward(TOKENS, return_states=True)

@@ -3,6 +3,7 @@
 Warnings are errors and array annotations of hybridlm and models are executed (pyproject.toml, [tool.pytest]).
 """
 
+import functools
 import gc
 import importlib.metadata
 import os
@@ -47,6 +48,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not hasattr(config, "workerinput") and not build.is_current() and build.compiler() is not None:
         build.build()
+
+
+@functools.cache
+def has_no_compiler() -> bool:
+    """Whether there can be no kernels for CPUs here."""
+    from models.cpu_kernels import build
+
+    return not build.is_current() and build.compiler() is None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs the library of kernels where there is neither it nor a compiler."""
+    if item.get_closest_marker("cpu_kernels") is not None and has_no_compiler():
+        pytest.skip("no kernels for CPUs: there is no C++ compiler")
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,7 @@ def test_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: zi
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= contents(wheel)
 
 
+@pytest.mark.cpu_kernels
 def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_path: Path):
     path = built(tmp_path, "required")
     assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")

@@ -96,6 +96,7 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
 }
 
 
+@pytest.mark.cpu_kernels
 def test_kernels_are_part_of_a_key_with_their_content() -> None:
     content, *instructions = ONE_DEVICE.kernels_name.split()
     assert content == hashlib.sha256(LIBRARY.read_bytes()).hexdigest() and instructions[0] == "portable"

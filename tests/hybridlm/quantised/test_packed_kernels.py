@@ -12,6 +12,8 @@ from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.programs.shapes import Shape
 from models.ops.quantised_weight import QuantisedWeight
 
+pytestmark = pytest.mark.cpu_kernels
+
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
 DECODE = Shape("generate", 2, 1)
 

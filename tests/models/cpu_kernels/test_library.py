@@ -37,6 +37,7 @@ def no_library(path: Path) -> None:
 CASES: dict[str, Any] = {"not built": lambda path: None, "other sources": other_sources, "cannot be loaded": no_library}
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("why", CASES)
 def test_without_a_library_products_are_xlas(
     why: str, tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -57,6 +58,7 @@ def test_headers_are_those_of_jax():
     assert str(build.headers()) == jax.ffi.include_dir()
 
 
+@pytest.mark.cpu_kernels
 def test_a_build_that_fails_says_why_and_leaves_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target, source = tmp_path / build.NAME, tmp_path / "wrong.cc"
     target.write_text("as it was")

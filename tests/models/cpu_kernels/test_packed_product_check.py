@@ -7,6 +7,8 @@ import pytest
 
 from models.cpu_kernels.build import FOLDER, LIBRARY, build, is_current
 
+pytestmark = pytest.mark.cpu_kernels
+
 CHECK = Path(__file__).with_name("packed_product_check.cc")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")

@@ -18,6 +18,8 @@ from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product import MAX_ROWS, row_product
 from models.sharding.devices import Devices
 
+pytestmark = pytest.mark.cpu_kernels
+
 HERE = Devices(kernels="auto")
 Form = tuple[Codes, bool, bool]
 FORMS = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]

@@ -16,6 +16,8 @@ from models.ops.linear import dot, linear
 from models.ops.row_product import KERNEL, MAX_ROWS, MAX_ROWS_BESIDE_AMX, row_product
 from models.sharding.devices import Devices
 
+pytestmark = pytest.mark.cpu_kernels
+
 HERE = Devices(kernels="auto")
 
 

@@ -19,7 +19,7 @@ MAX_GROUP_BYTES = 1 << 24
 
 
 class TableRow(NamedTuple):
-    """What was read at one position of one sequence; arrays by the name of their column."""
+    """Arrays that were read at one position of one sequence, by the name of their column."""
 
     index: int
     position: int

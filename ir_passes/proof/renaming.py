@@ -14,7 +14,7 @@ from ir_passes.proof.violations import Violation
 
 @dataclass(frozen=True)
 class Tables:
-    """What `Prover` has noted under value numbers."""
+    """Facts that `Prover` has noted under value numbers."""
 
     same_counts: dict[Number, Number]
     sort_keys: dict[Order, Number]

@@ -84,7 +84,7 @@ class Template:
         prover.numbers.events = []
 
     def _unrepeatable(self) -> Hashable:
-        """What a run changes that is not done again for one like it."""
+        """Return the state of the prover that a run must leave as it is, if runs like it are to be renamed."""
         prover = self._prover
         return len(prover.violations), len(prover.comparisons), frozenset(prover.device_varying)
 

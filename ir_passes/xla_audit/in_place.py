@@ -38,7 +38,7 @@ Frame = tuple[Window, ...] | None
 """The relation of a position to the result's: () the same, the same within nested windows, None any other."""
 
 Tiles = tuple[bytes, ...]
-"""Of the result that a way begins at: what is read in its place lies in the same tiles."""
+"""Tiles of the result that a way begins at: an operand that is read in its place has the same."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ ffi::Error PackedExpertProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer code
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED XLA_FFI_Error* hybridlm_row_product(XLA_FFI_CallFrame*);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_row_product, RowProduct, 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_row_product, RowProduct,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Rows>()

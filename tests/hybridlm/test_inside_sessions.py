@@ -1,4 +1,4 @@
-"""What requests read and change inside the model in sessions, streams and chats is what `generate` gives."""
+"""Captures and interventions in sessions, streams and chats give what they give in `generate`."""
 
 from pathlib import Path
 from typing import Any

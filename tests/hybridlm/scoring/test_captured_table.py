@@ -1,4 +1,4 @@
-"""What a call reads inside the model, in one Parquet file: the numbers that are returned without one."""
+"""A Parquet file of captured states holds the numbers that a call without a file returns."""
 
 from collections.abc import Sequence
 from pathlib import Path

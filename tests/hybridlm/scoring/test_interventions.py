@@ -211,7 +211,7 @@ def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
-    """What one lane asks for, NaN in vectors and states too: neither what others are scored nor what they read."""
+    """Interventions of one lane, NaN in vectors and states too, change neither scores nor captures of another."""
     nan, (layer, array) = np.full(lm.config.hidden_size, np.nan), edited_places(lm)[0]
     kind = next(kind for kind in ("recurrent", "attention", "expert") if any(kind in own for own in lm.model.sites()))
     (place, *_) = [i for i, own in enumerate(lm.model.sites()) if kind in own]

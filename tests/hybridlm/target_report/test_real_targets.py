@@ -175,7 +175,7 @@ def written_while_copied(executable: Executable, live: LiveValues, bound: BoundC
 
 
 def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """What lay on the chip lies in the memory of the device, so that pools are copied there."""
+    """Move every value of the chip's memory to the device's, so that pools are copied there."""
     allocations = {number: replace(one, space=0) for number, one in executable.buffers.allocations.items()}
     return replace(executable, buffers=Buffers(allocations, executable.buffers.slices))
 

@@ -218,7 +218,7 @@ def kinds(config: Mapping[str, Any]) -> str:
 
 
 def test_a_decision_model_is_read_from_its_text_config() -> None:
-    """Also with a tower beside its text, and only with the head's own tensors left out."""
+    """The text's config may stand inside of a multimodal one; only tensors of the decision head are skipped."""
     for below in (DENSE, {"model_type": "qwen3_5", "text_config": DENSE}):
         config = {"model_type": "jev", "hidden_size": 1, "text_config": below}
         family, inner = family_of(config), family_of(below)

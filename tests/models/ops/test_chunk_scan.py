@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_cases import arguments, check_proof
 
-from ir_passes import Lane, LaneContract, Pool
-from ir_passes.contract.statements import Note
-from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
 from models.ops.delta_rule import CHUNK, delta_rule, delta_rule_reference
 from models.ops.recurrence import RecurrenceInputs
@@ -86,7 +84,6 @@ def test_lanes_keep_their_bits(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_is_proved_from_the_inside(form: str) -> None:
     given = inputs(form)
-    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
         valid = jnp.arange(TOKENS)[None] < lengths[:, None]
@@ -95,12 +92,7 @@ def test_kernel_is_proved_from_the_inside(form: str) -> None:
         )
         return found.output, found.state
 
-    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
-    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
-    proof = prove_isolation(step, (given.state, jnp.ones(LANES, jnp.int32), rest), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+    check_proof(KERNEL, step, arguments(given))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from instruction_sets import instruction_sets
 
 from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
-from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.linear import dot, linear
 from models.ops.packed_product import KINDS, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
@@ -25,12 +25,6 @@ Form = tuple[Codes, bool, bool]
 FORMS = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]
 FORMS += [("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)]
 """Kind of codes, and whether there are second scales and zero points."""
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Those that run here, which are none where the library has not been built: no test passes without it."""
-    found = library()
-    return INSTRUCTIONS if found is None else found.instructions
 
 
 def weight_of(

@@ -9,53 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs
 
-from ir_passes import Lane, LaneContract, Pool
-from ir_passes.contract.statements import Note
-from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.delta_rule import delta_rule, delta_rule_reference, delta_rule_step
+from models.ops.delta_rule import delta_rule, delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
-from models.ops.ssd import ssd, ssd_reference, ssd_step
+from models.ops.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
 
-LANES, HEADS = 5, 6
-FORMS = ("head", "channel", "ssd", "ssd in groups")
 SIZES = ((8, 4), (64, 16), (2, 32))
-
-
-def inputs(form: str, values: int, keys: int, seed: int = 0, **changes: Any) -> RecurrenceInputs:
-    """Random lanes: one idle, one fresh; what is not used is NaN."""
-    rng = np.random.default_rng(seed)
-    key_heads = 2 if form == "ssd in groups" else HEADS
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
-    query, key = draw(LANES, 1, key_heads, keys), draw(LANES, 1, key_heads, keys)
-    key /= np.linalg.norm(key, axis=-1, keepdims=True)
-    decay = -np.abs(draw(LANES, 1, HEADS, keys) if form == "channel" else draw(LANES, 1, HEADS))
-    beta = None if form.startswith("ssd") else rng.uniform(0.1, 0.9, (LANES, 1, HEADS)).astype(np.float32)
-    valid, fresh = np.ones((LANES, 1), bool), np.zeros(LANES, bool)
-    valid[1], fresh[3] = False, True
-    state = draw(LANES, HEADS, values, keys)
-    state[3] = np.nan
-    for one in (query, key, decay):
-        one[1] = np.nan
-    value = draw(LANES, 1, HEADS, values)
-    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
-    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
-    return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
 
 
 def kernel(given: RecurrenceInputs) -> Any:
     return jax.jit(partial(recurrent_step, interpret=True))(given)
-
-
-def check(form: str, given: RecurrenceInputs, found: Any) -> None:
-    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
-    for one, expected in zip(found, jax.jit(reference)(given), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -85,18 +51,12 @@ def test_lanes_keep_their_bits(form: str):
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_is_proved_from_the_inside(form: str):
     given = inputs(form, 64, 16)
-    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
         found = recurrent_step(RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None]), interpret=True)
         return found.output, found.state
 
-    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
-    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
-    proof = prove_isolation(step, (given.state, jnp.ones(LANES, jnp.int32), rest), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+    check_proof(KERNEL, step, arguments(given))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,7 +125,6 @@ def test_tokens_one_after_the_other(form: str):
 @pytest.mark.parametrize("form", FORMS)
 def test_several_tokens_are_proved_from_the_inside(form: str):
     given = several(form)
-    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
         valid = jnp.arange(3)[None] < lengths[:, None]
@@ -173,9 +132,4 @@ def test_several_tokens_are_proved_from_the_inside(form: str):
         devices = Devices(kernels="interpret")
         return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
 
-    pool = Pool("rows", dims=("lane", "value_head", "value", "key"))
-    contract = LaneContract((pool, Lane(role="length"), Lane()), (Lane(), pool))
-    proof = prove_isolation(step, (given.state, jnp.ones(LANES, jnp.int32), rest), contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+    check_proof(KERNEL, step, arguments(given))

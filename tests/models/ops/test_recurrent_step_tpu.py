@@ -8,55 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
-from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.delta_rule import delta_rule_reference, delta_rule_step
+from models.ops.delta_rule import delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.recurrent_step_tpu import KERNEL, heads_of_block, recurrent_step_tpu
-from models.ops.ssd import ssd_reference, ssd_step
+from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
 
-LANES, HEADS = 5, 6
-FORMS = ("head", "channel", "ssd", "ssd in groups")
 SLOTS, NAMED = 9, (7, 0, 2, 8, 5)
 """Rows of a pool, and those of the lanes; lane 1 is idle and has the null row."""
-
-
-def inputs(form: str, values: int, keys: int, seed: int = 0, heads: int = HEADS, **changes: Any) -> RecurrenceInputs:
-    """Random lanes: one idle, one fresh; what is not used is NaN."""
-    rng = np.random.default_rng(seed)
-    key_heads = 2 if form == "ssd in groups" else heads
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
-    query, key = draw(LANES, 1, key_heads, keys), draw(LANES, 1, key_heads, keys)
-    key /= np.linalg.norm(key, axis=-1, keepdims=True)
-    decay = -np.abs(draw(LANES, 1, heads, keys) if form == "channel" else draw(LANES, 1, heads))
-    beta = None if form.startswith("ssd") else rng.uniform(0.1, 0.9, (LANES, 1, heads)).astype(np.float32)
-    valid, fresh = np.ones((LANES, 1), bool), np.zeros(LANES, bool)
-    valid[1], fresh[3] = False, True
-    state = draw(LANES, heads, values, keys)
-    state[3] = np.nan
-    for one in (query, key, decay):
-        one[1] = np.nan
-    value = draw(LANES, 1, heads, values)
-    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
-    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
-    return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
 
 
 @jax.jit
 def kernel(given: RecurrenceInputs) -> Any:
     return recurrent_step_tpu(given, interpret=True)
-
-
-def check(form: str, given: RecurrenceInputs, found: Any) -> None:
-    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
-    for one, expected in zip(found, jax.jit(reference)(given), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -113,24 +81,17 @@ def test_rows_by_slot(form: str):
 def by_lane(form: str, heads: int = HEADS) -> tuple[Any, tuple[Any, ...]]:
     """A step of the kernel and its arguments: state, lengths, the rest."""
     given = inputs(form, 8, 4, heads=heads)
-    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
 
     def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
         operands = RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None], slots=slots)
         return tuple(recurrent_step_tpu(operands, interpret=True))
 
-    return step, (given.state, jnp.ones(LANES, jnp.int32), rest)
+    return step, arguments(given)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_is_proved_from_the_inside(form: str):
-    step, args = by_lane(form, 48 if form == "head" else HEADS)
-    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
-    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
-    proof = prove_isolation(step, args, contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(KERNEL.name)
-    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}
+    check_proof(KERNEL, *by_lane(form, 48 if form == "head" else HEADS))
 
 
 @pytest.mark.parametrize("form", ["head", "ssd in groups"])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
 from ir_passes import IsolationError, Lane, LaneContract, Shared
@@ -19,12 +20,6 @@ from models.sharding.devices import Devices
 pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Those that run here, which are none where the library has not been built: no test passes without it."""
-    found = library()
-    return INSTRUCTIONS if found is None else found.instructions
 
 
 def operands(rows: int, inputs: int, outputs: int, dtype: str) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,66 @@
+"""Random lanes for kernels of recurrences, the comparison with the plain forms, and the proof of a step with one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ir_passes import Lane, LaneContract, Pool
+from ir_passes.contract.statements import Note
+from ir_passes.proof.lane_proof import prove_isolation
+from models.ops.delta_rule import delta_rule_reference
+from models.ops.kernels import Kernel
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.ssd import ssd_reference
+
+LANES, HEADS = 5, 6
+FORMS = ("head", "channel", "ssd", "ssd in groups")
+
+
+def inputs(form: str, values: int, keys: int, seed: int = 0, heads: int = HEADS, **changes: Any) -> RecurrenceInputs:
+    """Draw lanes of one token: one idle, one fresh; what is not used is NaN."""
+    rng = np.random.default_rng(seed)
+    key_heads = 2 if form == "ssd in groups" else heads
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    query, key = draw(LANES, 1, key_heads, keys), draw(LANES, 1, key_heads, keys)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    decay = -np.abs(draw(LANES, 1, heads, keys) if form == "channel" else draw(LANES, 1, heads))
+    beta = None if form.startswith("ssd") else rng.uniform(0.1, 0.9, (LANES, 1, heads)).astype(np.float32)
+    valid, fresh = np.ones((LANES, 1), bool), np.zeros(LANES, bool)
+    valid[1], fresh[3] = False, True
+    state = draw(LANES, heads, values, keys)
+    state[3] = np.nan
+    for one in (query, key, decay):
+        one[1] = np.nan
+    value = draw(LANES, 1, heads, values)
+    names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
+    arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
+    return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
+
+
+def check(form: str, given: RecurrenceInputs, found: Any) -> None:
+    """Compare a kernel's results with those of the token by token form."""
+    reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
+    for one, expected in zip(found, jax.jit(reference)(given), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
+
+
+def arguments(given: RecurrenceInputs) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the arguments of a step: state, lengths, and the other operands by name."""
+    rest = {name: getattr(given, name) for name in ("query", "key", "value", "log_decay", "fresh", "beta")}
+    return given.state, jnp.ones(len(given.state), jnp.int32), rest
+
+
+def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Prove a step of `arguments`, with the kernel read and no declaration."""
+    state = Pool("rows", dims=("lane", "value_head", "value", "key"))
+    contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
+    proof = prove_isolation(step, args, contract)
+    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert note.about.startswith(kernel.name)
+    assert {"idle", "dimensions"} <= {one.id for one in proof.proved}

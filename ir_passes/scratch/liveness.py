@@ -133,23 +133,6 @@ class Liveness:
             return 0
         return max(needs) if exclusive(self.jaxpr.jaxpr.eqns[equation]) else sum(needs)
 
-    def live_at(self, equation: int) -> tuple[Scratch, ...]:
-        """The scratch that is live at an equation."""
-        return tuple(value for value in self.scratch if value.start <= equation <= value.end)
-
-    def interference(self) -> dict[Key, frozenset[Key]]:
-        """Return the interference graph: for each scratch value the others live at the same time."""
-        edges: dict[Key, set[Key]] = {(value.equation, value.result): set() for value in self.scratch}
-        live: list[Scratch] = []
-        for value in self.scratch:
-            live = [other for other in live if other.end >= value.start]
-            key = (value.equation, value.result)
-            for other in live:
-                edges[key].add((other.equation, other.result))
-                edges[(other.equation, other.result)].add(key)
-            live.append(value)
-        return {key: frozenset(others) for key, others in edges.items()}
-
     def report(self, rows: int | None = 40) -> str:
         """A table of the scratch, largest first, with the source line of each value.
 

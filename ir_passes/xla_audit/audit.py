@@ -7,7 +7,6 @@ scheduled HLO and buffer assignment tell. The machine code below them is sampled
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 
@@ -16,7 +15,7 @@ from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import CompiledCollective, collectives
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
-from ir_passes.xla_audit.hlo import addresses, read, shardings
+from ir_passes.xla_audit.hlo import read, shardings
 from ir_passes.xla_audit.in_place import in_place_hazards
 from ir_passes.xla_audit.live_values import LiveValues, live_values
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
@@ -160,16 +159,6 @@ def audit_executable(
         live.uncovered,
         time.perf_counter() - started,
     )
-
-
-def pools_in_place(before: tuple[tuple[int, ...], ...], after: Any) -> bool:
-    """Whether each pool of a step's result lies where its predecessor lay.
-
-    Args:
-        before: `addresses(pools)`, taken before the call that consumed them.
-        after: the pools that the call returned, in the same order.
-    """
-    return before == addresses(after)
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:

@@ -97,13 +97,6 @@ def test_the_lower_bound_is_the_most_that_is_live_at_once() -> None:
     live = liveness(chain, (X,))
     assert live.profile == (128, 256, 384, 256, 0)
     assert (live.lower_bound, live.peak, live.total) == (384, 2, 384)
-    assert [v.name for v in live.live_at(2)] == ["add.0", "mul.1", "sin.2"]
-
-
-def test_interference_is_symmetric_and_counts_touching_ends() -> None:
-    live = liveness(lambda x: jnp.cos(jnp.sin(x + 1) * 2) + 1, (X,))
-    edges = live.interference()
-    assert edges == {(0, 0): {(1, 0)}, (1, 0): {(0, 0), (2, 0)}, (2, 0): {(1, 0), (3, 0)}, (3, 0): {(2, 0)}}
 
 
 def test_a_scan_has_the_scratch_of_one_iteration() -> None:

@@ -21,10 +21,9 @@ from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
-from hybridlm.cli.options import Adapter, Chunk, Debug, Dtype, Kernels, Model, Verbose, console_for_table, reported
+from hybridlm.cli.options import Loading, Model, console_for_table, loads
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
-from hybridlm.loading import load
 
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
@@ -38,7 +37,9 @@ class Against(StrEnum):
     LLAMA_CPP = "llama.cpp"
 
 
+@loads("dtype", "chunk", "kernels", "adapter")
 def bench(
+    loading: Loading,
     model: Model,
     lanes: Annotated[
         list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")
@@ -68,12 +69,6 @@ def bench(
         int | None,
         typer.Option(min=1, help="Most tokens of a sequence.", show_default="512, or with --start as for generate"),
     ] = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
-    kernels: Kernels = None,
-    verbose: Verbose = False,
-    adapter: Adapter = None,
-    debug: Debug = False,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
@@ -83,48 +78,47 @@ def bench(
 
     With --start, processes of their own load the model and generate one token: the first with an empty cache.
     """
-    with reported(debug, verbose):
-        if with_start:
-            most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
-            given = {"lanes": most, "context": context, "dtype": dtype, "chunk": chunk, "kernels": kernels}
-            bench_start.bench_start(model, prompt, rounds, json_to, **given)
-            return
-        if json_to is not None:
-            raise ValueError("--json: is written with --start only")
-        context = DEFAULT_CONTEXT if context is None else context
-        most = max(tokens * rounds, prefill) + prompt + tokens
-        if most > context:
-            raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
-        if against and Against.LLAMA_CPP in against and (llama_bench is None or gguf is None):
-            raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
-        for one in set(against or []) - {Against.LLAMA_CPP}:
-            for package in ("torch", "transformers"):
-                require_extra(f"--against {one}", package, "bench")
-        limits = measure_limits()
-        lm = load(model, lanes=max(lanes), context=context, dtype=dtype, chunk=chunk, kernels=kernels, adapter=adapter)
-        console = console_for_table()
-        _print_machine(console, lm, limits)
-        traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype)
-        speeds: dict[str, list[float]] = {}
-        fractions: dict[str, list[float]] = {}
-        for number in lanes:
-            ours = EngineSide(lm, number, prompt)
-            sides: list[Side] = [ours, *_others(against or [], lm, number, prompt, context, llama_bench, gguf)]
-            timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
-            floor = floor_seconds(traffic, limits, number, prompt + tokens)
-            host = statistics.median(ours.engine_steps(tokens)) - timings[0].seconds
-            for timing in timings:
-                speeds.setdefault(timing.name, []).append(number / timing.seconds)
-                fractions.setdefault(timing.name, []).append(floor / timing.seconds)
-            title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
-            _print_rows(console, title, timings, number, "decode", floor)
-            if prefill:
-                _measure_texts(console, sides, ours, number, prefill, rounds)
-            if with_profile:
-                _print_profiles(console, ours, tokens, prefill)
-        if plot_to is not None:
-            name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
-            plot_to.write_text(plot(name, lanes, speeds, fractions), encoding="utf-8")
+    if with_start:
+        most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
+        given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
+        bench_start.bench_start(model, prompt, rounds, json_to, lanes=most, context=context, **given)
+        return
+    if json_to is not None:
+        raise ValueError("--json: is written with --start only")
+    context = DEFAULT_CONTEXT if context is None else context
+    most = max(tokens * rounds, prefill) + prompt + tokens
+    if most > context:
+        raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
+    if against and Against.LLAMA_CPP in against and (llama_bench is None or gguf is None):
+        raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
+    for one in set(against or []) - {Against.LLAMA_CPP}:
+        for package in ("torch", "transformers"):
+            require_extra(f"--against {one}", package, "bench")
+    limits = measure_limits()
+    lm = loading.load(model, lanes=max(lanes), context=context)
+    console = console_for_table()
+    _print_machine(console, lm, limits)
+    traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype)
+    speeds: dict[str, list[float]] = {}
+    fractions: dict[str, list[float]] = {}
+    for number in lanes:
+        ours = EngineSide(lm, number, prompt)
+        sides: list[Side] = [ours, *_others(against or [], lm, number, prompt, context, llama_bench, gguf)]
+        timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
+        floor = floor_seconds(traffic, limits, number, prompt + tokens)
+        host = statistics.median(ours.engine_steps(tokens)) - timings[0].seconds
+        for timing in timings:
+            speeds.setdefault(timing.name, []).append(number / timing.seconds)
+            fractions.setdefault(timing.name, []).append(floor / timing.seconds)
+        title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
+        _print_rows(console, title, timings, number, "decode", floor)
+        if prefill:
+            _measure_texts(console, sides, ours, number, prefill, rounds)
+        if with_profile:
+            _print_profiles(console, ours, tokens, prefill)
+    if plot_to is not None:
+        name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
+        plot_to.write_text(plot(name, lanes, speeds, fractions), encoding="utf-8")
 
 
 def _others(

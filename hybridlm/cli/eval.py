@@ -9,25 +9,14 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import (
-    Adapter,
-    Chunk,
-    Context,
-    Debug,
-    Dtype,
-    Kernels,
-    Lanes,
-    Model,
-    Verbose,
-    json_object,
-    reported,
-)
+from hybridlm.cli.options import Loading, Model, json_object, loads
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
-from hybridlm.loading import load
 
 
+@loads()
 def evaluate(
+    loading: Loading,
     model: Model,
     tasks: Annotated[list[str], typer.Option("--tasks", "-t", help="Names, separated by commas; repeatable.")],
     include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None,
@@ -50,51 +39,41 @@ def evaluate(
     ] = None,
     think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None,
     thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None,
-    lanes: Lanes = 8,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
-    kernels: Kernels = None,
-    verbose: Verbose = False,
-    adapter: Adapter = None,
-    debug: Debug = False,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
-    with reported(debug, verbose):
-        variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
-        require_extra("eval", "lm_eval", "eval")
-        if output is not None:
-            replaceable(output)  # an evaluation takes hours
-        from lm_eval.evaluator import simple_evaluate
-        from lm_eval.tasks import TaskManager
-        from lm_eval.utils import handle_non_serializable, make_table
+    variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    require_extra("eval", "lm_eval", "eval")
+    if output is not None:
+        replaceable(output)  # an evaluation takes hours
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import handle_non_serializable, make_table
 
-        from hybridlm.evals import HybridLM
+    from hybridlm.evals import HybridLM
 
-        lm = load(model, lanes=lanes, context=context, dtype=dtype, chunk=chunk, kernels=kernels, adapter=adapter)
-        results = simple_evaluate(
-            model=HybridLM(
-                lm,
-                seed=seed,
-                enable_thinking=thinking,
-                chat_template_args=variables,
-                think_end_token=think_end,
-                thinking_budget=thinking_budget,
-            ),
-            tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],
-            num_fewshot=num_fewshot,
-            limit=limit,
-            apply_chat_template=chat,
-            system_instruction=system,
-            log_samples=samples,
-            task_manager=TaskManager(include_path=None if include_path is None else str(include_path)),
-        )
-        assert results is not None  # None is what processes of other ranks get
-        typer.echo(make_table(results))
-        if results.get("groups"):
-            typer.echo(make_table(results, "groups"))
-        if output is not None:
-            with replacing(output) as file:
-                json.dump(results, file, indent=1, default=handle_non_serializable)
+    results = simple_evaluate(
+        model=HybridLM(
+            loading.load(model),
+            seed=seed,
+            enable_thinking=thinking,
+            chat_template_args=variables,
+            think_end_token=think_end,
+            thinking_budget=thinking_budget,
+        ),
+        tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],
+        num_fewshot=num_fewshot,
+        limit=limit,
+        apply_chat_template=chat,
+        system_instruction=system,
+        log_samples=samples,
+        task_manager=TaskManager(include_path=None if include_path is None else str(include_path)),
+    )
+    assert results is not None  # None is what processes of other ranks get
+    typer.echo(make_table(results))
+    if results.get("groups"):
+        typer.echo(make_table(results, "groups"))
+    if output is not None:
+        with replacing(output) as file:
+            json.dump(results, file, indent=1, default=handle_non_serializable)

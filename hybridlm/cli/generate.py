@@ -10,31 +10,11 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hybridlm.cli.options import (
-    Adapter,
-    Chunk,
-    Context,
-    Debug,
-    Drafting,
-    DraftTokens,
-    Dtype,
-    Kernels,
-    Lanes,
-    Model,
-    OnMesh,
-    PrefixCache,
-    Verbose,
-    json_object,
-    reported,
-    setting,
-)
-from hybridlm.devices.mesh import read_mesh
-from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
+from hybridlm.cli.options import Loading, Model, json_object, loads, setting
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from hybridlm.lm import LM
-from hybridlm.loading import load
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.session import Event
@@ -50,7 +30,9 @@ class NamedPrompt(NamedTuple):
     item: str | list[Any]
 
 
+@loads()
 def generate(
+    loading: Loading,
     model: Model,
     prompts: Annotated[
         list[str] | None,
@@ -103,18 +85,6 @@ def generate(
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
-    lanes: Lanes = 8,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
-    speculate: Drafting = None,
-    draft_tokens: DraftTokens = DEFAULT_DRAFT_TOKENS,
-    prefix_cache: PrefixCache = None,
-    mesh: OnMesh = None,
-    kernels: Kernels = None,
-    verbose: Verbose = False,
-    adapter: Adapter = None,
-    debug: Debug = False,
 ) -> None:
     """Continue prompts. A single completion is streamed, several are printed in the order of the input.
 
@@ -124,65 +94,49 @@ def generate(
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
     if not chat and (thinking is not None or chat_template_kwargs is not None or tools is not None):
         raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs, --tools")
-    with reported(debug, verbose):
-        given = _read_prompts(prompts or [], file)
-        variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
-        functions = [] if tools is None else _read_tools(tools)
-        form = _structured_outputs(json_schema, regex, choice)
-        bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
-        lm = load(
-            model,
-            lanes=lanes,
-            context=context,
-            dtype=dtype,
-            chunk=chunk,
-            speculate=cast(Any, speculate),
-            draft_tokens=draft_tokens,
-            prefix_cache=prefix_cache,
-            mesh=read_mesh(mesh),
-            kernels=kernels,
-            adapter=adapter,
-        )
-        if lm.follow():
-            return
-        items = [
-            _chat_ids(lm, prompt.item, thinking, variables, functions) if chat else prompt.item for prompt in given
-        ]
-        events = lm.stream(
-            items,
-            SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                seed=seed,
-                stop=[*(stop or ()), *(stop_id or ())],
-                ignore_eos=ignore_eos,
-                logprobs=logprobs,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                logit_bias=bias,
-                min_tokens=min_tokens,
-                bad_words=bad_word or (),
-                skip_special_tokens=not keep_special_tokens,
-                keep_tool_markers=keep_tool_markers,
-                thinking_budget=thinking_budget,
-                think_end=think_end,
-                structured_outputs=form,
-            ),
-            n=n,
-        )
-        if json:
-            for index, completion in _in_order(events):
-                _write(dump(_row(given, n, index, completion)) + "\n")
-        elif len(given) * n == 1:
-            _stream(events, lm.tokenizer is not None)
-        else:
-            for index, completion in _in_order(events):
-                name = f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
-                _write(f"==> {name} <==\n{_shown(completion)}\n")
+    given = _read_prompts(prompts or [], file)
+    variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    functions = [] if tools is None else _read_tools(tools)
+    form = _structured_outputs(json_schema, regex, choice)
+    bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
+    if (lm := loading.leading(model)) is None:
+        return
+    items = [_chat_ids(lm, prompt.item, thinking, variables, functions) if chat else prompt.item for prompt in given]
+    events = lm.stream(
+        items,
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=[*(stop or ()), *(stop_id or ())],
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=bias,
+            min_tokens=min_tokens,
+            bad_words=bad_word or (),
+            skip_special_tokens=not keep_special_tokens,
+            keep_tool_markers=keep_tool_markers,
+            thinking_budget=thinking_budget,
+            think_end=think_end,
+            structured_outputs=form,
+        ),
+        n=n,
+    )
+    if json:
+        for index, completion in _in_order(events):
+            _write(dump(_row(given, n, index, completion)) + "\n")
+    elif len(given) * n == 1:
+        _stream(events, lm.tokenizer is not None)
+    else:
+        for index, completion in _in_order(events):
+            name = f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
+            _write(f"==> {name} <==\n{_shown(completion)}\n")
 
 
 def _read_prompts(arguments: list[str], file: Path | None) -> list[NamedPrompt]:

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
 from hybridlm.checkpoint.stored_weights import stored_weights
-from hybridlm.cli.options import Chunk, Context, Debug, Dtype, Lanes, Model, console_for_table, reported
+from hybridlm.cli.options import Loading, Model, console_for_table, loads
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
-from hybridlm.loading import load
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.target_report import target_engine
@@ -37,16 +36,14 @@ class StepKind(StrEnum):
     SCORE = "score"
 
 
+@loads("lanes", "context", "dtype", "chunk")
 def inspect(
+    loading: Loading,
     model: Model,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
     step: Annotated[
         StepKind, typer.Option(help="One token at a time, prompts in chunks, or scoring in chunks.")
     ] = StepKind.DECODE,
-    lanes: Lanes = 8,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
     weights: Annotated[
         bool,
         typer.Option("--weights", help="List the tensors of the checkpoint instead: scheme, size, signs of damage."),
@@ -62,7 +59,6 @@ def inspect(
         bool,
         typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
     ] = True,
-    debug: Debug = False,
 ) -> None:
     """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
 
@@ -70,33 +66,29 @@ def inspect(
     of every array of a layer. With --target nothing runs, and the page shows the largest kernels, what each moves and
     which pools it touches.
     """
-    with reported(debug):
-        if weights:
-            _list_weights(model)
-            return
-        if html is not None:
-            replaceable(html)
-        sizes = {"lanes": lanes, "context": context, "dtype": dtype, "chunk": chunk}
-        if target is None:
-            engine = load(model, certify="warn", **sizes).engine
-        else:
-            engine = target_engine(read_target(target), model=model, **sizes)
-        decoder = engine.row_arrays.model
-        shape = _shape(engine, step)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CertificationWarning)
-            compiled = engine.program(shape)
-        if html is None:
-            typer.echo(
-                "\n".join((*decoder.state_size(engine.row_arrays.dtype).lines, "", str(shape), compiled.report()))
-            )
-            return
-        title = f"{decoder.config.family}, {shape}{'' if target is None else f' for {target}'}"
-        runs = measure and target is None
-        measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if runs else None
-        with replacing(html) as file:
-            file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
-        typer.echo(f"{html}: {title}, {compiled.certificate.state}")
+    if weights:
+        _list_weights(model)
+        return
+    if html is not None:
+        replaceable(html)
+    if target is None:
+        engine = loading.load(model, certify="warn").engine
+    else:
+        engine = target_engine(read_target(target), model=model, **loading.settings)
+    decoder = engine.row_arrays.model
+    shape = _shape(engine, step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CertificationWarning)
+        compiled = engine.program(shape)
+    if html is None:
+        typer.echo("\n".join((*decoder.state_size(engine.row_arrays.dtype).lines, "", str(shape), compiled.report())))
+        return
+    title = f"{decoder.config.family}, {shape}{'' if target is None else f' for {target}'}"
+    runs = measure and target is None
+    measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if runs else None
+    with replacing(html) as file:
+        file.buffer.write(inspect_page(title, compiled, measured=measured).encode())
+    typer.echo(f"{html}: {title}, {compiled.certificate.state}")
 
 
 def _list_weights(model: str) -> None:

@@ -6,16 +6,22 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import jax
 import typer
 from rich.console import Console
 
+from hybridlm.devices.mesh import read_mesh
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.json_lines import parse_object
+from hybridlm.lm import LM
+from hybridlm.loading import load
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
 from hybridlm.requests.sampling_params import SamplingParams
 from ir_passes import AuditError
@@ -38,55 +44,103 @@ traceback."""
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
 ]
-Lanes = Annotated[int, typer.Option(help="Most sequences in one batch (continuous batching).")]
-PrefixCache = Annotated[
-    str | None, typer.Option(help='Memory for the states of common prefixes (radix cache), such as "512MB".')
-]
-Context = Annotated[
-    int | None, typer.Option(help="Most tokens of a sequence.", show_default="4096, or the model's if less")
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
-]
-Chunk = Annotated[
-    int | None, typer.Option(help="Tokens per sequence in a prefill step.", show_default="128, or the context")
-]
-Drafting = Annotated[
-    str | None,
-    typer.Option(
-        "--speculate",
-        help='Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.',
-        metavar="NAME",
-    ),
-]
-DraftTokens = Annotated[int, typer.Option("--draft-tokens", help="Most draft tokens of a sequence in a step.")]
-OnMesh = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh", help="Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
-    ),
-]
-Kernels = Annotated[
-    str | None,
-    typer.Option(
-        help="auto: kernels of our own where the platform has them; off: XLA's programs alone.",
-        metavar="off|auto",
-        show_default="auto on a CPU, off elsewhere",
-    ),
-]
 Verbose = Annotated[
     bool,
     typer.Option(
         "--verbose", "-v", help="Say which steps came from the store, which were compiled, and how long each took."
     ),
 ]
-Adapter = Annotated[
-    str | None,
-    typer.Option(
-        "--adapter", help="LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
-    ),
-]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _option(kind: Any, default: Any, help: str, **shown: Any) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(help=help, **shown)], default
+
+
+_DRAFTERS = 'Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.'
+LOADING: dict[str, tuple[Any, Any]] = {
+    "lanes": _option(int, 8, "Most sequences in one batch (continuous batching)."),
+    "context": _option(int | None, None, "Most tokens of a sequence.", show_default="4096, or the model's if less"),
+    "dtype": _option(
+        str | None, None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME"
+    ),
+    "chunk": _option(int | None, None, "Tokens per sequence in a prefill step.", show_default="128, or the context"),
+    "speculate": _option(str | None, None, _DRAFTERS, metavar="NAME"),
+    "draft_tokens": _option(int, DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step."),
+    "prefix_cache": _option(
+        str | None, None, 'Memory for the states of common prefixes (radix cache), such as "512MB"; "0" for none.'
+    ),
+    "mesh": _option(
+        str | None, None, "Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
+    ),
+    "kernels": _option(
+        str | None,
+        None,
+        "auto: kernels of our own where the platform has them; off: XLA's programs alone.",
+        metavar="off|auto",
+        show_default="auto on a CPU, off elsewhere",
+    ),
+    "adapter": _option(
+        str | None, None, "LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
+    ),
+}
+"""Options of `hybridlm.load` by the names of its arguments: annotation and default."""
+
+Own = ParamSpec("Own")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Options of `hybridlm.load` as they were given to a command.
+
+    Attributes:
+        settings: by name, the mesh as the option has it.
+    """
+
+    settings: dict[str, Any]
+
+    def load(self, model: str, **others: Any) -> LM:
+        """Load a model; `others` are settings in the place of those given."""
+        settings = self.settings | others
+        if settings.get("prefix_cache") == "0":
+            del settings["prefix_cache"]
+        return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})
+
+    def leading(self, model: str) -> LM | None:
+        """Load the model of a command; None where this process has followed another one to its end."""
+        lm = self.load(model)
+        return None if lm.follow() else lm
+
+
+def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
+    """Give a command options of `hybridlm.load` behind its own, with --verbose and --debug, and report its errors.
+
+    The command takes them together, as its first argument.
+
+    Args:
+        *names: which of `LOADING`; all by default.
+        **defaults: default values that differ.
+    """
+    chosen = names or tuple(LOADING)
+
+    def decorate(command: Callable[Concatenate[Loading, Own], None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(*, verbose: bool, debug: bool, **given: Any) -> None:
+            with reported(debug, verbose):
+                command(Loading({name: given.pop(name) for name in chosen}), **given)  # type: ignore[call-arg]
+
+        own = list(inspect.signature(command).parameters.values())[1:]
+        options = {name: (LOADING[name][0], defaults.get(name, LOADING[name][1])) for name in chosen}
+        options |= {"verbose": (Verbose, False), "debug": (Debug, False)}
+        keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        keywords += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+        with_options.__dict__["__signature__"] = inspect.Signature(keywords)
+        return with_options
+
+    return decorate
 
 
 def setting(name: str, *flags: str, note: str = "") -> Any:

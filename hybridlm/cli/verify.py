@@ -9,15 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Context, Debug, Dtype, Kernels, OnMesh, Verbose, console_for_table, reported
+from hybridlm.cli.options import Loading, console_for_table, loads
 from hybridlm.cli.quantise import Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
-from hybridlm.devices.mesh import abstract_mesh, read_mesh, read_sizes
+from hybridlm.devices.mesh import abstract_mesh, read_sizes
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
-from hybridlm.loading import load
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from hybridlm.target_report.fit import fit_of
 from ir_passes import AuditError, IsolationError
@@ -26,7 +25,9 @@ from ir_passes.targets import Target, read_target
 DEFAULT_LANES = 8
 
 
+@loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", lanes=None)
 def verify(
+    loading: Loading,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")
     ] = None,
@@ -58,27 +59,10 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
-    lanes: Annotated[
-        int | None,
-        typer.Option(help="Most sequences in one batch.", show_default="8, or 64 with --abstract or --target"),
-    ] = None,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens per sequence in a prefill step.",
-            show_default="128, or 256 with --abstract or --target, or the context",
-        ),
-    ] = None,
-    mesh: OnMesh = None,
-    kernels: Kernels = None,
     scheme: Annotated[
         Scheme | None,
         typer.Option(help="With --abstract or --target: weights as `hybridlm quantise --scheme` would write them."),
     ] = None,
-    verbose: Verbose = False,
-    debug: Debug = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
 
@@ -87,57 +71,47 @@ def verify(
     "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
     time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
     sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
-    the devices need not exist. With --target the exit status is 1 also if the model does not fit.
+    the devices need not exist. With --target the exit status is 1 also if the model does not fit. There are 8 lanes by
+    default, with --abstract or --target 64 and chunks of 256 tokens.
     """
-    with reported(debug, verbose):
-        codes = None if scheme is None else scheme.value
-        if target is not None and not abstract:
-            if explain:
-                raise ValueError("--target: expected no --explain beside it")
-            verify_target(
-                target, model=model, config=config, lanes=lanes, context=context, dtype=dtype, chunk=chunk, mesh=mesh,
-                kernels=kernels, scheme=codes, out=out, as_json=as_json,
-            )  # fmt: skip
-            return
-        if as_json:
-            raise ValueError("--json: expected --target beside it, and not --abstract")
-        machine = None if target is None else read_target(target)
-        engine, report = _subject(
-            model, config, abstract, out, lanes, context, dtype, chunk, mesh, kernels, codes, machine
-        )
-        console = console_for_table()
-        table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
-        for heading in ("step", "lanes", "tokens", *report.headings):
-            table.add_column(heading, justify="left" if heading == "step" else "right")
-        for shape in all_shapes(engine, full or abstract, drafts=True):
-            with console.status(f"{shape}"):
-                cells, fault = _checked(report, shape, explain)
-            table.add_row(*_place(shape), *cells)
-            faults += fault
-        console.print(table)
-        _print_statements(console, report.found)
-        _print_exchanges(console, report)
-        if faults:
-            for fault in faults:
-                typer.echo(f"\n{fault}", err=True)
-            typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
-            raise typer.Exit(1)
-        console.print(Text(f"all {table.row_count} steps are {report.summary}"))
-        if isinstance(report, PlannedReport) and not _printed_fit(console, engine, report):
-            raise typer.Exit(1)
+    codes = None if scheme is None else scheme.value
+    if target is not None and not abstract:
+        if explain:
+            raise ValueError("--target: expected no --explain beside it")
+        verify_target(target, model=model, config=config, scheme=codes, out=out, as_json=as_json, **loading.settings)
+        return
+    if as_json:
+        raise ValueError("--json: expected --target beside it, and not --abstract")
+    machine = None if target is None else read_target(target)
+    engine, report = _subject(loading, model, config, abstract, out, codes, machine)
+    console = console_for_table()
+    table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
+    for heading in ("step", "lanes", "tokens", *report.headings):
+        table.add_column(heading, justify="left" if heading == "step" else "right")
+    for shape in all_shapes(engine, full or abstract, drafts=True):
+        with console.status(f"{shape}"):
+            cells, fault = _checked(report, shape, explain)
+        table.add_row(*_place(shape), *cells)
+        faults += fault
+    console.print(table)
+    _print_statements(console, report.found)
+    _print_exchanges(console, report)
+    if faults:
+        for fault in faults:
+            typer.echo(f"\n{fault}", err=True)
+        typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
+        raise typer.Exit(1)
+    console.print(Text(f"all {table.row_count} steps are {report.summary}"))
+    if isinstance(report, PlannedReport) and not _printed_fit(console, engine, report):
+        raise typer.Exit(1)
 
 
 def _subject(
+    loading: Loading,
     model: str | None,
     config: Path | None,
     abstract: bool,
     out: Path | None,
-    lanes: int | None,
-    context: int | None,
-    dtype: str | None,
-    chunk: int | None,
-    mesh: str | None,
-    kernels: str | None,
     scheme: str | None,
     target: Target | None,
 ) -> tuple[Engine, VerifyReport]:
@@ -153,28 +127,20 @@ def _subject(
             raise ValueError("--scheme: the weights of --model are what they are; expected --abstract or --target")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
-        most = DEFAULT_LANES if lanes is None else lanes
-        lm = load(
-            model,
-            lanes=most,
-            context=context,
-            dtype=dtype,
-            chunk=chunk,
-            mesh=read_mesh(mesh),
-            kernels=kernels,
-        )
+        lanes = loading.settings["lanes"]
+        lm = loading.load(model, lanes=DEFAULT_LANES if lanes is None else lanes)
         return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
+    settings = dict(loading.settings)
+    mesh = settings.pop("mesh")
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
     if target is not None and (devices is None) != (target.count == 1):
         raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
-    engine = abstract_engine(
-        config, lanes, context, dtype, chunk, devices, target=target, kernels=kernels, scheme=scheme
-    )
+    engine = abstract_engine(config, mesh=devices, target=target, scheme=scheme, **settings)
     return engine, PlannedReport(engine)
 
 

@@ -1,6 +1,7 @@
 """`hybridlm verify --target`: every step compiled for a machine that need not be there, and whether the model fits."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -25,23 +26,20 @@ def verify_target(
     *,
     model: str | None,
     config: Path | None,
-    lanes: int | None,
-    context: int | None,
-    dtype: str | None,
-    chunk: int | None,
-    mesh: str | None,
-    kernels: str | None,
     scheme: str | None,
     out: Path | None,
     as_json: bool,
+    mesh: str | None,
+    **settings: Any,
 ) -> None:
     """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
 
     Args:
         target: name, with a number of devices behind a colon.
-        model, config, lanes, context, dtype, chunk, mesh, kernels, scheme: as of `hybridlm verify`.
+        model, config, scheme, mesh: as of `hybridlm verify`.
         out: directory for the certificates, or None.
         as_json: print the whole report as JSON.
+        **settings: lanes, context, dtype, chunk and kernels.
 
     Raises:
         ValueError: options that contradict each other.
@@ -56,13 +54,9 @@ def verify_target(
         machine,
         model=model,
         config=config,
-        lanes=lanes,
-        context=context,
-        dtype=dtype,
-        chunk=chunk,
         mesh=None if mesh is None else read_sizes(mesh),
-        kernels=kernels,
         scheme=scheme,
+        **settings,
     )
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:

@@ -142,10 +142,10 @@ def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
 
 
 def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    from hybridlm.cli import eval as cli_eval
+    from hybridlm.cli import options as cli_options
     from hybridlm.evals import HybridLM
 
-    monkeypatch.setattr(cli_eval, "load", lambda *args, **settings: lm)
+    monkeypatch.setattr(cli_options, "load", lambda *args, **settings: lm)
     arguments = ["eval", "-m", "tiny", "-t", "kites,pages", "--include-path", str(tasks), "--limit", "2"]
     result = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "out.json"), "--samples"])
     assert result.exit_code == 0, result.output

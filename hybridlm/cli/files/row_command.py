@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, TypeVar
 
 import typer
 
-from hybridlm.cli.options import Adapter, Chunk, Context, Debug, Dtype, Kernels, Lanes, OnMesh, Verbose, reported
-from hybridlm.devices.mesh import read_mesh
-from hybridlm.lm import LM
-from hybridlm.loading import load
+from hybridlm.cli.options import Loading, Own, loads
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport
 
@@ -38,31 +35,18 @@ Texts = Annotated[
 EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 
-Own = ParamSpec("Own")
 Report = TypeVar("Report", bound=ScoreFileReport)
 
 
 @dataclass(frozen=True)
-class RowRun:
+class RowRun(Loading):
     """The options that all these commands have, as they were given.
 
     Attributes:
-        settings: of `hybridlm.load`, the mesh as the option has it.
         options: of every file.
     """
 
-    settings: dict[str, Any]
     options: dict[str, Any]
-
-    def load(self, model: str, **others: Any) -> LM:
-        """Load a model; `others` are settings in the place of those given."""
-        settings = self.settings | others
-        return load(model, **{**settings, "mesh": read_mesh(settings["mesh"])})
-
-    def leading(self, model: str) -> LM | None:
-        """Load the model of a command; None where this process has followed another one to its end."""
-        lm = self.load(model)
-        return None if lm.follow() else lm
 
     def answered(self, compute: Callable[..., Report], what: str, *arguments: Any, **own: Any) -> Report:
         """Compute a file, and say on standard error what was done.
@@ -91,51 +75,29 @@ class RowRun:
 
 
 def row_command(command: Callable[Concatenate[RowRun, Own], None]) -> Callable[..., None]:
-    """Give a command the options of all commands of this kind, behind its own, as its first argument.
-
-    Its errors are reported as those of all commands.
-    """
+    """Give a command the options of all commands of this kind, behind its own, as its first argument."""
     own = list(inspect.signature(command).parameters.values())[1:]
-    shared = list(inspect.signature(_shared).parameters.values())
-    about = [inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)]
-    about += [inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)]
+    shared = list(inspect.signature(_options).parameters.values())
 
     @wraps(command)
-    def with_shared(*, verbose: bool, debug: bool, **given: Any) -> None:
-        with reported(debug, verbose):
-            run = _shared(**{one.name: given.pop(one.name) for one in shared})
-            command(run, **given)  # type: ignore[call-arg]
+    def with_shared(loading: Loading, **given: Any) -> None:
+        options = _options(**{one.name: given.pop(one.name) for one in shared})
+        command(RowRun(loading.settings, options), **given)  # type: ignore[call-arg]
 
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
-    with_shared.__dict__["__signature__"] = inspect.Signature([*keywords, *about])
-    return with_shared
+    first = inspect.Parameter("loading", inspect.Parameter.POSITIONAL_ONLY)
+    with_shared.__dict__["__signature__"] = inspect.Signature([first, *keywords])
+    return loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", "adapter")(with_shared)
 
 
-def _shared(
+def _options(
     strict: Strict = False,
     window: Window = DEFAULT_WINDOW,
     sort_window: SortWindow = DEFAULT_SORT_WINDOW,
     shard: Shard = None,
     restart: Restart = False,
-    lanes: Lanes = 8,
-    context: Context = None,
-    dtype: Dtype = None,
-    chunk: Chunk = None,
-    mesh: OnMesh = None,
-    kernels: Kernels = None,
-    adapter: Adapter = None,
-) -> RowRun:
-    settings = {
-        "lanes": lanes,
-        "context": context,
-        "dtype": dtype,
-        "chunk": chunk,
-        "mesh": mesh,
-        "kernels": kernels,
-        "adapter": adapter,
-    }
-    options = {"strict": strict, "window": window, "shard": shard, "restart": restart, "sort_window": sort_window}
-    return RowRun(settings, options)
+) -> dict[str, Any]:
+    return {"strict": strict, "window": window, "shard": shard, "restart": restart, "sort_window": sort_window}
 
 
 def end(report: ScoreFileReport) -> None:

@@ -21,10 +21,8 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import demo
-from hybridlm.cli import bench, generate, verify
+from hybridlm.cli import bench, generate, options
 from hybridlm.cli import demo as cli_demo
-from hybridlm.cli import eval as cli_eval
-from hybridlm.cli.files import batch, row_command
 from hybridlm.cli.main import app
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
@@ -45,8 +43,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, so that its steps are compiled once."""
-    for command in (batch, generate, row_command):
-        monkeypatch.setattr(command, "load", lambda *args, **settings: loaded)
+    monkeypatch.setattr(options, "load", lambda *args, **settings: loaded)
     return loaded
 
 
@@ -85,13 +82,13 @@ def test_help(command: str):
 
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
-    options = inspect.signature(generate.generate).parameters
+    declared = inspect.signature(generate.generate).parameters
     others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "skip_special_tokens": "keep_special_tokens"}
     others["structured_outputs"] = "json_schema"
     for field in dataclasses.fields(hybridlm.SamplingParams):
         name = others.get(field.name, field.name)
-        assert field.name in others or options[name].default == field.default
-        (option,) = options[name].annotation.__metadata__
+        assert field.name in others or declared[name].default == field.default
+        (option,) = declared[name].annotation.__metadata__
         assert len(option.help) > 10, field.name
 
 
@@ -226,34 +223,33 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"{model} {settings}")
 
-    module = generate if command[0] == "generate" else row_command
-    monkeypatch.setattr(module, "load", load)
-    options = "--lanes 3 --context 40 --dtype float32 --chunk 5"
+    monkeypatch.setattr(options, "load", load)
+    given = "--lanes 3 --context 40 --dtype float32 --chunk 5"
     expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
     if command[0] == "generate":
-        options += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
+        given += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
     expected |= {"mesh": hybridlm.mesh(data=2), "kernels": "off", "adapter": "DIR"}
-    message = refused(*command, "-m", "M", *options.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
+    message = refused(*command, "-m", "M", *given.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "module"),
+    "command",
     [
-        (("generate", "A"), generate),
-        (("score", "in.jsonl", "out.jsonl"), row_command),
-        (("batch", "-i", "in.jsonl", "-o", "out.jsonl"), batch),
-        (("verify",), verify),
-        (("bench", "--lanes", "1"), bench),
+        ("generate", "A"),
+        ("score", "in.jsonl", "out.jsonl"),
+        ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
+        ("verify",),
+        ("bench", "--lanes", "1"),
     ],
-    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+    ids=lambda one: one[0],
 )
-def test_kernels_are_asked_for(command: tuple[str, ...], module: Any, monkeypatch: pytest.MonkeyPatch):
+def test_kernels_are_asked_for(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"kernels is {settings['kernels']}")
 
-    monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(options, "load", load)
     monkeypatch.setattr(bench, "measure_limits", lambda: None)
     assert refused(*command, "-m", "M") == "error: kernels is None\n"
     assert refused(*command, "-m", "M", "--kernels", "off") == "error: kernels is off\n"
@@ -370,7 +366,7 @@ ENDLESS = """
 import itertools, signal, time
 # Where the tests run in the background of a shell, interrupts are ignored, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from hybridlm import LM; from hybridlm.cli import generate as _cli_generate
+from hybridlm import LM; from hybridlm.cli import options as _cli_options
 from hybridlm.cli.main import main
 from hybridlm.session import Event
 
@@ -384,7 +380,7 @@ class Endless(LM):
             time.sleep(0.01)
             yield Event(0, i, f"word{i} ", None)
 
-_cli_generate.load = lambda *args, **settings: Endless()
+_cli_options.load = lambda *args, **settings: Endless()
 main()
 """
 
@@ -566,16 +562,16 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     asked: list[str | None] = []
-    monkeypatch.setattr(cli_eval, "load", lambda *args, kernels, **settings: asked.append(kernels))
-    for options in ((), ("--kernels", "off")):
-        assert printed("eval", "-m", "tiny", "-t", "any", *options) == "|table|\n"
+    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: asked.append(kernels))
+    for given in ((), ("--kernels", "off")):
+        assert printed("eval", "-m", "tiny", "-t", "any", *given) == "|table|\n"
     assert asked == [None, "off"]
 
 
 def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
     tmp_path: Path, results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cli_eval, "load", lambda *args, **settings: None)
+    monkeypatch.setattr(options, "load", lambda *args, **settings: None)
     output = tmp_path / "out.json"
     output.write_text("older")
     command = ("eval", "-m", "tiny", "-t", "any", "-o", output)

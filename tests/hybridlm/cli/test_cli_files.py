@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.cli.files import row_command
+from hybridlm.cli import options
 from hybridlm.cli.main import app
 
 TEXTS = ["Ada has the kite.", "Ben", "", "Where is it?"]
@@ -27,7 +27,7 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
     monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad", "ugly")))
-    monkeypatch.setattr(row_command, "load", lambda *args, **settings: text_lm)
+    monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
     return text_lm
 
 
@@ -106,7 +106,7 @@ def test_divergence(
     ending: str,
 ) -> None:
     other = changed()
-    monkeypatch.setattr(row_command, "load", lambda name, **settings: {"plain": text_lm, "changed": other}[name])
+    monkeypatch.setattr(options, "load", lambda name, **settings: {"plain": text_lm, "changed": other}[name])
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, "A", "x" * 300]))
     output = tmp_path / f"out{ending}"
     arguments = ("divergence", "-m", "plain", "--other", "changed", "--window", "2", tmp_path / "in.txt", output)

@@ -31,7 +31,7 @@ from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import OneProcess, Runner
+from hybridlm.programs.runner import Move, OneProcess, PoolStep, Runner
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
@@ -318,9 +318,8 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        outputs, rows = self.runner.run(
-            shape, self.example_arguments, self.params, pool, batch, operands, owners=owners, counts=counts
-        )
+        step = PoolStep(shape, self.params, pool, batch, operands, owners, counts)
+        outputs, rows = self.runner.run(step, self.example_arguments)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         pool.advance(counts)
         self.stats["steps"] += 1
@@ -334,8 +333,8 @@ class Engine:
 
     def copy_row(self, source: RowPool, read: np.ndarray, target: RowPool, write: np.ndarray) -> None:
         """Dispatch the copy of a row by row numbers, int32 [1] each."""
-        shape = CopyShape(source.size, target.size)
-        self.runner.move(shape, self.example_arguments, target, source, (read, write))
+        step = Move(CopyShape(source.size, target.size), target, source, (read, write))
+        self.runner.move(step, self.example_arguments)
 
     def edit(self, shape: EditShape, pool: RowPool, operand: Any) -> None:
         """Dispatch a step that changes states of the rows of a pool; see `hybridlm.steps.edit`."""

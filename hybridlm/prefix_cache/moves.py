@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.runner import Runner
+from hybridlm.programs.runner import Move, Runner
 from hybridlm.rows.arrays import maker_of_zeros
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
 from hybridlm.rows.parts import PartShape, RowPart
@@ -215,7 +215,7 @@ class RowMoves:
         buffers, shape = CachedBuffers(self._empty[part](), position, mark), self._shape(part, True, pool.size)
         maps = (pool.owner.bind([slot], 1), *_scalars(0, *operands))
         source = PoolPart(pool, self._part_indices[part])
-        self._runner.move(shape, self.example_arguments, buffers, source, maps)
+        self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
         return buffers
 
     def _restore(
@@ -230,7 +230,7 @@ class RowMoves:
         """Dispatch the step that copies cached buffers back into a row."""
         maps = (*_scalars(0), pool.owner.bind([slot], 1), *_scalars(*operands))
         target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, pool.size)
-        self._runner.move(shape, self.example_arguments, target, buffers, maps, mark)
+        self._runner.move(Move(shape, target, buffers, maps, mark), self.example_arguments)
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:

@@ -6,7 +6,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,10 +30,46 @@ Examples = Callable[[Any], tuple[Any, ...]]
 """Shape -> example arguments, for which its step is compiled on first use."""
 
 
+class PoolStep(NamedTuple):
+    """A step on the rows of a pool.
+
+    Attributes:
+        shape, params: the program, and the model's parameters.
+        pool: its rows are consumed.
+        batch, operands, owners, counts: as for `Engine.run`.
+    """
+
+    shape: Shape
+    params: tuple[jax.Array, ...]
+    pool: RowPool
+    batch: Batch
+    operands: tuple[Any, ...]
+    owners: Sequence[Any]
+    counts: np.ndarray | None
+
+
+class Move(NamedTuple):
+    """A copy of a row, or of a part of it.
+
+    Attributes:
+        shape: the program.
+        target, source: arrays that are written, and read.
+        maps: its other operands, int32 [1] each: row that is read, row that is written, ...
+        mark: label under which a cached state is continued, where that is not its own.
+    """
+
+    shape: CopyShape | PartShape
+    target: MovedArrays
+    source: MovedArrays
+    maps: Sequence[np.ndarray]
+    mark: Label | None = None
+
+
 class Runner(ABC):
     """Runs the compiled steps of one model.
 
-    Every method that runs a step raises IsolationError, AuditError or HloError if the step is refused.
+    Every method that runs a step takes example arguments, for which its program is compiled on first use, and raises
+    IsolationError, AuditError or HloError if the step is refused.
 
     Args:
         programs: the compiled steps.
@@ -51,44 +87,16 @@ class Runner(ABC):
         self.programs, self.placement = programs, placement
 
     @abstractmethod
-    def run(
-        self,
-        shape: Shape,
-        examples: Examples,
-        params: tuple[jax.Array, ...],
-        pool: RowPool,
-        batch: Batch,
-        operands: tuple[Any, ...],
-        *,
-        owners: Sequence[Any],
-        counts: np.ndarray | None,
-    ) -> tuple[Any, Rows]:
-        """Dispatch a step that consumes the rows of a pool; return its outputs and the new rows.
+    def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
+        """Dispatch a step that consumes the rows of a pool, and does not put them back.
 
-        Args:
-            shape, examples, params: the step, and the model's parameters.
-            pool: its rows are taken, and not put back.
-            batch, operands, owners, counts: as for `Engine.run`.
+        Returns:
+            Its outputs and the new rows.
         """
 
     @abstractmethod
-    def move(
-        self,
-        shape: CopyShape | PartShape,
-        examples: Examples,
-        target: MovedArrays,
-        source: MovedArrays,
-        maps: Sequence[np.ndarray],
-        mark: Label | None = None,
-    ) -> None:
-        """Dispatch a step that copies a row, or a part of it, into another.
-
-        Args:
-            shape, examples: the step.
-            target, source: arrays that are written, and read.
-            maps: its other operands, int32 [1] each: row that is read, row that is written, ...
-            mark: label under which a cached state is continued, where that is not its own.
-        """
+    def move(self, step: Move, examples: Examples) -> None:
+        """Dispatch a step that copies a row, or a part of it, into another."""
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         """Dispatch a step that changes the rows of a pool, given its operand.
@@ -130,35 +138,13 @@ class OneProcess(Runner):
         super().__init__(programs, placement)
         self._in_flight = InFlight(placement.share_threads)
 
-    def run(
-        self,
-        shape: Shape,
-        examples: Examples,
-        params: tuple[jax.Array, ...],
-        pool: RowPool,
-        batch: Batch,
-        operands: tuple[Any, ...],
-        *,
-        owners: Sequence[Any],
-        counts: np.ndarray | None,
-    ) -> tuple[Any, Rows]:
-        given = self.placement.put((*batch, *operands))
-        program = self.compiled(shape, examples)
-        outputs, rows = self._call(program, params, pool.take(), *given)
-        return outputs, rows
+    def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
+        given = self.placement.put((*step.batch, *step.operands))
+        return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), *given)
 
-    def move(
-        self,
-        shape: CopyShape | PartShape,
-        examples: Examples,
-        target: MovedArrays,
-        source: MovedArrays,
-        maps: Sequence[np.ndarray],
-        mark: Label | None = None,
-    ) -> None:
-        given = self.placement.put_whole(tuple(maps))
-        program = self.compiled(shape, examples)
-        target.put(*self._call(program, target.take(), source.look(), *given))
+    def move(self, step: Move, examples: Examples) -> None:
+        given, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
+        step.target.put(*self._call(program, step.target.take(), step.source.look(), *given))
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         (given,) = self.placement.put((operand,))

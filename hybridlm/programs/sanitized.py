@@ -15,12 +15,9 @@ import numpy as np
 
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import Examples, MovedArrays, Runner
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.runner import Examples, Move, MovedArrays, PoolStep, Runner
 from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import PoolPart, RowPool
-from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
 from ir_passes import prove_isolation
 from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
@@ -52,37 +49,27 @@ class Sanitizer(Runner):
         )
         self._sanitized: dict[Any, Sanitized] = {}
 
-    def run(
-        self,
-        shape: Shape,
-        examples: Examples,
-        params: tuple[jax.Array, ...],
-        pool: RowPool,
-        batch: Batch,
-        operands: tuple[Any, ...],
-        *,
-        owners: Sequence[Any],
-        counts: np.ndarray | None,
-    ) -> tuple[Any, Rows]:
+    def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """See `Runner.run`.
 
         Raises:
             SanitizerError: a lane found rows that are not its own, or not where it left them.
         """
-        step, call = self.program(shape, examples)
-        positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
+        safe, call = self.program(step.shape, examples)
+        positions, counts = np.asarray(step.batch.positions), step.counts
+        most = np.asarray(step.batch.lengths) if counts is None else counts
         turns = [
             None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(most[lane]))
-            for lane, owner in enumerate(owners)
+            for lane, owner in enumerate(step.owners)
         ]
-        expected, given = self._ledger.expect(turns), self.placement.put((*batch, *operands))
-        shadow_labels = self.shadow_labels(pool)
-        outputs, rows, shadow_labels, verdict = call((params, pool.take(), *given), shadow_labels, expected)
-        self._shadow_labels[pool] = shadow_labels
-        step.require(verdict, expected)
+        expected, given = self._ledger.expect(turns), self.placement.put((*step.batch, *step.operands))
+        labels = self.shadow_labels(step.pool)
+        outputs, rows, labels, verdict = call((step.params, step.pool.take(), *given), labels, expected)
+        self._shadow_labels[step.pool] = labels
+        safe.require(verdict, expected)
         self.steps += 1
         if counts is None:
-            self._shorten(pool, owners, most - np.asarray(outputs[0]))
+            self._shorten(step.pool, step.owners, most - np.asarray(outputs[0]))
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
@@ -98,15 +85,7 @@ class Sanitizer(Runner):
                     shadow[(shadow == left).all(axis=1)] = label
         self._shadow_labels[pool] = tuple(jax.numpy.array(shadow) for shadow in shadow_labels)
 
-    def move(
-        self,
-        shape: CopyShape | PartShape,
-        examples: Examples,
-        target: MovedArrays,
-        source: MovedArrays,
-        maps: Sequence[np.ndarray],
-        mark: Label | None = None,
-    ) -> None:
+    def move(self, step: Move, examples: Examples) -> None:
         """See `Runner.move`; the labels move with the arrays.
 
         With a mark, labels that are still those of the time of caching are replaced by it: of states with a common
@@ -115,15 +94,16 @@ class Sanitizer(Runner):
         Raises:
             SanitizerError: another row moved than the operands say.
         """
-        step, call = self.program(shape, examples)
+        safe, call = self.program(step.shape, examples)
+        target, source = step.target, step.source
         into, out_of = self._labels_of(target), self._labels_of(source)
-        if mark is not None and isinstance(source, CachedBuffers):
-            said, says = np.array(source.mark, np.int32), np.array(mark, np.int32)
+        if step.mark is not None and isinstance(source, CachedBuffers):
+            said, says = np.array(source.mark, np.int32), np.array(step.mark, np.int32)
             out_of = tuple(jax.numpy.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in out_of)
         expected = self._ledger.expect([None])
-        given = self.placement.put_whole(tuple(maps))
+        given = self.placement.put_whole(tuple(step.maps))
         new, moved, verdict = call((target.take(), source.look(), *given), (*into, *out_of), expected)
-        step.require(verdict, expected)
+        safe.require(verdict, expected)
         if isinstance(target, PoolPart):
             labels = list(self.shadow_labels(target.pool))
             for i, label in zip(target.places, moved, strict=False):

@@ -18,7 +18,7 @@ from hybridlm.drafting import step_times
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages
-from hybridlm.programs.runner import OneProcess
+from hybridlm.programs.runner import Move, OneProcess, PoolStep
 from hybridlm.worker import CLASSES, repeat
 
 STEMS = ("once upon a time there was a ", "the quick brown fox jumps over the lazy dog ", "aaaa aaaa aaaa ", "")
@@ -54,13 +54,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     def digest(*operands: Any) -> list[int]:
         return [zlib.crc32(np.asarray(one).tobytes()) for one in jax.tree.leaves(operands)]
 
-    def recorded_run(self: Any, shape: Any, examples: Any, params: Any, pool: Any, *given: Any, **rest: Any) -> Any:
-        found[self].append((str(shape), pool.size, digest(*given)))
-        return run(self, shape, examples, params, pool, *given, **rest)
+    def recorded_run(self: Any, step: PoolStep, examples: Any) -> Any:
+        found[self].append((str(step.shape), step.pool.size, digest(step.batch, step.operands)))
+        return run(self, step, examples)
 
-    def recorded_move(self: Any, shape: Any, examples: Any, target: Any, source: Any, maps: Any, *rest: Any) -> None:
-        found[self].append((str(shape), digest(*maps)))
-        move(self, shape, examples, target, source, maps, *rest)
+    def recorded_move(self: Any, step: Move, examples: Any) -> None:
+        found[self].append((str(step.shape), digest(*step.maps)))
+        move(self, step, examples)
 
     monkeypatch.setattr(OneProcess, "run", recorded_run)
     monkeypatch.setattr(OneProcess, "move", recorded_move)

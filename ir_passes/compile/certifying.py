@@ -13,9 +13,9 @@ from ir_passes.compile.certificate import (
     PassEffect,
     PoolVerdict,
     Seconds,
+    Versions,
 )
-from ir_passes.compile.certificate_store import Key
-from ir_passes.compile.proving import Proved
+from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
@@ -25,26 +25,27 @@ from ir_passes.xla_audit.audit import AuditReport
 
 
 def make_certificate(
-    step: str,
-    certify: str,
-    key: Key,
-    proved: Proved,
+    step: ProvedTrace,
+    name: str,
+    versions: Versions,
     audit_faults: tuple[Statement, ...],
     scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
     report: AuditReport | None,
     not_audited: str | None,
-    bound: BoundContract,
     seconds: dict[str, float],
 ) -> Certificate:
     """Make the certificate of one executable.
 
     Args:
-        proved: the graph that was compiled with its proof or an earlier certificate, rewrites and faults.
+        step: that was compiled.
+        name: of the program.
+        versions: that it was compiled with.
         scheduled: the collectives of the program, for a step that was not audited.
         not_audited: why it was not.
     """
     schedule = report.schedule if report else tuple(one.collective for one in scheduled)
+    proved, bound = step.proved, step.bound
     known = proved.reused or proved.proof
     not_covered = [one.statement() for one in NEVER_COVERED] + ([] if report is None else [*report.uncovered])
     if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
@@ -55,15 +56,15 @@ def make_certificate(
         not_covered.insert(0, NotCovered.COMPILED_PROGRAM.statement(why="it was not audited"))
     return Certificate(
         FORMAT,
-        step,
-        certify,
+        name,
+        step.certify,
         bound.lanes,
         len(of_one_device(proved.graph.program).jaxpr.eqns),
-        key.versions,
+        versions,
         Fingerprints(
-            key.traced,
+            step.key.traced,
             fingerprint(proved.graph.program),
-            key.contract,
+            step.key.contract,
             report and report.fingerprint,
             schedule_hash(schedule),
         ),

@@ -10,12 +10,9 @@ from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.exported import Exported, export
 from ir_passes.compile.planned_step import plan_graph
-from ir_passes.compile.proving import Certify, Proved
 from ir_passes.compile.running import Running
-from ir_passes.compile.stage import Stage
-from ir_passes.contract.contract import BoundContract
+from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.jaxpr.timing import paused
-from ir_passes.jaxpr.tracing import Trace
 from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
 from ir_passes.report.svg import arena_map, key, live_ranges
@@ -56,25 +53,18 @@ class CompiledStep(Running, Stage):
 
     def __init__(
         self,
-        trace: Trace,
-        proved: Proved,
+        step: ProvedTrace,
         calling: Calling,
         program: CompiledProgram,
-        bound: BoundContract,
         certificate: Certificate,
         report: AuditReport | None,
-        certify: Certify,
-        target: Target | None = None,
     ):
-        entry = calling.entry(program.compiled) if target is None else partial(_refuse, target)
-        Running.__init__(self, entry, successors_of(bound), certify)
-        Stage.__init__(self, trace, bound)
-        self.certificate = certificate
-        self.jaxpr = proved.graph.program
-        self.compiled, self._dump, self.target = program.compiled, program.dump, target
-        self.audit = report
-        self.passes = proved.passes
-        self.calling = calling
+        entry = calling.entry(program.compiled) if step.away is None else partial(_refuse, step.away)
+        Running.__init__(self, entry, successors_of(step.bound), step.certify)
+        Stage.__init__(self, step.trace, step.bound)
+        self.jaxpr, self.passes, self.target = step.proved.graph.program, step.proved.passes, step.away
+        self.compiled, self._dump = program.compiled, program.dump
+        self.certificate, self.audit, self.calling = certificate, report, calling
 
     @cached_property
     def plan(self) -> Plan:

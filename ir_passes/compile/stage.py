@@ -1,11 +1,37 @@
 """The types of a step's arguments and results, under the names that `jax.stages` has for them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from ir_passes.compile.certificate_store import CertificateStore, Key
+from ir_passes.compile.proving import Certify, Proved
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr.tracing import Trace
+from ir_passes.targets import Target
+
+
+@dataclass(frozen=True)
+class ProvedTrace:
+    """A traced step that is proved, with what the later stages need of the earlier ones.
+
+    Attributes:
+        key, store: of its certificate, and where it is kept; None for nowhere.
+        away: machine that it is for, where that is not here.
+    """
+
+    trace: Trace
+    proved: Proved
+    key: Key
+    store: CertificateStore | None
+    certify: Certify
+    away: Target | None
+
+    @property
+    def bound(self) -> BoundContract:
+        """The contract, leaf by leaf."""
+        return self.proved.graph.bound
 
 
 class Stage:

@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.certifying import make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.proving import Certify, Proved, prove_graph, warn
-from ir_passes.compile.stage import Stage
+from ir_passes.compile.proving import Certify, prove_graph, warn
+from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
@@ -141,7 +140,7 @@ class TracedStep(Stage):
         store = None if certificates is None else CertificateStore(Path(certificates))
         kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
         proved = prove_graph(graph, passes, certify, kept, clock)
-        return ProvedStep(self._trace, proved, key, store, certify, clock, self._away)
+        return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._away), clock)
 
 
 class ProvedStep(Stage):
@@ -154,19 +153,10 @@ class ProvedStep(Stage):
         faults: the reasons why there is no proof, with `certify="warn"`.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        proved: Proved,
-        key: Key,
-        store: CertificateStore | None,
-        certify: Certify,
-        clock: Clock,
-        away: Target | None,
-    ):
-        super().__init__(trace, proved.graph.bound)
-        self.proved, self._key, self._store, self._clock, self._away = proved, key, store, clock, away
-        self._certify: Certify = certify
+    def __init__(self, step: ProvedTrace, clock: Clock):
+        super().__init__(step.trace, step.bound)
+        self._step, self._clock, self.proved = step, clock, step.proved
+        proved = step.proved
         self.jaxpr: ir.ClosedJaxpr = proved.graph.program
         self.proof: Proof | None = proved.proof
         self.passes: tuple[PassReport, ...] = proved.passes
@@ -176,9 +166,7 @@ class ProvedStep(Stage):
         """Lower it to StableHLO, with its pools donated."""
         clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
         lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
-        return LoweredStep(
-            self._trace, self.proved, calling, lowered, self._key, self._store, self._certify, clock, self._away
-        )
+        return LoweredStep(self._step, calling, lowered, clock)
 
 
 class LoweredStep(Stage):
@@ -188,23 +176,9 @@ class LoweredStep(Stage):
         lowered: of JAX.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        proved: Proved,
-        calling: Calling,
-        lowered: jax.stages.Lowered,
-        key: Key,
-        store: CertificateStore | None,
-        certify: Certify,
-        clock: Clock,
-        away: Target | None,
-    ):
-        super().__init__(trace, proved.graph.bound)
-        self.lowered, self._away = lowered, away
-        self._proved, self._calling, self._key, self._store = proved, calling, key, store
-        self._clock = clock
-        self._certify: Certify = certify
+    def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
+        super().__init__(step.trace, step.bound)
+        self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The program as text, by default StableHLO."""
@@ -227,18 +201,18 @@ class LoweredStep(Stage):
         axes: Sequence[str] = (),
     ) -> CompiledStep:
         """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
-        clock, bound, proved = Clock(self._clock), self.bound, self._proved
+        clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
         given = self._trace.args, self._trace.kwargs
-        scheduled = clock.time("audit", schedule_of, proved.graph.program)
+        scheduled = clock.time("audit", schedule_of, traced)
         versions = current_versions(compiler_options, device_of(given))
         # JAX's cache would load a program of devices that are not here.
-        with nullcontext() if self._away is None else without_compilation_cache():
-            if self._certify == "off":
+        with nullcontext() if step.away is None else without_compilation_cache():
+            if step.certify == "off":
                 compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
                 program = CompiledProgram(compiled, absent="certify is 'off'")
             else:
                 program = clock.time(
-                    "compile", compile_with_assignment, self.lowered, compiler_options, versions, self._store
+                    "compile", compile_with_assignment, self.lowered, compiler_options, versions, step.store
                 )
         report, audit_faults, not_audited = None, (), program.absent
         if not_audited is None:
@@ -246,9 +220,9 @@ class LoweredStep(Stage):
                 "audit",
                 lambda: _audit(
                     program,
-                    self._calling.compiled_bound(bound),
-                    self._certify,
-                    mesh=mesh_of(proved.graph.program, given),
+                    self._calling.compiled_bound(self.bound),
+                    step.certify,
+                    mesh=mesh_of(traced, given),
                     axes=axes,
                     scheduled=scheduled,
                     may_copy=may_copy,
@@ -256,23 +230,12 @@ class LoweredStep(Stage):
                 ),
             )
         certificate = make_certificate(
-            self._calling.name,
-            self._certify,
-            replace(self._key, versions=versions),
-            proved,
-            audit_faults,
-            scheduled,
-            program.compiled,
-            report,
-            not_audited,
-            bound,
+            step, self._calling.name, versions, audit_faults, scheduled, program.compiled, report, not_audited,
             clock.seconds,
-        )
-        if self._store is not None and proved.reused is None and certificate.is_proof:
-            _keep(self._store, self._key, certificate)
-        return CompiledStep(
-            self._trace, proved, self._calling, program, bound, certificate, report, self._certify, self._away
-        )
+        )  # fmt: skip
+        if step.store is not None and step.proved.reused is None and certificate.is_proof:
+            _keep(step.store, step.key, certificate)
+        return CompiledStep(step, self._calling, program, certificate, report)
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:

@@ -77,6 +77,24 @@ def test_mesh_of_four(name: str, mesh: dict[str, int], target: str, tmp_path: Pa
     check(target_engine(read_target(f"{target}:4"), config=config, mesh=mesh, **SIZES))
 
 
+@pytest.mark.target_tpu
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
+        ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
+    ],
+)
+def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """Of 576 and of 64, too large for the memory on the chip: XLA would give them another order and copy them twice."""
+    config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
+    config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
+    found = target_engine(read_target("tpu-v5e"), config=config, **SIZES | of)
+    (one,) = report_on(found, [Shape("generate", 64, 1)]).steps
+    assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
+    assert one.floor_moved is not None and one.floor_moved < one.moved < 2.2 * one.floor_moved
+
+
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("target", ["nvidia-a100", "nvidia-a6000", "nvidia-l4", "nvidia-h200", "nvidia-b200"])
 def test_other_gpus(target: str) -> None:

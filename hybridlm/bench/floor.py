@@ -46,7 +46,7 @@ class Traffic:
             weights=sum(array.nbytes for array in used.values()),
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
             state=kept.fixed,
-            kv=kept.token * KV_BLOCK,
+            kv=(kept.token - kept.unused) * KV_BLOCK,
         )
 
 

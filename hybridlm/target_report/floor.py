@@ -69,7 +69,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
             multiplied += (sampled if one is head else rows) * local
     kept = model.state_size(cache_dtype)
     earlier = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
-    cached = lanes * kept.token * (kv_blocks(max(earlier, 0)) * KV_BLOCK + shape.tokens)
+    cached = lanes * (kept.token - kept.unused) * (kv_blocks(max(earlier, 0)) * KV_BLOCK + shape.tokens)
     return Floor(int(size) + 2 * lanes * kept.fixed + cached, int(2 * multiplied))
 
 

@@ -21,7 +21,7 @@ from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
 from models.state.shapes import Activations, KeyCache, LaneInfo, ValueCache
-from models.state.state import KV_BLOCK, Stateful, name_dims, state_array, turn_blocks
+from models.state.state import KV_BLOCK, Stateful, name_dims, state_array, stored_size, turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
@@ -38,7 +38,8 @@ operation, so that values are read half as often as there are queries; a product
 class KVCache(NamedTuple):
     """KV cache of one attention layer for N lanes: cache dtype, a whole number of blocks of positions.
 
-    `value` is None where the values are the first entries of the keys (latent attention).
+    `value` is None where the values are the first entries of the keys (latent attention). Keys and values that are
+    stored in more numbers than they have (`stored_size`) end in zeros.
     """
 
     key: KeyCache
@@ -104,6 +105,12 @@ def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[A
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
+def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[Array, "lane token head stored"]:
+    """Return vectors of heads with zeros up to the size in which a cache stores them."""
+    more = stored - x.shape[-1]
+    return jnp.pad(x, ((0, 0),) * 3 + ((0, more),)) if more else x
+
+
 def write_places(
     positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], held: int
 ) -> Int32[Array, "lane token"]:
@@ -154,17 +161,20 @@ def attend(
         positions: of the queries.
         valid: mask of the real tokens.
         blocks: blocks to visit.
-        value_size: number of leading entries of a key that are its value, where the cache holds no values.
+        value_size: number of leading entries of what the cache stores that are a value: of its values, None for all of
+            them, and where it holds none of its keys.
         platform: that the step is for.
         kernels: one of `kernels.MODES`.
 
     Returns:
         Attention output, zero at padding tokens.
     """
+    query = widened(query, cache.key.shape[3])
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
-    value_size = cache.value.shape[3] if cache.value is not None else value_size
-    assert value_size is not None
+    if value_size is None:
+        assert cache.value is not None
+        value_size = cache.value.shape[3]
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(kernels, platform, query, cache.key, cache.value, value_size):
@@ -185,10 +195,8 @@ def attend(
         top, total, out = carry
         start = index * span
         k = read(cache.key, start)
-        if cache.value is None:
-            v = k[..., :value_size]
-        else:
-            v = read(cache.value, start)
+        v = k if cache.value is None else read(cache.value, start)
+        v = v if v.shape[3] == value_size else v[..., :value_size]
         at = start + jnp.arange(span, dtype=jnp.int32)
         seen = at[None, None, :, None] <= last
         scores = _scores(q, k.astype(jnp.float32), platform)
@@ -259,10 +267,11 @@ class Attention(Stateful):
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
-        size = self.config.head_dim
-        heads = (Segment(self.config.kv_heads, self.config.kv_heads, replicable=True),)
-        key = state_array(kv_head=heads, context=None, key=size)
-        return KVCache(key, state_array(kv_head=heads, context=None, value=size))
+        c = self.config
+        size = stored_size(c.head_dim, c.devices.platform)
+        heads, unused = (Segment(c.kv_heads, c.kv_heads, replicable=True),), size - c.head_dim
+        key = state_array(kv_head=heads, context=None, key=size, unused=unused)
+        return KVCache(key, state_array(kv_head=heads, context=None, value=size, unused=unused))
 
     def sites(self) -> dict[str, int]:
         return {"attention": self.config.heads}
@@ -277,14 +286,16 @@ class Attention(Stateful):
             q, gate = jnp.split(q, 2, axis=-1)
         k = linear(x, self.k_proj[...], c.devices).reshape((lanes, tokens, c.kv_heads, c.head_dim))
         v = linear(x, self.v_proj[...], c.devices).reshape((lanes, tokens, c.kv_heads, c.head_dim))
-        v = name_dims(v, None, None, "kv_head", "value")
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
             q, k = c.rope(q, at), c.rope(k, at)
-        state = append(state, name_dims(k, None, None, "kv_head", "key"), v, at, info.valid)
+        k, v = (widened(x, state.key.shape[3]) for x in (k, v))
+        k, v = name_dims(k, None, None, "kv_head", "key"), name_dims(v, None, None, "kv_head", "value")
+        state = append(state, k, v, at, info.valid)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        out = attend(q * scale, state, at, info.valid, info.kv_blocks, None, c.devices.platform, c.devices.kernels)
+        blocks, platform, kernels = info.kv_blocks, c.devices.platform, c.devices.kernels
+        out = attend(q * scale, state, at, info.valid, blocks, c.head_dim, platform, kernels)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         out = info.hooked_heads(out, "attention")

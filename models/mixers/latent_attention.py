@@ -11,13 +11,13 @@ from jaxtyping import Float, Float32
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
-from models.mixers.attention import KVCache, append, attend
+from models.mixers.attention import KVCache, append, attend, widened
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
-from models.state.state import Stateful, name_dims, state_array
+from models.state.state import Stateful, name_dims, state_array, stored_size
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LatentAttentionConfig:
 
     @property
     def row_size(self) -> int:
-        """Values of a token in the KV cache."""
+        """Values of a token in the KV cache, without the zeros behind them (`stored_size`)."""
         return self.rank + self.shared_size
 
     def shard(self, devices: Devices) -> "LatentAttentionConfig":
@@ -104,7 +104,9 @@ class LatentAttention(Stateful):
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
-        return KVCache(state_array(kv_head=1, context=None, key=self.config.row_size), None)
+        row = self.config.row_size
+        size = stored_size(row, self.config.devices.platform)
+        return KVCache(state_array(kv_head=1, context=None, key=size, unused=size - row), None)
 
     def sites(self) -> dict[str, int]:
         return {"attention": self.config.heads}
@@ -120,7 +122,8 @@ class LatentAttention(Stateful):
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
-        row = name_dims(jnp.concatenate([latent[:, :, None], shared], axis=-1), None, None, None, "key")
+        row = widened(jnp.concatenate([latent[:, :, None], shared], axis=-1), state.key.shape[3])
+        row = name_dims(row, None, None, None, "key")
         state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1)
         query = query * (c.score_factor * c.query_size**-0.5)

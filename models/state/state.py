@@ -26,6 +26,9 @@ KV_BLOCK = 128
 MAX_TURN_BLOCKS = 4
 """Blocks that a GPU visits at a time: each time it launches about ten operations and asks the host whether to go on."""
 
+TPU_COLUMNS = 128
+"""Numbers of a row of the tiles that a TPU's memory is divided into."""
+
 
 def kv_blocks(positions: int) -> int:
     """Return the number of KV cache blocks that hold `positions` positions."""
@@ -46,6 +49,15 @@ def cache_positions(context: int) -> int:
     return max(kv_blocks(context), 2) * KV_BLOCK
 
 
+def stored_size(size: int, platform: str) -> int:
+    """Return in how many numbers a KV cache stores a key or a value of `size`: on a TPU in whole rows of a tile.
+
+    XLA:TPU lays out an argument whose last dimension is none of these with its positions last, which saves the ends of
+    rows, and copies all of it for a scatter of new positions and back again: that moves the cache four times a step.
+    """
+    return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
+
+
 @dataclass(frozen=True)
 class StateArray:
     """Description of an array of a layer's state.
@@ -57,12 +69,14 @@ class StateArray:
         sharded: name of the dimension that is sharded over the devices along `model` (tensor parallel); None where
             every device has the whole array.
         segments: of that dimension, as in a `ShardedDim`.
+        unused: number of zeros that each row of the last dimension ends in (`stored_size`).
     """
 
     sizes: tuple[tuple[str, int | None], ...]
     dtype: DTypeLike | None
     sharded: str | None = None
     segments: tuple[Segment, ...] = ()
+    unused: int = 0
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
@@ -90,6 +104,10 @@ class StateArray:
         """Return the bytes of one sequence, or of one token where it grows."""
         return math.prod(size for _, size in self.sizes if size is not None) * self._item(dtype)
 
+    def unused_bytes(self, dtype: DTypeLike) -> int:
+        """Return the bytes of these that are zeros of `unused`."""
+        return self.bytes(dtype) * self.unused // (self.sizes[-1][1] or 1)
+
     def formula(self, dtype: DTypeLike) -> str:
         """Return e.g. `key*value*4 B = 128*64*4 B = 32,768 B`, without the positions of a KV cache."""
         fixed = [(name, str(size)) for name, size in self.sizes if size is not None]
@@ -100,11 +118,12 @@ class StateArray:
         return jnp.dtype(dtype if self.dtype is None else self.dtype).itemsize
 
 
-def state_array(dtype: DTypeLike | None = None, **sizes: int | None | tuple[Segment, ...]) -> Any:
+def state_array(dtype: DTypeLike | None = None, *, unused: int = 0, **sizes: int | None | tuple[Segment, ...]) -> Any:
     """Return a `StateArray`, typed `Any` because it takes the place of the array in a state.
 
     Args:
         dtype: None for the dtype of caches.
+        unused: zeros at the end of its last dimension.
         sizes: of its dimensions; the sharded one is given as its segments.
     """
     sharded = {name: segments for name, segments in sizes.items() if isinstance(segments, tuple)}
@@ -113,8 +132,8 @@ def state_array(dtype: DTypeLike | None = None, **sizes: int | None | tuple[Segm
         for name, size in sizes.items()
     )
     for name, segments in sharded.items():
-        return StateArray(plain, dtype, name, segments)
-    return StateArray(plain, dtype)
+        return StateArray(plain, dtype, name, segments, unused)
+    return StateArray(plain, dtype, unused=unused)
 
 
 class ConvRecurrentState(NamedTuple):
@@ -183,11 +202,13 @@ class StateSize(NamedTuple):
     Attributes:
         fixed: bytes that do not depend on its length.
         token: bytes for each of its tokens.
+        unused: bytes of these that hold zeros and are read for nothing (`stored_size`).
         lines: the formula of every array, by kind of layer.
     """
 
     fixed: int
     token: int
+    unused: int
     lines: tuple[str, ...]
 
     def of(self, context: int) -> int:
@@ -198,14 +219,15 @@ class StateSize(NamedTuple):
 def state_size(layers: Iterable[Stateful], dtype: DTypeLike) -> StateSize:
     """Compute the size of the state of layers, with the dtype of caches."""
     kinds = Counter((type(layer).__name__, *_fields(layer.state_arrays())) for layer in layers)
-    lines, fixed, token = [], 0, 0
+    lines, fixed, token, unused = [], 0, 0, 0
     for (name, *fields), count in kinds.items():
         for field, array in fields:
             lines.append(f"{count} x {name} {field}: {array.formula(dtype)}")
             fixed += 0 if array.grows else count * array.bytes(dtype)
             token += count * array.bytes(dtype) if array.grows else 0
+            unused += count * array.unused_bytes(dtype)
     lines.append(f"one sequence: {fixed:,} B and {token:,} B per token")
-    return StateSize(fixed, token, tuple(lines))
+    return StateSize(fixed, token, unused, tuple(lines))
 
 
 def _fields(arrays: Any) -> list[tuple[str, StateArray]]:

@@ -33,11 +33,14 @@ MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
 MODEL_LANES, MODEL_CONTEXT = 64, 4096
 VOCABULARY = 96
 """Of tiny checkpoints on a mesh: 97 rows cannot be split."""
+GOOD = "audited"
+"""The verdict on a step that is proved, and audited without a finding."""
 HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32),
 and decoding of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators.md](accelerators.md) says what the columns mean. Sizes of tiny checkpoints are so small that what a step
+[accelerators.md](accelerators.md) says what the columns mean. On a mesh with experts are the families that have some,
+and on none those that its sizes do not divide. Sizes of tiny checkpoints are so small that what a step
 moves beside its floor is mostly what it computes with: their tables show that steps are audited and what changes, not
 what a large model costs. Seconds are those of XLA, on a machine that was busy.
 """
@@ -59,7 +62,7 @@ class Row:
 
     Attributes:
         target, checkpoint, step: which.
-        verdict: "audited", "proved" where the audit does not know the platform, or what is wrong.
+        verdict: `GOOD`, or what is wrong.
         scratch, over_floor, seconds: what it needs beside weights and rows, in kB; bytes that it moves over those that
             it has to, empty for moves of rows; of XLA's compilation.
     """
@@ -75,7 +78,7 @@ class Row:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong."""
-        return self.verdict in ("audited", "proved")
+        return self.verdict == GOOD
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,14 @@ class ModelRow:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong; a model that does not fit is none of it."""
-        return self.verdict in ("audited", "proved") or self.fit.startswith("no")
+        return self.verdict == GOOD or self.fit.startswith("no")
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
     """Compile every step of a checkpoint for a target, or take the reports that are kept.
 
-    One that cannot be split over the target's mesh has no rows, which a line says.
+    One that cannot be split over the target's mesh has no rows, which a line says, and one without experts none on a
+    mesh that splits them.
     """
     name, _, mesh = target.partition(" ")
     fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
@@ -117,6 +121,8 @@ def rows_of(checkpoint: str, target: str) -> list[Row]:
         except ShardingError as error:
             print(f"{checkpoint} on {target}: {error}", file=sys.stderr)
             return []
+    if "expert" in mesh and not any("expert" in sites for sites in engine.row_arrays.model.sites()):
+        return []
     return [row_of(checkpoint, target, one) for one in report_on(engine, shapes_of(engine)).steps]
 
 
@@ -166,8 +172,6 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         good = sum(one.good for one in here)
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
         lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
-        if any(one.verdict == "proved" for one in here):
-            lines += ["", "Steps that are only proved were compiled by a version that did not audit this platform."]
         absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append("\n".join(lines) + "\n")
@@ -208,7 +212,9 @@ def _verdict(one: StepReport) -> str:
         return "NOT COMPILED"
     if one.faults:
         return "REFUSED"
-    return "audited" if one.certificate.not_audited is None else "proved"
+    if one.certificate.not_audited is not None:
+        return "NOT AUDITED"
+    return GOOD if one.floor_moved is None or one.moved >= one.floor_moved else "BELOW ITS FLOOR"
 
 
 def _fit(fit: Fit, one: StepReport) -> str:

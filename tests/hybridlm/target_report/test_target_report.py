@@ -106,6 +106,15 @@ def test_floor_of_prompts_samples_one_token() -> None:
     assert floor_of(found.row_arrays.model, COPY, found.placement, found.row_arrays.dtype, 256) is None
 
 
+def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TPU keeps heads of 8 in rows of 128, which take memory; another form of cache need not read the rest."""
+    for name in NO_TPU:
+        monkeypatch.delenv(name, raising=False)
+    gpu, tpu = engine(), engine(target="tpu-v5e")
+    assert tpu.row_bytes_on_a_device > gpu.row_bytes_on_a_device
+    assert floor(tpu, DECODE) == floor(gpu, DECODE)
+
+
 def test_fit_at_the_last_byte() -> None:
     found = engine()
     weights, row = found.parameters_on_a_device[1], found.row_bytes_on_a_device

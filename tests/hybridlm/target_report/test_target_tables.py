@@ -18,16 +18,18 @@ def report(**fields: Any) -> StepReport:
     return SimpleNamespace(**{**found, "certificate": certificate, **fields})  # type: ignore[return-value]
 
 
-PROVED = SimpleNamespace(not_audited="the audit does not know it", seconds=SimpleNamespace(compile=1.0))
+UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", seconds=SimpleNamespace(compile=1.0))
 
 
 @pytest.mark.parametrize(
     ("fields", "verdict", "good"),
     [
         ({}, "audited", True),
-        ({"certificate": PROVED}, "proved", True),
+        ({"floor_moved": None}, "audited", True),
+        ({"certificate": UNKNOWN}, "NOT AUDITED", False),
+        ({"floor_moved": 31}, "BELOW ITS FLOOR", False),
         ({"faults": ("overlap",)}, "REFUSED", False),
-        ({"certificate": PROVED, "faults": ("overlap",)}, "REFUSED", False),
+        ({"certificate": UNKNOWN, "faults": ("overlap",)}, "REFUSED", False),
         ({"certificate": None, "faults": ("not compiled",), "scratch": 0}, "NOT COMPILED", False),
     ],
 )
@@ -40,7 +42,7 @@ def test_page() -> None:
     rows = [
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("olmo_base", "nvidia-h100", report(name="copy 4 to 4", floor_moved=None, faults=("overlap",))),
-        row_of("olmo_base", "tpu-v5e:4 data=2,model=2", report(certificate=PROVED)),
+        row_of("olmo_base", "tpu-v5e:4 data=2,model=2", report()),
     ]
     text = page(rows)
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text

@@ -6,10 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from ir_passes.jaxpr import ir
-from models.mixers.attention import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, write_places
-from models.state.state import KV_BLOCK, kv_blocks, turn_blocks
+from models.mixers.attention import (
+    MAX_KEYS_FIRST_QUERIES,
+    AttentionConfig,
+    KVCache,
+    append,
+    attend,
+    widened,
+    write_places,
+)
+from models.sharding.devices import Devices
+from models.state.state import KV_BLOCK, kv_blocks, state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
 
@@ -18,9 +28,9 @@ def test_kv_blocks_counts_whole_blocks() -> None:
     assert [kv_blocks(n) for n in (0, 1, KV_BLOCK, KV_BLOCK + 1)] == [0, 1, 1, 2]
 
 
-def cache_of(lanes: int, blocks: int, fill: float) -> KVCache:
-    rows = blocks * KV_BLOCK
-    key, value = (np.full((lanes, KV_HEADS, rows, size), fill, np.float32) for size in (SIZE, VALUE))
+def cache_of(lanes: int, blocks: int, fill: float, platform: str = "cpu") -> KVCache:
+    rows, sizes = blocks * KV_BLOCK, [stored_size(size, platform) for size in (SIZE, VALUE)]
+    key, value = (np.full((lanes, KV_HEADS, rows, size), fill, np.float32) for size in sizes)
     return KVCache(jnp.asarray(key), jnp.asarray(value))
 
 
@@ -54,20 +64,34 @@ def test_places_that_append_writes_are_distinct() -> None:
     assert (places[valid] == 0).all() and (places[~valid] >= KV_BLOCK).all()
 
 
+def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
+    """XLA:TPU would turn caches of other sizes, and copy them in every step."""
+    assert [stored_size(size, "tpu") for size in (1, 64, 128, 576)] == [128, 128, 128, 640]
+    assert {stored_size(size, platform) for size in (1, 576) for platform in ("cpu", "gpu")} == {1, 576}
+    layer = nnx.eval_shape(lambda: AttentionConfig(4, 2, 64, devices=Devices(platform="tpu")).build(16, nnx.Rngs(0)))
+    size = state_size([layer], jnp.bfloat16)
+    assert (size.token, size.unused) == (2 * 2 * 128 * 2, 2 * 2 * 64 * 2)
+    assert [one.shape for one in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
+        (3, 2, 256, 128)
+    ] * 2
+
+
 @pytest.mark.parametrize(("platform", "held"), [("cpu", 3), ("gpu", 5), ("gpu", 8), ("tpu", 3)])
 @pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
 def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int, platform: str, held: int) -> None:
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
-    cache = cache_of(2, held, jnp.nan)
+    cache = cache_of(2, held, jnp.nan, platform)
+    assert cache.value is not None
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
     at = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
-    cache = jax.jit(append)(cache, key, value, at, np.ones((2, length), bool))
+    new = widened(jnp.asarray(key), cache.key.shape[3]), widened(jnp.asarray(value), cache.value.shape[3])
+    cache = jax.jit(append)(cache, *new, at, np.ones((2, length), bool))
     query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
     positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
     valid = np.array([[True, False], [True, True]])
-    run = jax.jit(partial(attend, platform=platform))
+    run = jax.jit(partial(attend, value_size=VALUE, platform=platform))
     out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
     for lane, token in ((0, 0), (1, 0), (1, 1)):
         seen = int(positions[lane, token]) + 1

@@ -1,5 +1,7 @@
 """Latent attention (MLA): the absorbed form equals attention over keys and values of every head."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from mixer_lanes import check_lengths, run
 
 from models.layers.rope import Rope
 from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
-from models.state.state import KV_BLOCK, kv_blocks
+from models.sharding.devices import Devices
+from models.state.state import KV_BLOCK, TPU_COLUMNS, kv_blocks
 
 HIDDEN = 12
 PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)
 GATED = LatentAttentionConfig(2, 5, 6, 4, 3, rope=Rope(6, 100.0), head_gate=True)
+ON_A_TPU = replace(PLAIN, devices=Devices(platform="tpu"))
 
 
 def layer(config: LatentAttentionConfig) -> LatentAttention:
@@ -63,7 +67,7 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     return out.reshape(tokens, -1) @ of(mixer.o_proj).T
 
 
-@pytest.mark.parametrize("config", [PLAIN, GATED])
+@pytest.mark.parametrize("config", [PLAIN, GATED, ON_A_TPU])
 def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
     """A sequence longer than a block of the cache, beside a short one, in a cache full of NaN."""
     mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
@@ -74,7 +78,8 @@ def test_equals_attention_with_keys_and_values_written_out(config: LatentAttenti
     for lane, length in enumerate(lengths):
         expected = written_out(mixer, x[lane, :length].astype(np.float64))
         np.testing.assert_allclose(np.asarray(out)[lane, :length], expected, atol=2e-5)
-    assert jax.tree.leaves(new)[0].shape == (2, 1, 2 * KV_BLOCK, config.rank + config.shared_size)
+    stored = TPU_COLUMNS if config is ON_A_TPU else config.rank + config.shared_size
+    assert jax.tree.leaves(new)[0].shape == (2, 1, 2 * KV_BLOCK, stored)
 
 
 @pytest.mark.parametrize("config", [PLAIN, pytest.param(GATED, marks=pytest.mark.long)])

@@ -15,6 +15,7 @@ from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule
 from models.ops.expert_dot import expert_dot
+from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
 from models.sharding.devices import Devices
@@ -88,6 +89,11 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             3 * draw(lanes * tokens, sizes["vocab"]), jnp.asarray(rng.uniform(0.5, 2, lanes * tokens), jnp.float32),
             jnp.asarray(rng.integers(0, 50, lanes * tokens), jnp.int32),
         )  # fmt: skip
+        if tokens == 1:
+            rows = -(-lanes // 16) * 16
+            yield f"product, {rows} rows", partial(_product, platform), (
+                draw(rows, heads * size), draw(3 * heads * size, heads * size).astype(jnp.bfloat16)
+            )  # fmt: skip
         yield f"short convolution, {tokens}", partial(_convolution, platform), (
             draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
             draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
@@ -127,6 +133,11 @@ def _attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) 
 
 def _experts(platform: str, *arrays: Any, kernels: str) -> Any:
     return expert_dot(*arrays, platform=platform, kernels=kernels)
+
+
+def _product(platform: str, *arrays: Any, kernels: str) -> Any:
+    x, weight = arrays
+    return linear(x, weight, Devices(platform=platform, kernels=kernels))
 
 
 def _sampled(platform: str, *arrays: Any, kernels: str) -> Any:

@@ -23,7 +23,7 @@ from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_cuda
 STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(
-    ("attention", "latent attention", "experts", "filters"), ()
+    ("attention", "latent attention", "experts", "filters", "product"), ()
 )
 """Places of the states among the arrays of an operation, where it is not 5."""
 FORMS = ("delta rule", "KDA", "SSD", "short convolution", "attention", "latent attention")
@@ -109,7 +109,9 @@ def cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", ["nvidia-h100", "nvidia-a100"])
-@pytest.mark.parametrize("name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows"])
+@pytest.mark.parametrize(
+    "name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows", "product, 16 rows"]
+)
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
     """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]

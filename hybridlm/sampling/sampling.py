@@ -16,7 +16,9 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
+from hybridlm.sampling.filter_cutoffs import DIGIT, KERNEL, filter_cutoffs, ordered
 from models.ops.layout import materialize
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
 HostOrDevice = Array | np.ndarray
@@ -95,8 +97,6 @@ def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
 GREEDY, SAMPLED, FILTERED = range(3)
 """Sampling mode of a step: the most general one that a lane needs. A more general mode is slower and samples the same.
 """
-CUTOFF_DIGIT = 4
-"""Bits of a cutoff that GPUs and TPUs find in one pass over the logits; divides 32."""
 BESIDE_GREEDY = 4
 """Added to a mode above GREEDY if another lane has temperature 0."""
 MAX_BATCHED_LOGITS = 1_800_000
@@ -126,7 +126,7 @@ def kept_by_filters(
         platform: that the step is for.
     """
     lowest = _cutoff if platform == "cpu" else _cutoff_by_digits
-    order = _order(scaled)
+    order = ordered(scaled)
     highest = jnp.max(scaled, axis=1, keepdims=True)
     best = jnp.max(order, axis=1)
     ones = jnp.ones(scaled.shape, jnp.float32)
@@ -138,13 +138,6 @@ def kept_by_filters(
     cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(lowest(order, weight, enough), best), jnp.uint32(0))
     first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == grouped_argmax(scaled)[:, None]
     return first | (keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))
-
-
-def _order(x: Float32[Array, "lane vocab"]) -> UInt32[Array, "lane vocab"]:
-    """Map floats to integers of the same order, equal for equal ones."""
-    bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
-    sign = jnp.uint32(1 << 31)
-    return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def _cutoff(
@@ -172,7 +165,7 @@ def _cutoff_by_digits(
     The sums above all values of a digit are one operation, which reads the logits once for all of them.
     """
 
-    values = (1 << CUTOFF_DIGIT) - 1
+    values = (1 << DIGIT) - 1
 
     def added(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         return [one + other for one, other in zip(left, right, strict=True)]
@@ -184,7 +177,7 @@ def _cutoff_by_digits(
         number = jnp.sum(jnp.logical_not(sums < enough[:, None]), axis=1, dtype=jnp.uint32)
         return cutoff + (number << shift), None
 
-    shifts = jnp.arange(32 - CUTOFF_DIGIT, -1, -CUTOFF_DIGIT, dtype=jnp.uint32)
+    shifts = jnp.arange(32 - DIGIT, -1, -DIGIT, dtype=jnp.uint32)
     start = varying_like(jnp.zeros(order.shape[0], jnp.uint32), order)
     return lax.scan(digit, start, shifts)[0]
 
@@ -194,7 +187,7 @@ def sample_tokens(
     sampling: Sampling,
     positions: Int32[Array, "lane"],
     sampling_mode: Int32[Array, ""],
-    platform: str = "cpu",
+    devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
     """Sample the next token of every lane; `vocab` for a lane whose logits have NaN.
 
@@ -204,7 +197,7 @@ def sample_tokens(
         positions: position in its sequence of each lane's new token.
         sampling_mode: `GREEDY` if every lane has temperature 0, `SAMPLED` if no lane with a temperature has a filter,
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
-        platform: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
+        devices: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
     greedy = most_likely(logits)
 
@@ -214,8 +207,8 @@ def sample_tokens(
 
     def sampled() -> Array:
         of_lanes = (logits, greedy, jax.tree.map(jnp.asarray, sampling), positions)
-        if platform != "cpu" or logits.size <= MAX_BATCHED_LOGITS:
-            return _sampled(*of_lanes, sampling_mode, platform)
+        if devices.platform != "cpu" or logits.size <= MAX_BATCHED_LOGITS:
+            return _sampled(*of_lanes, sampling_mode, devices)
         return lax.map(alone, of_lanes)
 
     return lax.cond(sampling_mode == GREEDY, lambda: greedy, sampled)
@@ -227,16 +220,43 @@ def _sampled(
     sampling: Sampling,
     positions: Int32[Array, "lane"],
     sampling_mode: Int32[Array, ""],
-    platform: str = "cpu",
+    devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
     """Return the tokens of `sample_tokens` if some lanes have a temperature; `greedy` holds those of the others."""
     vocab = logits.shape[1]
-    scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
-    kept = lax.cond(
-        sampling_mode % BESIDE_GREEDY == FILTERED,
-        lambda: kept_by_filters(scaled, sampling, platform),
-        lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
-    )
+    temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    scaled = logits / temperature[:, None]
+    filtered = sampling_mode % BESIDE_GREEDY == FILTERED
+    if KERNEL.chosen(devices.kernels, devices.platform, logits):
+        kept = _kept_by_kernel(logits, greedy, temperature, sampling, filtered, devices.kernels == "interpret")
+    else:
+        kept = lax.cond(
+            filtered,
+            lambda: kept_by_filters(scaled, sampling, devices.platform),
+            lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
+        )
     noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
     tokens = grouped_argmax(jnp.where(kept, scaled + noise, -jnp.inf))
     return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)
+
+
+def _kept_by_kernel(
+    logits: Float32[Array, "lane vocab"],
+    greedy: Int32[Array, "lane"],
+    temperature: Float32[Array, "lane"],
+    sampling: Sampling,
+    filtered: Bool[Array, ""],
+    interpret: bool,
+) -> Bool[Array, "lane vocab"]:
+    """Return what `kept_by_filters` does; only a number for each lane leaves the branch, so that no mask is written."""
+    highest = jnp.take_along_axis(logits, greedy[:, None], axis=1, mode="fill")[:, 0]
+    limits = jnp.asarray(sampling.top_k), jnp.asarray(sampling.top_p)
+    cutoff = lax.cond(
+        filtered,
+        lambda: filter_cutoffs(logits, highest, temperature, *limits, interpret=interpret),
+        lambda: varying_like(jnp.zeros(highest.shape, jnp.uint32), highest),
+    )
+    scale, top = temperature[:, None], highest[:, None]
+    weight = jnp.where(logits == top, 1.0, jnp.exp(logits / scale - top / scale))
+    first = jnp.arange(logits.shape[1], dtype=jnp.int32)[None] == greedy[:, None]
+    return first | ((ordered(logits) >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))

@@ -27,6 +27,7 @@ from models.ops.packed_product import KINDS, packed_expert_product, packed_produ
 from models.ops.quantised_codes import Codes
 from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
 from models.ops.row_product import DTYPES, row_product
+from models.sharding.devices import Devices
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.product(PLATFORMS, (False, True))]
@@ -126,9 +127,9 @@ def generate_step(
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
-        logits, platform = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices.platform
+        logits, devices = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices
         sampled = sample_with_logprobs(
-            logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, platform, changes
+            logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, devices, changes
         )
         if hooks is not None and hidden_states:
             sampled = sampled._replace(hidden_states=hooks.hidden_states(last))
@@ -172,7 +173,7 @@ def sample_with_logprobs(
     sampling_mode: Int32[Array, ""],
     top: int | None,
     processor: LogitsProcessor | None,
-    platform: str,
+    devices: Devices,
     changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
@@ -184,7 +185,7 @@ def sample_with_logprobs(
         sampling: settings of each row.
         sampling_mode: as for `sample_tokens`.
         top, processor: as for `generate_step`.
-        platform: that the step is for.
+        devices: that the step is for.
         changes: of each row's logits, before the processor; its mask, after the processor. None for none.
     """
     logprob = top_tokens = top_logprobs = None
@@ -195,7 +196,7 @@ def sample_with_logprobs(
     if changes is not None and changes.mask is not None:
         processed = masked_logits(processed, changes.mask)
     with jax.named_scope("sample"):
-        token = sample_tokens(processed, sampling, positions, sampling_mode, platform)
+        token = sample_tokens(processed, sampling, positions, sampling_mode, devices)
     if changes is not None and changes.mask is not None:
         token = only_allowed(token, processed, logits.shape[1] + NO_TOKEN)
     if top is not None:

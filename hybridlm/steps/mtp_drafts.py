@@ -75,7 +75,7 @@ def propose_mtp_drafts(
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
-        platform = model.config.devices.platform
-        token = inside(sample_tokens(logits, lanes.sampling, at + 1, lanes.sampling_mode, platform))
+        devices = model.config.devices
+        token = inside(sample_tokens(logits, lanes.sampling, at + 1, lanes.sampling_mode, devices))
         found.append(token)
     return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

@@ -114,8 +114,8 @@ def _sample_after_each(
         changes = changes._replace(mask=jnp.asarray(masks).reshape((lanes * count, -1)))
     logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
     last = None if processor is None else tokens.reshape(-1)
-    platform = model.config.devices.platform
+    devices = model.config.devices
     sampled = sample_with_logprobs(
-        logits, last, behind.reshape(-1), each, sampling_mode, top, processor, platform, changes
+        logits, last, behind.reshape(-1), each, sampling_mode, top, processor, devices, changes
     )
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), sampled)

@@ -175,7 +175,9 @@ class _Body:
                 return jax.tree.map(np.asarray, results if eqn.primitive.multiple_results else [results])
         bound = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
         results = bound if eqn.primitive.multiple_results else [bound]
-        self.made.update({id(one): (one, eqn, args, k) for k, one in enumerate(results)})
+        # JAX gives an operand back where nothing is to do, as of a conversion to its own dtype: it comes of no other
+        new = [(k, one) for k, one in enumerate(results) if not any(one is given for given in args)]
+        self.made.update({id(one): (one, eqn, args, k) for k, one in new})
         return results
 
     def constant(self, value: Any) -> Any:
@@ -197,6 +199,9 @@ class _Body:
 
     def _num_programs(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [np.int32(self.grid[eqn.params["axis"]])]
+
+    def _broadcast_to(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
+        return [jnp.broadcast_to(args[0], eqn.params["shape"])]
 
     def _multiple_of(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [args[0]]

@@ -11,6 +11,8 @@ from jaxtyping import Float, Float32, Int
 
 from models.ops.layout import materialized_transpose
 from models.ops.row_product import KERNEL, fastest, row_product
+from models.ops.row_product_gpu import KERNEL as GPU_KERNEL
+from models.ops.row_product_gpu import row_product as row_product_gpu
 from models.sharding.devices import SINGLE_DEVICE, Devices
 
 MAX_WEIGHT_FIRST_ROWS = 32
@@ -73,6 +75,8 @@ def linear(
             product = weight.multiply(rows, devices)
         elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
             product = _by_kernel(rows, weight)
+        elif GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
+            product = row_product_gpu(rows, weight, interpret=devices.kernels == "interpret")
         else:
             product = dot(rows, weight)
         return product.reshape((*x.shape[:-1], weight.shape[0]))

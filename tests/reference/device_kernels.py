@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from ir_passes.targets import local_target
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule
 from models.ops.expert_dot import expert_dot
+from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd
 from models.sharding.devices import Devices
@@ -23,8 +25,8 @@ from models.state.state import kv_blocks
 MAX_ERROR = 1e-4
 """Largest difference of a number, over the largest number of its array. Both forms round in float32."""
 ROUNDS = 20
-LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64}
-TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40, "experts": 4}
+LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}
+TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40, "experts": 4, "vocab": 300}
 SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}
 """The same kernels, for a machine that only compiles them."""
 Operation = Callable[..., Any]
@@ -83,6 +85,15 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
         )  # fmt: skip
         if tokens > 16:
             continue
+        yield f"filters, {lanes * tokens} rows", partial(_sampled, platform), (
+            3 * draw(lanes * tokens, sizes["vocab"]), jnp.asarray(rng.uniform(0.5, 2, lanes * tokens), jnp.float32),
+            jnp.asarray(rng.integers(0, 50, lanes * tokens), jnp.int32),
+        )  # fmt: skip
+        if tokens == 1:
+            rows = -(-lanes // 16) * 16
+            yield f"product, {rows} rows", partial(_product, platform), (
+                draw(rows, heads * size), draw(3 * heads * size, heads * size).astype(jnp.bfloat16)
+            )  # fmt: skip
         yield f"short convolution, {tokens}", partial(_convolution, platform), (
             draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
             draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
@@ -122,6 +133,21 @@ def _attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) 
 
 def _experts(platform: str, *arrays: Any, kernels: str) -> Any:
     return expert_dot(*arrays, platform=platform, kernels=kernels)
+
+
+def _product(platform: str, *arrays: Any, kernels: str) -> Any:
+    x, weight = arrays
+    return linear(x, weight, Devices(platform=platform, kernels=kernels))
+
+
+def _sampled(platform: str, *arrays: Any, kernels: str) -> Any:
+    logits, temperature, top_k = arrays
+    each = jnp.arange(len(logits), dtype=jnp.uint32)
+    of = Sampling(
+        temperature, top_k, jnp.full_like(temperature, 0.9), 0 * temperature, jnp.stack([each, each], 1), each
+    )
+    devices = Devices(platform=platform, kernels=kernels)
+    return sample_tokens(logits, of, each.astype(jnp.int32), jnp.int32(FILTERED), devices)
 
 
 def _error(one: Any, other: Any) -> float:

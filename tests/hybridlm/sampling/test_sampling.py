@@ -23,6 +23,7 @@ from hybridlm.sampling.sampling import (
     most_likely,
     sample_tokens,
 )
+from models.sharding.devices import Devices
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
@@ -179,7 +180,9 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size - 1)
     loops.append(str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23"))
     one_by_one = jax.jit(lambda *args: sample_tokens(*args))(*args)
-    loops.append(str(jax.make_jaxpr(lambda *args: sample_tokens(*args, platform="gpu"))(*args)).count("length=23"))
+    loops.append(
+        str(jax.make_jaxpr(lambda *args: sample_tokens(*args, Devices(platform="gpu")))(*args)).count("length=23")
+    )
     assert loops == [0, 1, 0] and together[4] == 300
     np.testing.assert_array_equal(one_by_one, together)
     assert np.unique(together).size > 15

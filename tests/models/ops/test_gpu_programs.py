@@ -22,7 +22,9 @@ from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_cuda
-STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,), "attention": (), "latent attention": (), "experts": ()}
+STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(
+    ("attention", "latent attention", "experts", "filters", "product"), ()
+)
 """Places of the states among the arrays of an operation, where it is not 5."""
 FORMS = ("delta rule", "KDA", "SSD", "short convolution", "attention", "latent attention")
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
@@ -107,7 +109,9 @@ def cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", ["nvidia-h100", "nvidia-a100"])
-@pytest.mark.parametrize("name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows"])
+@pytest.mark.parametrize(
+    "name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows", "product, 16 rows"]
+)
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
     """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]
@@ -118,3 +122,12 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     results = jax.eval_shape(partial(operation, kernels="off"), *types)
     needed = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((types, results)))
     assert found.moved < 1.5 * needed and scratch < needed
+
+
+def test_filters_read_the_logits_a_few_times() -> None:
+    """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
+    operation, arrays = cases()["filters, 4 rows"]
+    types = jax.tree.map(lambda one: array(*one.shape, dtype=one.dtype), arrays)
+    with_kernel, without = (compiled(partial(operation, kernels=mode), *types)[1] for mode in ("auto", "off"))
+    logits = 4 * arrays[0].size
+    assert with_kernel.moved < 7 * logits and without.moved > 30 * logits

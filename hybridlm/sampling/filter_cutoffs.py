@@ -1,0 +1,129 @@
+"""A kernel for GPUs for the cutoffs of top_k and top_p: one operation for all passes over the logits of a lane.
+
+`sampling.kept_by_filters` defines which tokens are kept. Nothing is sorted: a cutoff is found digit by digit, as there,
+by sums over all tokens above each value of a digit. One program instance has one lane.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float32, Int32, UInt32
+
+from models.ops.kernels import Kernel, result_like
+
+DIGIT = 4
+"""Bits of a cutoff that one pass over the logits finds; divides 32."""
+MAX_BLOCK = 2048
+"""Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
+MIN_VOCAB = 16
+
+
+def unsupported(logits: Any) -> str | None:
+    """Say why the kernel does not take these logits, `[lane, vocab]`; None if it does."""
+    if logits.shape[1] < MIN_VOCAB:
+        return f"a vocabulary of {logits.shape[1]}: expected at least {MIN_VOCAB}"
+    return None
+
+
+KERNEL = Kernel("filter_cutoffs_kernel", ("gpu",), unsupported)
+
+
+def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
+    """Map floats to integers of the same order, equal for equal ones."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def filter_cutoffs_kernel(
+    temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, out: Any, *, block: int
+) -> None:
+    """Find the least logit that the filters of one lane keep.
+
+    Args:
+        temperature, top_k, top_p: of every lane, in full.
+        highest: the largest logit of every lane, in full.
+        logits: [vocab], of this lane.
+        out: [1], `ordered` of the cutoff.
+        block: logits that are read at once.
+    """
+    from jax.experimental import pallas as pl  # takes a while to import
+
+    lane, vocab = pl.program_id(0), logits.shape[0]
+    top = highest[lane]
+    values = lax.broadcasted_iota(jnp.uint32, (1 << DIGIT,), 0)
+
+    def summed(weigh: Any, start: Array, above: Any) -> Array:
+        """Sum over the vocabulary; the last block begins earlier where blocks do not divide it."""
+
+        def add(turn: Any, total: Array) -> Array:
+            first = jnp.minimum(turn * block, vocab - block)
+            x = logits[pl.ds(first, block)]
+            new = first + lax.broadcasted_iota(jnp.int32, (block,), 0) >= turn * block
+            order = ordered(x)
+            return total + above(order, jnp.where(new, weigh(x, order), 0.0))
+
+        return lax.fori_loop(0, pl.cdiv(vocab, block), add, start)
+
+    def lowest(weigh: Any, enough: Any, wanted: Any) -> Any:
+        """Return the largest value at or above which there is enough; 0 where it is not wanted."""
+
+        def digit(index: Any, cutoff: Any) -> Any:
+            shift = (32 - DIGIT - DIGIT * index).astype(jnp.uint32)
+            at = cutoff + (values << shift)
+            none = jnp.zeros((1 << DIGIT, block), jnp.float32)
+            sums = summed(weigh, none, lambda order, x: jnp.where(order[None] >= at[:, None], x[None], 0.0))
+            found = (jnp.sum(sums, axis=1) >= enough) & (values > 0)
+            return cutoff + (jnp.sum(found.astype(jnp.int32)).astype(jnp.uint32) << shift)
+
+        return lax.fori_loop(0, (32 // DIGIT) * wanted.astype(jnp.int32), digit, jnp.uint32(0))
+
+    k, p, heat = top_k[lane], top_p[lane], temperature[lane]
+    of_k = lowest(lambda x, order: jnp.ones_like(x), k.astype(jnp.float32), k > 0)
+
+    def weight(x: Array, order: Array) -> Array:
+        # in units of the probability of the most likely token, whose logit may be infinite
+        return jnp.where(x == top, 1.0, jnp.where(order >= of_k, jnp.exp((x - top) / heat), 0.0))
+
+    total = jnp.sum(summed(weight, jnp.zeros((block,), jnp.float32), lambda order, x: x))
+    of_p = jnp.minimum(lowest(weight, p * total, p < 1.0), ordered(top))
+    out[...] = jnp.full((1,), jnp.maximum(of_k, of_p))
+
+
+def filter_cutoffs(
+    logits: Float32[Array, "lane vocab"],
+    highest: Float32[Array, "lane"],
+    temperature: Float32[Array, "lane"],
+    top_k: Int32[Array, "lane"],
+    top_p: Float32[Array, "lane"],
+    *,
+    interpret: bool,
+) -> UInt32[Array, "lane"]:
+    """Return `ordered` of the least logit that top_k, then top_p keep; equally likely tokens are kept together.
+
+    Args:
+        logits: of every lane, before its temperature.
+        highest: the largest logit of each lane.
+        temperature: above 0.
+        top_k, top_p: as of `sampling.Sampling`; a lane without either takes no pass.
+        interpret: run by Pallas' interpreter, on any platform.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plgpu
+
+    lanes, vocab = logits.shape
+    block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    found = pl.pallas_call(
+        partial(filter_cutoffs_kernel, block=block),
+        grid=(lanes,),
+        in_specs=[whole] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
+        out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
+        out_shape=result_like((lanes, 1), jnp.uint32, logits),
+        compiler_params=plgpu.CompilerParams(num_warps=16, num_stages=1),
+        interpret=interpret,
+        name=KERNEL.name,
+    )(temperature, top_k, top_p, highest, logits)
+    return found[:, 0]

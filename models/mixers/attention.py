@@ -1,4 +1,7 @@
-"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
+"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional.
+
+More than 300 lines: a cache, what is written to it and what is read of it are one concept.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple

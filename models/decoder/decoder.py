@@ -232,7 +232,10 @@ class Decoder(Stateful):
             seen = seen & here
         found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0), self.config.devices.platform)
         found = all_reduce(jnp.where(seen[:, :, None], found, 0.0), axes)
-        return scaled(found, self.config.embedding_multiplier)
+        if self.config.embedding_multiplier == 1.0:
+            return found
+        # Rounded before a layer adds to it, in every program, as in `Layer`.
+        return materialize(scaled(found, self.config.embedding_multiplier))
 
     def __call__(
         self,

@@ -20,14 +20,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2_moe_base": {},
     "mamba2_base": {},
     "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
-    "granite_experts": {},
+    "granite_experts": {"embedding_multiplier": 1.7},
     "falcon_base": {},
     "kimi_base": {},
     "ling_base": {},
     "olmo_base": {},
     "bamba_one_group": {},
 }
-"""A variant of every family, with the fields that its sizes need to divide."""
+"""A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 
 
 def write_random_checkpoint(name: str, directory: Path, head: bool = False, seed: int = 0, **fields: Any) -> Path:

@@ -45,6 +45,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.probe_settings import ProbedText, ProbeSettings, folder_for
+from hybridlm.engine.probing import Probing, StateArrays
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import NumericalError
@@ -55,15 +56,17 @@ from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
+from hybridlm.requests.interventions import Intervention
+from hybridlm.requests.probes import Probe, check_capture, interventions_of
 from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.captured_rows import captured_columns, captured_values
 from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceFileReport, with_means
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
+from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
@@ -71,7 +74,7 @@ from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import Divergence, Side, compare
 from hybridlm.scoring.hidden import Read, read_hidden
-from hybridlm.scoring.items import ItemReader, ScoredIds, own, score_items
+from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
 from hybridlm.scoring.probing import TextProbing
@@ -440,6 +443,7 @@ class LM:
         hidden_states: Sequence[int] = (),
         states: bool = False,
         positions: str = "last",
+        interventions: str | Sequence[Intervention] | None = None,
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -468,6 +472,9 @@ class LM:
                 of each row: columns "positions", "hidden_states[i]" and the names of the states, the numbers of all
                 positions one after another. Not together with questions about distributions, nor for lists of
                 completions.
+            interventions: changes inside the model: a list for all rows, or the name of the field or column that has
+                them for each row, objects with `kind` and the arguments of the method of that name of `Intervention`;
+                null for none. Rows with changes share no beginnings.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -478,42 +485,15 @@ class LM:
         """
         settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
         inside = ProbeSettings(hidden_states, positions, states)
-        if inside.given:
-            if settings.given:
-                raise ValueError("hidden_states, states: expected none with token_ids, top, temperature or entropy")
-            options: FileOptions = {
-                "strict": strict, "window": window, "shard": shard, "restart": restart, "progress": progress,
-                "sort_window": sort_window,
-            }  # fmt: skip
-            return self._captured_file(inside, input, output, options)
+        if inside.given and settings.given:
+            raise ValueError("hidden_states, states: expected none with token_ids, top, temperature or entropy")
         scorer = replace(self._scorer, settings=settings)
+        if inside.given or interventions is not None:
+            arrays = inside.arrays_of(self.engine, "score_file")
+            capture = check_capture(hidden_states, states, arrays.places)
+            changes = interventions if isinstance(interventions, str) else interventions_of(interventions, 1, "rows")[0]
+            scorer = replace(scorer, probed=ProbedRows(arrays.places, arrays.entries, capture, positions, changes))
         return score_file(scorer, input, output, strict, window, shard, restart, progress, sort_window)
-
-    def _captured_file(
-        self,
-        inside: ProbeSettings,
-        input: str | os.PathLike[str],
-        output: str | os.PathLike[str],
-        options: FileOptions,
-    ) -> ScoreFileReport:
-        arrays = inside.arrays_of(self.engine, "score_file")
-        columns, most = captured_columns(inside, arrays)
-        window = options.get("window", DEFAULT_WINDOW)
-        options["window"] = min(window, most) if isinstance(window, int) else window
-
-        def encode(item: Any, where: str) -> ScoredIds:
-            found = self._items.read(item, where)
-            if len(found) != 1:
-                raise ValueError(f"{where}: expected one completion with hidden_states or states, got {len(found)}")
-            return found[0]
-
-        def values(given: Sequence[ScoredIds]) -> list[RowValues]:
-            found = self._scores([one.token_ids for one in given], probing=self._probing(inside, given, None))
-            return captured_values([own(score, one.prompt) for score, one in zip(found, given, strict=True)])
-
-        reads = ", ".join(name for name in columns if name not in ("token_ids", "logprobs"))
-        scorer = ValueScorer(columns, encode, values)
-        return self._value_file(scorer, {"reads": f"{reads} at {inside.positions}"}, input, output, options)
 
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
@@ -1235,8 +1215,16 @@ class LM:
 
     @property
     def _scorer(self) -> Scorer:
-        def found(ids: Sequence[tuple[int, ...]], question: Question | None = None) -> list[Score]:
-            return self._scores(ids) if question is None else self._scores(ids, question=question)
+        def found(
+            ids: Sequence[tuple[int, ...]],
+            question: Question | None = None,
+            probes: Sequence[Probe | None] | None = None,
+        ) -> list[Score]:
+            given: dict[str, Any] = {} if question is None else {"question": question}
+            if probes is not None and any(one is not None for one in probes):
+                probing, lengths = Probing(StateArrays(self.engine), None), [len(one) for one in ids]
+                given["probing"] = TextProbing(probing, probes, lengths, self.engine.chunk)
+            return self._scores(ids, **given)
 
         return Scorer(
             self._items.read,

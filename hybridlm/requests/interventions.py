@@ -185,7 +185,10 @@ def _whole(value: Any, what: str) -> int:
 
 
 def _numbers(value: Any, what: str) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"{what}: expected numbers, got lists of different lengths") from error
     if array.dtype.kind not in "fiuV":
         raise TypeError(f"{what}: expected numbers, got {array.dtype}{list(array.shape)}")
     return array

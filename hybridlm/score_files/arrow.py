@@ -1,6 +1,6 @@
 """Texts and scores as Arrow columns, for Parquet files and Ray datasets. Needs pyarrow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pyarrow as pa
 from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import known
 from hybridlm.score_files.distribution_columns import distribution_columns, distribution_types
-from hybridlm.score_files.rows import Columns, InputRow, OutputRow
+from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import FORMS, form_of
 
@@ -17,15 +17,16 @@ COLUMNS = ("id", *FORMS, "completion")
 """Columns that are read of a table."""
 
 
-def columns_of(schema: pa.Schema, chosen: str | None = None) -> list[str]:
-    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", "id", and the chosen ids.
+def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
+    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", "id", and the named ones.
 
     Texts are strings, token ids lists of whole numbers, a prompt and its completion either of them, and messages lists
     of structs.
 
     Args:
         schema: of the table.
-        chosen: the column with the chosen ids of each row, lists of whole numbers or lists of such lists.
+        fields: the columns with the chosen ids of each row, lists of whole numbers or lists of such lists, and with
+            interventions, lists of structs.
 
     Raises:
         ValueError: they are missing, duplicate, or of other types.
@@ -34,19 +35,31 @@ def columns_of(schema: pa.Schema, chosen: str | None = None) -> list[str]:
     if twice:
         raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
     columns = [name for name in COLUMNS if name in schema.names]
-    if chosen is not None and (chosen in COLUMNS or schema.names.count(chosen) != 1):
-        raise ValueError(f"token_ids: expected the name of a column with ids, {chosen!r} is none of {schema.names}")
+    named = {"token_ids": fields.chosen, "interventions": fields.interventions}
+    for what, name in named.items():
+        if name is not None and (name in COLUMNS or schema.names.count(name) != 1):
+            raise ValueError(f"{what}: expected the name of a column with them, {name!r} is none of {schema.names}")
     if not set(columns) & set(FORMS):
         found = ", ".join(schema.names) or "none"
         raise ValueError(f"expected a column {' or '.join(FORMS)}, found {found}")
     if ("prompt" in columns) != ("completion" in columns):
         raise ValueError(f"expected columns prompt and completion together, found {', '.join(schema.names)}")
     faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
-    if chosen is not None and (wrong := _chosen_fault(chosen, schema.field(chosen).type)):
+    if fields.chosen is not None and (wrong := _chosen_fault(fields.chosen, schema.field(fields.chosen).type)):
         faults.append(wrong)
+    if fields.interventions is not None:
+        type = schema.field(fields.interventions).type
+        if not pa.types.is_null(type) and not _is_list(type, pa.types.is_struct):
+            faults.append(f"column {fields.interventions}: expected lists of structs (kind, ...), found {type}")
     if faults:
         raise ValueError("; ".join(faults))
-    return columns if chosen is None else [*columns, chosen]
+    return [*columns, *(one for one in fields if one is not None)]
+
+
+def _is_list(type: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
+    """Whether it is a type of lists of something."""
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_(type) for is_ in lists) and of(type.value_type)
 
 
 def _chosen_fault(name: str, type: pa.DataType) -> str | None:
@@ -62,15 +75,13 @@ def _chosen_fault(name: str, type: pa.DataType) -> str | None:
 def _type_fault(name: str, type: pa.DataType) -> str | None:
     value = type.value_type if pa.types.is_dictionary(type) else type
     string = any(is_(value) for is_ in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    item = type.value_type if any(is_(type) for is_ in lists) else None
-    whole = item is not None and pa.types.is_integer(item)
+    whole = _is_list(type, pa.types.is_integer)
     if name == "id":
         good, expected = string or pa.types.is_integer(value), "strings or whole numbers"
     elif name == "text":
         good, expected = string, "strings"
     elif name == "messages":
-        good, expected = item is not None and pa.types.is_struct(item), "lists of structs (role, content)"
+        good, expected = _is_list(type, pa.types.is_struct), "lists of structs (role, content)"
     elif name == "token_ids":
         good, expected = whole, "lists of whole numbers"
     else:
@@ -80,7 +91,7 @@ def _type_fault(name: str, type: pa.DataType) -> str | None:
 
 
 def read_rows(
-    batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, chosen: str | None = None
+    batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, fields: RowFields = NO_FIELDS
 ) -> Iterator[InputRow]:
     """Yield the rows of a batch; one whose text is missing or not UTF-8 has a fault.
 
@@ -88,13 +99,16 @@ def read_rows(
         batch: with columns that `columns_of` accepts.
         first: number of its first row.
         skipped: rows to leave out at its beginning.
-        chosen: the column with the chosen ids of each row; None for none.
+        fields: names of the columns beside those of texts.
     """
-    columns = (_values(batch, name, skipped) for name in COLUMNS)
-    ids = [None] * (batch.num_rows - skipped) if chosen is None else _values(batch, chosen, skipped)
-    for number, (values, own) in enumerate(zip(zip(*columns, strict=True), ids, strict=True), first + skipped):
-        row = _row(number, dict(zip(COLUMNS, values, strict=True)))
-        yield row if chosen is None else row._replace(chosen=own, size=row.size + _size(own))
+    names = [*COLUMNS, *(one for one in fields if one is not None)]
+    columns = (_values(batch, name, skipped) for name in names)
+    for number, values in enumerate(zip(*columns, strict=True), first + skipped):
+        found = dict(zip(names, values, strict=True))
+        chosen, changes = (None if one is None else found.pop(one) for one in fields)
+        row = _row(number, found)
+        size = row.size + sum(_size(one) for one in (chosen, changes) if one is not None)
+        yield row._replace(chosen=chosen, interventions=changes and _without_nulls(changes), size=size)
 
 
 def _row(number: int, values: dict[str, Any]) -> InputRow:

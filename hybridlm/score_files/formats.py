@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hybridlm.errors import require_extra
-from hybridlm.score_files.rows import Columns, IdKinds, ScoreTarget, TextSource
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
 from hybridlm.scoring.distributions import DistributionSettings
 
 
@@ -25,12 +25,12 @@ def format_of(path: Path) -> str:
     return ending
 
 
-def open_source(path: Path, chosen: str | None = None, request: tuple[str, ...] | None = None) -> TextSource:
+def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
     """Open a file of texts, JSON lines, Parquet or text (.txt) of which every line is a text, or of requests.
 
     Args:
         path: the file.
-        chosen: the field or column that holds the chosen ids of a row; None for none.
+        fields: names of the fields or columns beside those of texts.
         request: fields of JSON lines that are requests; None for texts.
 
     Raises:
@@ -46,14 +46,14 @@ def open_source(path: Path, chosen: str | None = None, request: tuple[str, ...] 
         from hybridlm.score_files.jsonl import JsonLines, TextLines
 
         if ending == ".jsonl":
-            return JsonLines(path, chosen, request)
-        if chosen is not None:
-            raise ValueError(f"{path}: lines of text have no field {chosen!r}; give .jsonl or .parquet")
+            return JsonLines(path, fields, request)
+        if named := [one for one in fields if one is not None]:
+            raise ValueError(f"{path}: lines of text have no field {named[0]!r}; give .jsonl or .parquet")
         return TextLines(path)
     # pyarrow is an extra, which nothing else may import.
     from hybridlm.score_files.parquet import ParquetRows
 
-    return ParquetRows(path, chosen)
+    return ParquetRows(path, fields)
 
 
 def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, Columns | None], ScoreTarget]:

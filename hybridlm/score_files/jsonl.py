@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item, write_in_order
 from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow, SortedParts
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, InputRow, Mark, OutputRow, RowFields, SortedParts
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.items import form_of
 
@@ -63,26 +63,30 @@ class JsonLines(TextLines):
 
     Args:
         path: the file.
-        chosen: the field that holds the chosen ids of a row; None for none.
+        fields: names of the fields beside those of texts.
         request: fields of an object that is a request; None for texts.
 
     Raises:
         OSError: the file cannot be read.
     """
 
-    def __init__(self, path: Path, chosen: str | None = None, request: tuple[str, ...] | None = None):
+    def __init__(self, path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None):
         super().__init__(path)
-        self._chosen, self._request = chosen, request
+        self._fields, self._request = fields, request
 
     def _row(self, number: int, line: bytes) -> InputRow:
-        return _read(number, line, self._chosen, self._request)
+        return _read(number, line, self._fields, self._request)
 
 
-def _read(number: int, line: bytes, chosen: str | None, request: tuple[str, ...] | None) -> InputRow:
+def _read(number: int, line: bytes, fields: RowFields, request: tuple[str, ...] | None) -> InputRow:
     id = None
     try:
         value = parse_object(line)
         id = read_id(value)
+        if fields.interventions is not None and fields.interventions not in value:
+            raise ValueError(
+                f"{fields.interventions}: expected interventions, a list of objects or null; found no field"
+            )
         if request is not None:
             key, item = "request", {name: value[name] for name in request if name in value}
         elif not value.keys() & OBJECTS:
@@ -92,7 +96,9 @@ def _read(number: int, line: bytes, chosen: str | None, request: tuple[str, ...]
             item = {name: value[name] for name in FIELDS if value.get(name) is not None}
             if key not in OBJECTS:
                 key, item = read_item(item, ("text",))
-        return InputRow(number, id, key, item, len(line), None, value.get(chosen) if chosen else None)
+        return InputRow(
+            number, id, key, item, len(line), None, *(None if one is None else value.get(one) for one in fields)
+        )
     except ValueError as error:
         return InputRow(number, id, "", None, len(line), str(error))
 

@@ -16,7 +16,7 @@ from hybridlm.score_files.arrow import (
     table_of_scores,
     table_of_values,
 )
-from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Mark, OutputRow, SortedParts
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, InputRow, Mark, OutputRow, RowFields, SortedParts
 from hybridlm.scoring.distributions import DistributionSettings
 
 BATCH_ROWS = 1024
@@ -33,7 +33,7 @@ class ParquetRows:
 
     Args:
         path: the file.
-        chosen: the column that holds the chosen ids of a row; None for none.
+        fields: names of the columns beside those of texts.
 
     Raises:
         OSError: the file cannot be read.
@@ -42,14 +42,14 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, path: Path, chosen: str | None = None):
-        self._path, self._chosen = path, chosen
+    def __init__(self, path: Path, fields: RowFields = NO_FIELDS):
+        self._path, self._fields = path, fields
         path.open("rb").close()  # pyarrow's message for a missing file has no name
         with self._open() as file:
             schema = file.schema_arrow
             self._groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         try:
-            self._columns = columns_of(schema, chosen)
+            self._columns = columns_of(schema, fields)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -60,7 +60,7 @@ class ParquetRows:
             number, first = number + self._groups[first], first + 1
         for batch in self._batches(range(first, len(self._groups))):
             skipped = min(max(0, start.row - number), batch.num_rows)
-            for row in read_rows(batch, number, skipped, self._chosen):
+            for row in read_rows(batch, number, skipped, self._fields):
                 yield row, Mark(row.number + 1, 0)
             number += batch.num_rows
 

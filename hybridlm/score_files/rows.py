@@ -24,6 +24,21 @@ class Mark(NamedTuple):
 START = Mark(0, 0)
 
 
+class RowFields(NamedTuple):
+    """Names of the fields or columns of rows beside those of texts; None where rows have none.
+
+    Attributes:
+        chosen: with the chosen ids of each row.
+        interventions: with what is changed inside the model in each row.
+    """
+
+    chosen: str | None = None
+    interventions: str | None = None
+
+
+NO_FIELDS = RowFields()
+
+
 class InputRow(NamedTuple):
     """A row of the input.
 
@@ -34,7 +49,7 @@ class InputRow(NamedTuple):
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
         fault: why it cannot be read; it has no item then.
-        chosen: its chosen ids, unchecked; None for none.
+        chosen, interventions: its chosen ids and what is changed in it, unchecked; None for none.
     """
 
     number: int
@@ -44,6 +59,7 @@ class InputRow(NamedTuple):
     size: int
     fault: str | None = None
     chosen: Any = None
+    interventions: Any = None
 
     @property
     def several(self) -> bool:

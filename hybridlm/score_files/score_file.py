@@ -80,14 +80,16 @@ def score_file(
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
     make_target, values = target_for(path), scorer.values
-    source = open_source(texts, scorer.chosen, None if values is None else values.request)
+    source = open_source(texts, scorer.fields, None if values is None else values.request)
+    if scorer.probed is not None and (most := scorer.probed.most_rows) is not None:
+        window = min(window, most)
     ids = _ids(scorer)
     window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // ids)
     limits = Limits(window, window_bytes, min(sort_window, MAX_SORT_IDS // ids))
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.settings, None if values is None else values.columns)
+        target = make_target(found.ids, scorer.settings, scorer.columns)
         parts.resume(_origin(scorer, path, found, limits, shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
@@ -168,6 +170,7 @@ def _origin(scorer: Scorer, output: Path, found: Survey, limits: Limits, shard: 
         "input": f"sha256 {found.sha256}",
         **scorer.origin,
         **({"distributions": repr(scorer.settings)} if scorer.settings.given else {}),
+        **({} if scorer.probed is None else scorer.probed.origin),
         "window": f"{limits.rows} rows, {limits.bytes} bytes",
         "sort window": f"{limits.sorted} bytes",
         "shard": shard or "none",

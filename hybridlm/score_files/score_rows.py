@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.parts import Origin
+from hybridlm.requests.probes import Probe
 from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import Columns, InputRow, OutputRow
+from hybridlm.score_files.probed_rows import ProbedRows, captured_row
+from hybridlm.score_files.rows import Columns, InputRow, OutputRow, RowFields
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
 
@@ -51,12 +53,13 @@ class Scorer:
         encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
             completion; raises ValueError or TypeError.
         score: token ids -> scores, in order, a function of their order and content; takes `question=` if anything is
-            asked about the distributions.
+            asked about the distributions, and `probes=` with `probed`.
         origin: everything else that the scores depend on: the model and its settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
         saved: tokens so far that were not prefilled because texts begin alike.
         values: gives values instead of scores; None for scores.
+        probed: what is read and changed inside the model; None for nothing.
     """
 
     encode: Callable[[Any, str], list[ScoredIds]]
@@ -66,17 +69,26 @@ class Scorer:
     vocab_size: int = 0
     saved: Callable[[], int] = lambda: 0
     values: ValueScorer | None = None
+    probed: ProbedRows | None = None
 
     @property
-    def chosen(self) -> str | None:
-        """The field or column that holds the chosen ids of each row; None for none."""
-        return self.settings.token_ids if isinstance(self.settings.token_ids, str) else None
+    def fields(self) -> RowFields:
+        """The fields or columns that rows have beside those of texts."""
+        chosen = self.settings.token_ids if isinstance(self.settings.token_ids, str) else None
+        return RowFields(chosen, None if self.probed is None else self.probed.field)
+
+    @property
+    def columns(self) -> Columns | None:
+        """The fields of an output of values; None for one of scores."""
+        if self.values is not None:
+            return self.values.columns
+        return None if self.probed is None else self.probed.columns
 
     def ask(self, row: InputRow, ids: Sequence[ScoredIds]) -> list[TextQuestion]:
         """Return what is asked about the texts of a row; raises TypeError or ValueError."""
         if not self.settings.given:
             return []
-        own = self.chosen
+        own = self.fields.chosen
         given = (self.settings.token_ids if own is None else row.chosen) or ()
         return [about(one, self.settings.start, given, own or "token_ids", self.vocab_size) for one in ids]
 
@@ -94,19 +106,24 @@ def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> li
         return _value_rows(scorer.values, rows, names)
     encoded = [_encode(scorer, row, name) for row, name in zip(rows, names, strict=True)]
     good = [found for found in encoded if not isinstance(found, str)]
-    texts = [one.token_ids for ids, _ in good for one in ids]
-    asked = [one for _, about_row in good for one in about_row]
-    given = {"question": scorer.settings.together(asked)} if scorer.settings.given else {}
+    texts = [one.token_ids for row in good for one in row.texts]
+    given: dict[str, Any] = {}
+    if scorer.settings.given:
+        given["question"] = scorer.settings.together([one for row in good for one in row.asked])
+    if scorer.probed is not None:
+        given["probes"] = [one for row in good for one in row.probes]
     scores = iter(scorer.score(texts, **given))
     output = []
     for row, name, one_row in zip(rows, names, encoded, strict=True):
         if isinstance(one_row, str):
             output.append(OutputRow(row.id, None, one_row))
             continue
-        found = [own(next(scores), one.prompt) for one in one_row[0]]
+        found = [own(next(scores), one.prompt) for one in one_row.texts]
         wrong = next((one.first_nan for one in found if one.first_nan is not None), None)
         if wrong is not None:
             output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, wrong))))
+        elif scorer.columns is not None:
+            output.append(captured_row(row.id, found[0]))
         else:
             output.append(OutputRow(row.id, found[0], None, tuple(found) if row.several else ()))
     return output
@@ -129,14 +146,23 @@ def _value_rows(scorer: ValueScorer, rows: Sequence[InputRow], names: Sequence[s
     return output
 
 
-def _encode(scorer: Scorer, row: InputRow, name: str | None) -> tuple[list[ScoredIds], list[TextQuestion]] | str:
-    """Return the token ids of a row with what is asked about them, or its error."""
+class _EncodedRow(NamedTuple):
+    """Texts of a row, one for each completion, and what is asked about each and read and changed in it, if anything."""
 
-    def both(item: Any, key: str) -> tuple[list[ScoredIds], list[TextQuestion]]:
+    texts: list[ScoredIds]
+    asked: list[TextQuestion]
+    probes: list[Probe | None]
+
+
+def _encode(scorer: Scorer, row: InputRow, name: str | None) -> _EncodedRow | str:
+    """Return the texts of a row, or its error."""
+
+    def encoded(item: Any, key: str) -> _EncodedRow:
         ids = scorer.encode(item, key)
-        return ids, scorer.ask(row, ids)
+        probes = [] if scorer.probed is None else scorer.probed.probes(ids, row.interventions, key)
+        return _EncodedRow(ids, scorer.ask(row, ids), probes)
 
-    found, fault = _read(both, row, name)
+    found, fault = _read(encoded, row, name)
     return found if fault is None else fault
 
 

@@ -1,9 +1,12 @@
 """Numbers behind pictures: parts of states that add up, known ranks, and a lens whose last layer is the model."""
 
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from random_checkpoint import FAMILIES, write_random_checkpoint
 
 import hybridlm
 from hybridlm.pictures import StateHistory, draw_held, draw_lens, draw_states, logit_lens, state_history
@@ -63,6 +66,29 @@ def test_arguments_are_checked(text_lm: hybridlm.LM) -> None:
         state_history(text_lm, TOKENS, group=0)
     with pytest.raises(ValueError, match="tokens"):
         state_history(text_lm, [97])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family(tmp_path: Path, name: str) -> None:
+    """Norms after the last group are those of the states; what the groups wrote adds up; the lens ends in the model."""
+    directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
+    lm = hybridlm.load(directory, lanes=1, context=64, chunk=16, dtype="float32", compilation_cache=False)
+    tokens = [one % 64 for one in TOKENS]
+    out, lens = lm.forward(np.array(tokens), return_states=True), logit_lens(lm, tokens)
+    assert lens.top[-1, :, 0].tolist() == np.asarray(out.logits).argmax(-1).tolist()
+    assert out.states is not None
+    leaves = jax.tree_util.tree_leaves_with_path(out.states.layers)
+    matrices = {path[0].idx: np.asarray(x)[0] for path, x in leaves if getattr(path[-1], "name", "") == "recurrent"}
+    if not matrices:
+        with pytest.raises(ValueError, match="recurrent layers"):
+            state_history(lm, tokens)
+        return
+    history = state_history(lm, tokens, group=8)
+    assert history.layers.tolist() == sorted(matrices)
+    expected = np.stack([np.linalg.norm(matrices[layer], axis=(1, 2)) for layer in history.layers])
+    np.testing.assert_allclose(history.norms[:, -1], expected, rtol=1e-3)
+    assert (history.written.sum(2) >= history.norms * (1 - 1e-3)).all()
 
 
 @pytest.mark.notebooks

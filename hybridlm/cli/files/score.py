@@ -7,6 +7,9 @@ import typer
 
 from hybridlm.cli.files.row_command import RowRun, row_command
 from hybridlm.cli.options import Model
+from hybridlm.files.json_lines import parse_object
+from hybridlm.requests.interventions import Intervention
+from hybridlm.requests.read_interventions import read_interventions
 
 
 @row_command
@@ -41,6 +44,19 @@ def score(
     start: Annotated[int | None, typer.Option(help="First token of a text or completion to report on.")] = None,
     temperature: Annotated[float, typer.Option(help="Divides the logits.")] = 1.0,
     entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy at each position.")] = False,
+    hidden_states: Annotated[
+        str, typer.Option(metavar="INDICES", help="Also write these hidden states: 0,8 (0 is after the embedding).")
+    ] = "",
+    states: Annotated[bool, typer.Option("--states", help="Also write the recurrent states and convolutions.")] = False,
+    positions: Annotated[str, typer.Option(help="Where they are read: last or all.")] = "last",
+    interventions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Change what is inside the model (docs/research.md): the name of the field or column that has a list "
+            "of objects for each row, or such a list, as JSON, for all rows.",
+        ),
+    ] = None,
 ) -> None:
     """Write the log-probability of every token of every text of a file.
 
@@ -50,7 +66,8 @@ def score(
     if (lm := run.leading(model)) is None:
         return
     asked = {"token_ids": _ids(token_ids), "top": top, "start": start, "temperature": temperature, "entropy": entropy}
-    run.answered(lm.score_file, "texts", input, output, **asked)
+    read = {"hidden_states": _ids(hidden_states or None) or [], "states": states, "positions": positions}
+    run.answered(lm.score_file, "texts", input, output, **asked, **read, interventions=_changes(interventions))
 
 
 def _ids(given: str | None) -> str | list[int] | None:
@@ -58,3 +75,10 @@ def _ids(given: str | None) -> str | list[int] | None:
     parts = [] if given is None else given.split(",")
     whole = all(part.strip().removeprefix("-").isdecimal() for part in parts)
     return [int(part) for part in parts] if parts and whole else given
+
+
+def _changes(given: str | None) -> str | list[Intervention] | None:
+    """Return interventions, or the name of the field that has them."""
+    if given is None or not given.lstrip().startswith("["):
+        return given
+    return read_interventions(parse_object(f'{{"given": {given}}}'.encode())["given"], "interventions")

@@ -421,6 +421,19 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     assert not (tmp_path / "strict.jsonl").exists()
 
 
+def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text('{"text": "Ada", "how": [{"kind": "scale_state", "layer": 0, "factor": 0}]}\n')
+    command, own = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
+    for number, given in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
+        output = tmp_path / f"{number}.jsonl"
+        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", given)
+        (row,) = rows(output.read_text())
+        assert len(row["hidden_states[1]"]) == 3 * lm.config.hidden_size
+        assert (row["logprobs"][1:] == own.logprobs[1:].tolist()) == (given == "[]")
+    message = refused(*command, tmp_path / "no.jsonl", "--interventions", '[{"kind": "all"}]')
+    assert message.startswith("error: interventions[0]: expected an object whose kind is one of add")
+
+
 def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
     texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))

@@ -1,0 +1,113 @@
+"""Rows of a file that are scored with reads and changes inside the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hybridlm.requests.captured import HIDDEN, StateEntry
+from hybridlm.requests.interventions import Intervention
+from hybridlm.requests.places import Places
+from hybridlm.requests.probes import CaptureSettings, Probe, probe, runs_of
+from hybridlm.requests.read_interventions import digest, read_interventions
+from hybridlm.requests.results import Score
+from hybridlm.score_files.rows import Columns, OutputRow
+from hybridlm.scoring.items import ScoredIds
+
+MAX_CAPTURED_BYTES = 1 << 28
+"""Maximum bytes that the rows of a window read, if they have as many tokens as the context; one row may read more."""
+
+
+@dataclass(frozen=True)
+class ProbedRows:
+    """Reads and changes inside the model, the same for all rows or by row.
+
+    Attributes:
+        places, entries: what can be read and changed, and the arrays of the state.
+        capture: what is read.
+        positions: "last" or "all".
+        interventions: what is changed in all rows, or the name of the field that has it for each row.
+    """
+
+    places: Places
+    entries: Sequence[StateEntry]
+    capture: CaptureSettings
+    positions: Any
+    interventions: list[Intervention] | str
+
+    def __post_init__(self) -> None:
+        if self.positions not in ("last", "all"):
+            raise ValueError(f"positions: expected last or all for the rows of a file, got {self.positions!r}")
+        if isinstance(self.interventions, list):
+            # A position beyond the context fits no row.
+            probe(self.places, CaptureSettings(), (), self.interventions, self.places.context, "interventions")
+
+    @property
+    def field(self) -> str | None:
+        """The field or column that has the interventions of each row; None for none."""
+        return self.interventions if isinstance(self.interventions, str) else None
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of scores with what is read; None where nothing is."""
+        if not self.capture.given:
+            return None
+        columns: Any = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
+        return {**columns, "positions": "ids", **dict.fromkeys(self._arrays(), "floats")}
+
+    @property
+    def most_rows(self) -> int | None:
+        """Maximum number of rows of a window; None where nothing is read."""
+        if not self.capture.given:
+            return None
+        numbers = sum(self._arrays().values())
+        row = 4 * numbers * (self.places.context if self.positions == "all" else 1)
+        return max(1, MAX_CAPTURED_BYTES // row)
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """Everything that the bytes of the output depend on, but the rows."""
+        reads = {"reads": f"{', '.join(self._arrays())} at {self.positions}"} if self.capture.given else {}
+        changes = f"field {self.interventions}" if isinstance(self.interventions, str) else digest(self.interventions)
+        return {**reads, "interventions": changes}
+
+    def _arrays(self) -> dict[str, int]:
+        """Return the names of what is read, and how many numbers each has at a position."""
+        hidden = {HIDDEN.format(i): self.places.hidden for i in self.capture.hidden_states}
+        return hidden | {one.name: int(np.prod(one.shape)) for one in self.entries if self.capture.states}
+
+    def probes(self, texts: Sequence[ScoredIds], given: Any, where: str) -> list[Probe | None]:
+        """Return what is read and changed in the texts of a row.
+
+        Args:
+            texts: one for each completion.
+            given: value of the row's field of interventions.
+            where: name of the text in messages.
+
+        Raises:
+            TypeError, ValueError: an intervention is wrong or does not fit, or there are several texts to read from.
+        """
+        if self.capture.given and len(texts) != 1:
+            raise ValueError(f"{where}: expected one completion with hidden_states or states, got {len(texts)}")
+        name = self.field or "interventions"
+        changes = self.interventions if isinstance(self.interventions, list) else read_interventions(given, name)
+        found = []
+        for text in texts:
+            length = len(text.token_ids)
+            runs = runs_of(self.positions, text.prompt, 0, length, "positions") if self.capture.given else ()
+            found.append(probe(self.places, self.capture, runs, changes, length, name))
+        return found
+
+
+def captured_row(id: Any, score: Score) -> OutputRow:
+    """Return the row of a score with what was read: of each array the numbers of all positions, one after another."""
+    captured = score.captured
+    assert captured is not None
+    arrays = {HIDDEN.format(i): rows for i, rows in captured.hidden_states.items()} | captured.states
+    fields: dict[str, Any] = {
+        "token_ids": np.array(score.token_ids, np.int32), "logprobs": score.logprobs, "sum_logprob": score.sum_logprob,
+        "perplexity": score.perplexity, "positions": captured.positions,
+    }  # fmt: skip
+    flat = {name: np.asarray(array, np.float32).reshape(-1) for name, array in arrays.items()}
+    return OutputRow(id, None, None, values=fields | flat, tokens=len(score.token_ids))

@@ -1,0 +1,31 @@
+"""The table of docs/research.md: which model has what can be read and changed, as the models themselves say."""
+
+from pathlib import Path
+
+import jax
+from random_checkpoint import FAMILIES
+from tiny_variants import variant
+
+from hybridlm.pictures import _recurrent
+from hybridlm.steps.edit import EDITED
+from models import family_of
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "research.md").read_text()
+HEAD = "| model | " + " | ".join(
+    ["`recurrent`", "`conv`", "heads of recurrence", "heads of attention", "experts", "`state_history`"]
+) + " |"  # fmt: skip
+
+
+def row(name: str) -> str:
+    text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
+    family = family_of(text)
+    model = family.abstract(family.read_config(text))
+    arrays = {getattr(path[-1], "name", "") for path, _ in jax.tree_util.tree_leaves_with_path(model.state_arrays())}
+    kinds = {kind for each in model.sites() for kind in each}
+    has = [one in arrays for one in EDITED] + [one in kinds for one in ("recurrent", "attention", "expert")]
+    return f"| {family.name} | " + " | ".join("yes" if one else "—" for one in [*has, bool(_recurrent(model))]) + " |"
+
+
+def test_the_page_says_which_model_has_what() -> None:
+    table = [HEAD, "|---|" + "---|" * 6, *(row(name) for name in FAMILIES)]
+    assert "\n".join(table) in PAGE, "\n".join(["expected in docs/research.md:", *table])

@@ -3,10 +3,10 @@
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from hybridlm.requests.result_html import preformatted, table
 HIDDEN = "hidden_states[{}]"
 """Name of the hidden states of one index in a file."""
 POSITIONS = "positions"
+Key = TypeVar("Key", bound=Hashable)
 _PATH = re.compile(r"layers\[(\d+)\][^.]*\.(\w+)")
 
 
@@ -24,6 +25,27 @@ def parse_path(name: str) -> tuple[int, str] | None:
     """Return the layer and the array of a state's name, such as "layers[3][0].recurrent"; None for another name."""
     match = _PATH.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
+
+
+class StoredArrays(Mapping[Key, np.ndarray]):
+    """Arrays of a safetensors file, which is open only while one of them is in use.
+
+    Args:
+        path: the file.
+        names: key -> the name of its array in the file.
+    """
+
+    def __init__(self, path: Path, names: Mapping[Key, str]):
+        self._path, self._names = path, dict(names)
+
+    def __getitem__(self, key: Key) -> np.ndarray:
+        return SafetensorsFile(self._path).read_stored(self._names[key])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +63,8 @@ class Captured:
     """
 
     positions: np.ndarray
-    hidden_states: dict[int, np.ndarray]
-    states: dict[str, np.ndarray]
+    hidden_states: Mapping[int, np.ndarray]
+    states: Mapping[str, np.ndarray]
     dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
     path: Path | None = None
 
@@ -72,9 +94,9 @@ class Captured:
         Raises:
             ValueError: none was captured.
         """
-        for name, states in self.states.items():
+        for name in self.states:
             if parse_path(name) == (layer, array):
-                return states
+                return self.states[name]
         raise ValueError(f"layer {layer} has no {array} state that was captured; captured are {list(self.states)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -195,15 +217,16 @@ class CaptureWriter:
                     array.flush()
             os.replace(self._partial, self._path)
             self._partial = None
-            stored = SafetensorsFile(self._path)
-            arrays = {name: stored.read_stored(name) for name in arrays}
-        self._arrays = {}
+        positions, self._arrays = np.array(arrays[POSITIONS]), {}
+        hidden, states = {i: HIDDEN.format(i) for i in self._hidden}, {one.name: one.name for one in self._states}
+        if self._path is not None:
+            stored = StoredArrays(self._path, hidden), StoredArrays(self._path, states)
+            return Captured(positions, *stored, self._dims, self._path)
         return Captured(
-            np.array(arrays[POSITIONS]),
-            {i: arrays[HIDDEN.format(i)] for i in self._hidden},
-            {one.name: arrays[one.name] for one in self._states},
+            positions,
+            {i: arrays[name] for i, name in hidden.items()},
+            {name: arrays[name] for name in states},
             self._dims,
-            self._path,
         )
 
     def close(self) -> None:

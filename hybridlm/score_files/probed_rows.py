@@ -104,7 +104,7 @@ def captured_row(id: Any, score: Score) -> OutputRow:
     """Return the row of a score with what was read: of each array the numbers of all positions, one after another."""
     captured = score.captured
     assert captured is not None
-    arrays = {HIDDEN.format(i): rows for i, rows in captured.hidden_states.items()} | captured.states
+    arrays = {HIDDEN.format(i): rows for i, rows in captured.hidden_states.items()} | dict(captured.states)
     fields: dict[str, Any] = {
         "token_ids": np.array(score.token_ids, np.int32), "logprobs": score.logprobs, "sum_logprob": score.sum_logprob,
         "perplexity": score.perplexity, "positions": captured.positions,

@@ -78,7 +78,7 @@ def test_rows_have_what_score_returns(
         assert captured is not None and row.get("error") is None and row["token_ids"] == list(one.token_ids)
         assert row["positions"] == captured.positions.tolist()
         np.testing.assert_allclose(row["sum_logprob"], one.sum_logprob, atol=1e-3)
-        arrays = {f"hidden_states[{i}]": rows for i, rows in captured.hidden_states.items()} | captured.states
+        arrays = {f"hidden_states[{i}]": rows for i, rows in captured.hidden_states.items()} | dict(captured.states)
         for name, values in arrays.items():
             np.testing.assert_allclose(np.reshape(row[name], values.shape), values, atol=1e-4, err_msg=name)
 

@@ -1,6 +1,7 @@
 """Hidden states and states that scoring reads: against `forward`, in files, with the bits of the scores unchanged."""
 
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> N
         assert {name: array.tobytes() for name, array in load_file(tmp_path / "saved.safetensors").items()} == {
             name: array.tobytes() for name, array in arrays.items()
         }
+
+
+def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Those of sequences that have ended are closed; their arrays are read when they are used."""
+    settings: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": [0]}
+    text_lm.score(TEXTS[2:3] * 4, **settings)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 50, hard))
+    try:
+        found = text_lm.score(TEXTS[2:3] * 60, **settings, capture_to=tmp_path / "texts")
+        states = [one.captured.state(0).tobytes() for one in found if one.captured is not None]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(states) == 60 and set(states) == {states[0]}
 
 
 def test_nothing_is_left_of_a_run_that_fails(

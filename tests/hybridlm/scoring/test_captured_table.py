@@ -25,7 +25,7 @@ def check_rows(path: Path, expected: Sequence[Any]) -> None:
     for number, one in enumerate(expected):
         own = np.flatnonzero(index == number)
         assert one is not None and position[own].tolist() == one.positions.tolist()
-        arrays = {f"hidden_states[{i}]": rows for i, rows in one.hidden_states.items()} | one.states
+        arrays = {f"hidden_states[{i}]": rows for i, rows in one.hidden_states.items()} | dict(one.states)
         assert set(table.column_names) == {"index", "position", *arrays}
         for name, values in arrays.items():
             found = table[name].combine_chunks().to_numpy_ndarray()[own]

@@ -152,13 +152,7 @@ class ForwardSharding(NamedTuple):
 
 
 def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any) -> ForwardSharding | None:
-    """Return the partition specs of a forward pass, taken from its parameters and its state; None on one device.
-
-    Args:
-        placement: the devices.
-        params: the loaded parameters.
-        layers: ShapeDtypeStructs of the state.
-    """
+    """Return the partition specs of a forward pass, taken from its parameters and its state; None on one device."""
     if placement.mesh is None:
         return None
     held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))

@@ -30,7 +30,6 @@ from hybridlm.checkpoint import (
     resolve,
 )
 from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.checkpoint.model import with_head
 from hybridlm.checkpoint.saved.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved.write import ModelDescription, save_checkpoint
 from hybridlm.decision_models.decide import Decider
@@ -93,7 +92,6 @@ from models import Decoder, DecoderConfig, family_of
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight
 from models.ops.quantised_weight import stored_form
-from models.sharding.devices import SINGLE_DEVICE
 
 BATCH_LINES_PER_LANE = 16
 """Lines of a batch file that are answered together, by lane: more lose more work in a kill, fewer leave lanes idle."""
@@ -1006,13 +1004,9 @@ class LM:
             CheckpointError: no LoRA adapter of this model; every tensor that matches nothing is named. Or the
                 checkpoint that was loaded is missing or has changed. Nothing has been changed.
             ValueError: the model is packed or runs in several processes; give the adapter to `load`.
+            RuntimeError: requests of an open session are not finished.
         """
-        if not self._has_vocabulary_head:
-            raise ValueError("merge_adapter: this model has no vocabulary head; give adapter to load")
-        if self.engine.placement.several_processes:
-            raise ValueError("merge_adapter: this model runs in several processes; give adapter to load")
-        if any(isinstance(one, LinearWeight) for one in self.params.values()):
-            raise ValueError("merge_adapter: this model's weights are packed; give adapter to load, or dequantise")
+        self._require_replaceable("merge_adapter")
         if self.fingerprint != self._source_fingerprint:
             raise ValueError(
                 "merge_adapter: the weights have been updated and are those of no checkpoint; merge it there"
@@ -1020,21 +1014,23 @@ class LM:
         source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
         if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
-        family, placement = family_of(source.config), self.engine.placement
-        family = family if self.config.head is None else with_head(family)
-        weights, adapters = family.weights(self.config), [*self._adapters, open_adapter(resolve(adapter))]
-        bound = [bind(one, family, weights, self.config.tied) for one in adapters]
-        changed = [weight.path for weight in weights if bound[-1].touches(weight)]
-        cuts = {} if placement.devices == SINGLE_DEVICE else family.abstract(self.config).sharded_dims()
-        shards = placement.shards(weights, cuts)
+        replaced = ModelWeights(self.config, dtype, self.engine.placement, self._types)
+        family, adapters = replaced.family, [*self._adapters, open_adapter(resolve(adapter))]
+        bound = [bind(one, family, family.weights(self.config), self.config.tied) for one in adapters]
+        changed = [weight.path for weight in family.weights(self.config) if bound[-1].touches(weight)]
+        shards = replaced.shards(family)
         arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
-        self.params = self.params | {dotted(path): array for path, array in arrays.items()}
-        self._adapters, self.fingerprint = adapters, fingerprint_of(source, dtype, adapters)
-        self._source_fingerprint = self.fingerprint
-        abstract = family.abstract(self.config.shard(placement.devices))
-        named = {weight.path: self.params[dotted(weight.path)] for weight in weights}
-        self.model, _ = assemble(abstract, named)
-        self.engine.replace_parameters(tuple(self.params.values()), self.fingerprint)
+        self.engine.release_parameters()
+        self._adapters, self._source_fingerprint = adapters, fingerprint_of(source, dtype, adapters)
+        params = self.params | {dotted(path): array for path, array in arrays.items()}
+        self._use(params, self.engine.row_arrays.model, self._source_fingerprint)
+
+    def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: str) -> None:
+        """Run with other parameters of the same types, in the same order, from now on."""
+        self.params, self.fingerprint = params, fingerprint
+        paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
+        self.model, _ = assemble(typed, {path: params[dotted(path)] for path, _ in paths})
+        self.engine.replace_parameters(tuple(params.values()), fingerprint)
 
     def update(self, params: NewWeights, *, partial: bool = False) -> None:
         """Replace the weights, as after a step of training, without compiling anything.
@@ -1074,22 +1070,18 @@ class LM:
                 held.pop(name, None)
             held |= update.read(names)
         fingerprint = fingerprint_after(update, held, self.config)
-        self.params = {name: held[name] for name in self._types}
-        paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
-        self.model, _ = assemble(typed, {path: held[dotted(path)] for path, _ in paths})
-        self.fingerprint = fingerprint
-        self.engine.replace_parameters(tuple(self.params.values()), fingerprint)
+        self._use({name: held[name] for name in self._types}, typed, fingerprint)
 
     def _require_replaceable(self, method: str) -> None:
+        found, advice = "", "load the other weights, or the adapter, instead"
         if not self._has_vocabulary_head:
-            raise ValueError(f"{method}: this model has no vocabulary head; load the other weights instead")
-        if self.engine.placement.several_processes:
-            raise ValueError(f"{method}: this model runs in several processes; load the other weights")
-        packed = [name for name, one in self._types.items() if isinstance(one, LinearWeight)]
-        if packed:
-            raise ValueError(
-                f"{method}: {len(packed)} weights are packed, as {packed[0]}; load with dequantise= to replace them"
-            )
+            found = "this model has no vocabulary head"
+        elif self.engine.placement.several_processes:
+            found = "this model runs in several processes"
+        elif packed := [name for name, one in self._types.items() if isinstance(one, LinearWeight)]:
+            found, advice = f"{len(packed)} weights are packed, as {packed[0]}", "load with dequantise= to replace them"
+        if found:
+            raise ValueError(f"{method}: {found}; {advice}")
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.

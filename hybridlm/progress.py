@@ -138,12 +138,7 @@ def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
 
 @contextmanager
 def file_progress(show: FileProgress, what: str) -> Iterator[Advance]:
-    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept.
-
-    Args:
-        show: a bar, lines, or nothing.
-        what: description of the work.
-    """
+    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept."""
     lines, show_bar = _lines_or_bar(show)
     with _bar(show_bar, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
         if bar is None:
@@ -189,11 +184,7 @@ class RowProgress:
 
 @contextmanager
 def score_progress(show: FileProgress) -> Iterator[RowProgress]:
-    """Show a bar of rows, tokens per second and the time left, or lines.
-
-    Args:
-        show: a bar, lines, or nothing.
-    """
+    """Show a bar of rows, tokens per second and the time left, or lines."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -69,13 +69,7 @@ def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup)
 
 
 def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
-    """Run commands until there will be no more.
-
-    Args:
-        engine, tokenizer: of this process.
-        decisions: those of process 0.
-        busy_with: marks this process as busy.
-    """
+    """Run commands until there will be no more."""
 
     def session(logits_processor: None, speculate: Any) -> None:
         drafter = DraftedElsewhere() if speculate == DRAFTED_BY_USER else speculate

@@ -45,11 +45,7 @@ class VerifyReport(Protocol):
 
 
 class Exchanges:
-    """Columns on what devices exchange in each step; none without a mesh.
-
-    Args:
-        engine: runs the steps.
-    """
+    """Columns on what devices exchange in each step; none without a mesh."""
 
     def __init__(self, engine: Engine):
         over = engine.placement.mesh is not None

@@ -50,11 +50,7 @@ class Decider:
         return found
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers to encoded requests; of one whose numbers are NaN, the first such token of its prompt.
-
-        Args:
-            requests: the prompts of each.
-        """
+        """Return the answers to encoded requests; of one whose numbers are NaN, the first such token of its prompt."""
         prompts = [prompt for one in requests for prompt in one]
         read = self.read([one.token_ids for one in prompts], [one.places for one in prompts])
         vectors, numbers = iter(read.vectors), iter(range(len(prompts)))

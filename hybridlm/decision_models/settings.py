@@ -119,10 +119,6 @@ def adapter_folder(directory: Path) -> str | None:
 def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     """Read the files of a decision model, or return the settings of any model where there are none.
 
-    Args:
-        directory: of the checkpoint.
-        hidden_size: width of its residual stream.
-
     Raises:
         CheckpointError: a file cannot be read, says what it cannot mean, or belongs to a head that is not implemented.
     """

@@ -38,13 +38,7 @@ class SlotHead:
 
 
 def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> SlotHead:
-    """Return the head of a model that transformers saved as "jev"; raises CheckpointError.
-
-    Args:
-        directory: of the checkpoint.
-        fields: its config.json.
-        hidden_size: width of its residual stream.
-    """
+    """Return the head of a model that transformers saved as "jev"; raises CheckpointError."""
     faults: list[str] = []
     rows, softcap = fields.get("num_verbalizers", DEFAULT_ROWS), fields.get("softcap")
     offsets = fields.get("offsets") or DEFAULT_OFFSETS

@@ -75,10 +75,6 @@ DRAFTER_NAMES = ", ".join(map(repr, DRAFTERS))
 def drafters(speculate: Speculate, has_head: bool = True) -> Callable[[], Drafter] | None:
     """Return the factory of a sequence's drafter; None if nothing is drafted.
 
-    Args:
-        speculate: as for `load`.
-        has_head: whether the model was loaded with its MTP head.
-
     Raises:
         ValueError: the name is unknown, or the model has no MTP head.
         TypeError: it is neither a name nor has `propose`.

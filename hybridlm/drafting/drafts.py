@@ -9,11 +9,6 @@ from hybridlm.drafting.drafters import Drafter, MtpDrafter, checked_proposal
 class Drafting:
     """The drafts of one sequence.
 
-    Args:
-        drafter: proposes them.
-        prompt: tokens of the prompt.
-        rate: expected acceptance rate of the first drafts.
-
     Attributes:
         acceptance: acceptance rate so far.
     """

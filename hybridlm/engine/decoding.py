@@ -81,13 +81,7 @@ class Decoding:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Have the steps that follow a prefill made, in threads, while it is compiled and runs itself.
-
-        Args:
-            prefill_lanes: rows of the prefill pool.
-            sequences: those that will decode or wait.
-            top: as for `step`.
-        """
+        """Have the steps that follow a prefill made, in threads, while it is compiled and runs itself."""
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (
@@ -107,13 +101,7 @@ class Decoding:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
-        """Dispatch the next step.
-
-        Args:
-            pool: the rows.
-            lanes: the sequence in each of them.
-            top: number of log-probabilities to report.
-        """
+        """Dispatch the next step, which reports `top` log-probabilities for each token."""
         speculation = self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):

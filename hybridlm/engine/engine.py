@@ -184,12 +184,7 @@ class Engine:
             )
 
     def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: str) -> None:
-        """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted.
-
-        Args:
-            params: flat, in the same order.
-            fingerprint: of the model with them.
-        """
+        """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted."""
         self.params = params
         self._model = fingerprint
         for name in ("kind", "moves"):

@@ -139,15 +139,7 @@ def weight_bytes(
     placement: Placement,
     packed: Mapping[ParameterPath, PackedLayout] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common.
-
-    Args:
-        weights: every parameter.
-        dtype: dtype of the matrices.
-        shards: shards of the parameters on the devices.
-        placement: the devices.
-        packed: parameters that stay packed.
-    """
+    """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common."""
     together = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for one in weights:

@@ -140,12 +140,7 @@ class ProbeSettings:
 
     @staticmethod
     def arrays_of(engine: Engine, method: str) -> StateArrays:
-        """Return what can be read and changed; raises ValueError if the model is loaded in a way that allows neither.
-
-        Args:
-            engine: of the model.
-            method: that was called, for the message.
-        """
+        """Return what can be read and changed; raises ValueError if the model is loaded so that neither is possible."""
         engine.placement.require_one_process(f"{method}: hidden_states, states and interventions")
         if not engine.runner.certified:
             raise ValueError(

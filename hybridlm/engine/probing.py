@@ -31,9 +31,6 @@ from models.state.state import StateArray
 class StateArrays:
     """The arrays of a model's state that can be read and changed.
 
-    Args:
-        engine: of the model.
-
     Attributes:
         entries: the arrays, by their names in contracts.
         places: what can be read and changed.
@@ -167,13 +164,7 @@ class Probing:
         self.close()
 
     def writer(self, probe: Probe | None, index: int | None, capacity: int) -> CaptureWriter | TableWriter | None:
-        """Return the arrays that what a sequence reads is written to; None if it reads nothing.
-
-        Args:
-            probe: of the sequence.
-            index: number of the sequence.
-            capacity: maximum number of positions.
-        """
+        """Return the arrays that what a sequence reads is written to; None if it reads nothing."""
         if probe is None or not probe.runs:
             return None
         if isinstance(self._target, CaptureTable):
@@ -186,13 +177,7 @@ class Probing:
         return made
 
     def read(self, pool: RowPool, slot: Slot | None, owner: object, probe: Probe, first: int, end: int) -> Any:
-        """Return the `ReadPositions` of a step that was dispatched; None for nothing.
-
-        Args:
-            pool, slot, owner: the row of the sequence.
-            probe: of the sequence.
-            first, end: positions of the step.
-        """
+        """Return the `ReadPositions` of a step that was dispatched; None for nothing."""
         positions = probe.read_in(first, end)
         if not positions or slot is None:
             return None
@@ -253,10 +238,6 @@ class RequestProbing(Probing):
         self, pool: RowPool, sequences: Sequence[tuple[ActiveSequence, int]]
     ) -> dict[int, ReadPositions | None]:
         """Dispatch what follows a step: changes of states, and copies of those that are read.
-
-        Args:
-            pool: the rows.
-            sequences: those that consumed tokens, with their lanes.
 
         Returns:
             What was read of each lane; None for nothing.

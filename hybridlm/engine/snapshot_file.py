@@ -55,11 +55,6 @@ def load_snapshot(
 ) -> tuple[tuple[int, ...], Snapshot]:
     """Read a file of `save_snapshot`: the tokens, and the state after all of them but the last.
 
-    Args:
-        engine: engine of the model that will continue it.
-        path: the file.
-        to_tokens: checks token ids.
-
     Raises:
         SnapshotError: no such file, damaged, or of another model; says what was expected and found.
         TypeError, ValueError: token ids outside the vocabulary, or more than the context holds.

@@ -60,10 +60,6 @@ class PartRecord:
 class Parts:
     """The parts of one output, while this process holds their lock.
 
-    Args:
-        output: the file that they become.
-        folder: of the parts.
-
     Attributes:
         done: finished parts, in order.
         joined: whether the output has been made of them.

@@ -173,14 +173,7 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return where a sequence is in a grammar. Where the prompt opens thoughts, the grammar begins after them.
-
-        Args:
-            text: the grammar, checked.
-            prompt: tokens before the completion.
-            output: tokens of the completion so far.
-            think_end: see `SamplingParams`.
-        """
+        """Return where a sequence is in a grammar. Where the prompt opens thoughts, the grammar begins after them."""
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)

@@ -36,9 +36,6 @@ class StructuredOutputs(TypedDict, total=False):
 def grammar_text(asked: Any) -> str:
     """Return a grammar as llguidance reads it, not yet compiled.
 
-    Args:
-        asked: `StructuredOutputs`.
-
     Raises:
         ValueError: something else, or a value of another kind; the message names the key.
         MissingExtra: llguidance is not installed.

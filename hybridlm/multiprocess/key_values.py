@@ -13,9 +13,6 @@ from ir_passes.jaxpr.jax_private import coordination
 class KeyValues:
     """The store of the processes that `jax.distributed` has connected.
 
-    Args:
-        folder: common prefix of all keys.
-
     Attributes:
         address: host and port of the service, in process 0.
     """

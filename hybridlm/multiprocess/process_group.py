@@ -51,9 +51,6 @@ class PendingStep(NamedTuple):
 class ProcessGroup:
     """This process, among those that run one model.
 
-    Args:
-        placement: the devices, of several processes.
-
     Attributes:
         process, count: number of this process, and of all.
         decisions: commands and decisions of process 0.

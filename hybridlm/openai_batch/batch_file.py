@@ -72,11 +72,7 @@ class BatchFileReport:
 
 
 class _Lines:
-    """The format of the output: parts are whole lines.
-
-    Args:
-        windows: the sort windows, in order.
-    """
+    """The format of the output: parts are whole lines."""
 
     def __init__(self, windows: Sequence[SortWindow]):
         self._windows = windows

@@ -105,10 +105,6 @@ class OpenAIRequest:
 def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
     """Read a request from a line.
 
-    Args:
-        value: the line.
-        inputs: the limits of the model.
-
     Raises:
         TypeError, ValueError: with all faults of the line or of its body.
     """

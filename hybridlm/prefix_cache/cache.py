@@ -136,10 +136,6 @@ class PrefixCache:
         At its end: a conversation continues from there. At the beginning of its last step: the same prompt again
         continues from there, because one token has to be left. Where it leaves the cached tokens, if that saves a later
         prompt a chunk: its step ends there. And every `MAX_CHUNKS_BETWEEN_STATES` chunks.
-
-        Args:
-            prompt: its tokens.
-            begin: number of tokens that have been consumed.
         """
         with self._lock:
             known = self._tree.match(prompt).length
@@ -156,11 +152,6 @@ class PrefixCache:
 
     def keep(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> None:
         """Cache the state of a row, if it is not cached yet and fits after evictions.
-
-        Args:
-            pool, slot: the row.
-            tokens: all tokens that it has consumed.
-            owner: owner of the row.
 
         Raises:
             SnapshotError: it has consumed another number of tokens.

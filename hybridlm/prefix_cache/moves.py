@@ -119,12 +119,7 @@ class RowMoves:
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
-        """Copy the arrays of fixed size of a row, as the dispatched steps leave them, in the order of `state_places`.
-
-        Args:
-            pool, slot: the row.
-            owner: owner of the row.
-        """
+        """Copy the arrays of fixed size of a row as dispatched steps leave them, in the order of `state_places`."""
         return self._keep("state", pool, slot, (), pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:

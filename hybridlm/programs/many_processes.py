@@ -20,10 +20,6 @@ class ManyProcesses(Runner):
     """Runs the compiled steps in all processes of a group, whose schedulers dispatch the same ones.
 
     Every method that runs a step raises as `ProcessGroup.call`.
-
-    Args:
-        programs, placement: as for `Runner`.
-        group: the processes.
     """
 
     def __init__(self, programs: Programs, placement: Placement, group: ProcessGroup):

@@ -202,12 +202,7 @@ class Programs:
         return program.in_full if isinstance(program, StoredStep) else program
 
     def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load programs that are kept, in this order, in threads; others are compiled when they are needed.
-
-        Args:
-            shapes: which programs.
-            arguments: as for `compiled`.
-        """
+        """Load programs that are kept, in this order, in threads; others are compiled when they are needed."""
         if self._stored is not None:
             for shape in shapes:
                 given = arguments(shape)
@@ -216,12 +211,7 @@ class Programs:
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
 
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load or compile programs in threads, which are needed after the one that this thread is about to call.
-
-        Args:
-            shapes: which programs.
-            arguments: as for `compiled`.
-        """
+        """Load or compile programs in threads, which are needed after the one that this thread is about to call."""
         missing = [shape for shape in shapes if shape not in self._compiled]
         if not missing or cores() == 1:
             return
@@ -323,10 +313,6 @@ class Programs:
 
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
         """Return the proof and the scratch plan of a shape's step, without XLA; not stored.
-
-        Args:
-            shape: the step.
-            args: example arguments, which may be abstract.
 
         Raises:
             IsolationError: the step is refused.

@@ -71,10 +71,6 @@ class Runner(ABC):
     Every method that runs a step takes example arguments, for which its program is compiled on first use, and raises
     IsolationError, AuditError or HloError if the step is refused.
 
-    Args:
-        programs: the compiled steps.
-        placement: the devices.
-
     Attributes:
         min_rows: least number of rows of a pool or of cached buffers.
         certified: whether the steps that run are those of `programs`, as certified, and are dispatched ahead.

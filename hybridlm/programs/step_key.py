@@ -76,15 +76,7 @@ def step_key(
     certify: str,
     placement: Placement,
 ) -> str | None:
-    """Return the key of one step; None if it has none.
-
-    Args:
-        shape: which step.
-        args: the arguments that it is compiled for.
-        structure: of the model, by `structure_name`.
-        certify: what is proved and audited.
-        placement: the devices.
-    """
+    """Return the key of one step; None if it has none."""
     sources = own_sources()
     if patched := patched_code():
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))

@@ -31,13 +31,7 @@ LOADING = 2
 
 
 class StoredPrograms:
-    """The store as one model sees it.
-
-    Args:
-        store: the directory.
-        structure, certify, placement: as for `Programs`.
-        model: its name, for who lists the store.
-    """
+    """The store as one model sees it."""
 
     def __init__(self, store: ExecutableStore, structure: Structure, certify: str, placement: Placement, model: str):
         self._store, self._certify, self._placement, self._model = store, certify, placement, model

@@ -99,12 +99,7 @@ class RowPool:
 
 
 class PoolPart:
-    """Some of the arrays of a pool, which a step reads, or takes and replaces.
-
-    Args:
-        pool: the pool.
-        places: their indices among its arrays.
-    """
+    """Some of the arrays of a pool, which a step reads, or takes and replaces."""
 
     def __init__(self, pool: RowPool, places: Sequence[int]):
         self.pool, self.places = pool, places

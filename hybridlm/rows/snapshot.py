@@ -195,11 +195,6 @@ def token_hash(tokens: Sequence[int]) -> str:
 def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
     """Return the label under which the state of a row may be published.
 
-    Args:
-        kind: kind of the model that computed it.
-        pool, slot: the row.
-        tokens: the tokens it is claimed to have consumed.
-
     Raises:
         SnapshotError: the row has consumed another number of tokens.
     """

@@ -76,14 +76,7 @@ def choose(
     prefix: Callable[[], int],
     score: Callable[[Sequence[tuple[int, ...]]], list[Score]],
 ) -> Choice:
-    """Score every option as the continuation of the context; see `LM.choose`.
-
-    Args:
-        context, options: texts, or token ids.
-        inputs: the limits of the model.
-        prefix: returns the token that is put before a text.
-        score: scores of token ids.
-    """
+    """Score every option as the continuation of the context; see `LM.choose`."""
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
     pairs = [

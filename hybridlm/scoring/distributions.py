@@ -191,12 +191,6 @@ def _first(start: Any, text: ScoredIds) -> int:
 def chosen_ids(given: Any, where: str, positions: int, vocab_size: int) -> np.ndarray | list[np.ndarray]:
     """Return the chosen ids of one text: a list of ids, or one for each position.
 
-    Args:
-        given: what the user gave.
-        where: its name in messages.
-        positions: number of positions that are reported on.
-        vocab_size: ids are below it.
-
     Raises:
         TypeError, ValueError: no ids of the vocabulary, or lists for another number of positions.
     """

@@ -133,12 +133,6 @@ def token_pair(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids of a context and of what continues it, both texts or both token ids.
 
-    Args:
-        context, option: the two.
-        context_name, where: their names in messages.
-        inputs: the limits of the model.
-        prefix: returns the token that is put before a text.
-
     Raises:
         TypeError, ValueError: one of them is wrong; the message names it.
     """
@@ -163,12 +157,6 @@ def score_items(
     """Return the scores of items, in order; a prompt with several completions has one for each.
 
     What items begin with in common is computed once.
-
-    Args:
-        reader: reads the items.
-        score: token ids -> scores.
-        items: texts, token ids or objects.
-        what: name of the list in messages.
     """
     found = [one for i, item in enumerate(items) for one in reader.read(item, f"{what}[{i}]")]
     return [own(one, ids.prompt) for one, ids in zip(score(found), found, strict=True)]

@@ -136,11 +136,6 @@ def corpus_perplexity(
 ) -> float:
     """Return exp of the mean negative log-probability of the tokens that count, summed in float64.
 
-    Args:
-        windows: each with the number of its text.
-        score: scores windows.
-        most: windows that are scored together.
-
     Raises:
         ValueError: no token counts.
         NumericalError: a log-probability is NaN.

@@ -21,10 +21,6 @@ def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
     """Return the tokens that only a template may write: special ones, and added ones that its source contains.
 
     A checkpoint may name the latter instead (`chat_control_tokens` in tokenizer_config.json).
-
-    Args:
-        tokenizer: the tokenizer.
-        source: of the template.
     """
     from hybridlm.text.sandbox import literal_text  # jinja2 takes a while to import
 

@@ -133,13 +133,7 @@ class ThoughtsEnd:
 
 
 def thoughts_end(tokenizer: Tokenizer, prompt: Sequence[int], think_end: str | None) -> ThoughtsEnd | None:
-    """Return what finds the end of the thoughts that a prompt opens; None if it opens none.
-
-    Args:
-        tokenizer: of the prompt.
-        prompt: token ids.
-        think_end: see `markers_of`.
-    """
+    """Return what finds the end of the thoughts that a prompt opens; None if it opens none."""
     markers = markers_of(tokenizer, think_end)
     if markers is None or not opens_thoughts(tokenizer, prompt, markers):
         return None

@@ -49,11 +49,6 @@ NOT_BUILT = frozenset(
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level: bool) -> str:
     """Return the name of the class that transformers chooses, `PLAIN` if it uses tokenizer.json as it is.
 
-    Args:
-        settings: of tokenizer_config.json.
-        config: of config.json.
-        byte_level: tokenizer.json has a byte-level pre-tokenizer or decoder.
-
     Raises:
         ValueError: the class has another pipeline, and is not built here.
     """
@@ -87,11 +82,6 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level:
 
 def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of a class in `DEFAULTS`, without added tokens.
-
-    Args:
-        name: of the class.
-        backend: of tokenizer.json; its model is changed.
-        settings: of tokenizer_config.json.
 
     Raises:
         ValueError: tokenizer.json has another model than the class.

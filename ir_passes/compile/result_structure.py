@@ -16,11 +16,6 @@ class NotStorable(ValueError):
 def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]) -> str:
     """A structure as JSON text.
 
-    Args:
-        structure: of results.
-        args: arguments, whose structures need not be written again.
-        nodes: classes of named tuples that it may have.
-
     Raises:
         NotStorable: it has something else.
     """

@@ -136,12 +136,7 @@ def declarations() -> tuple[RowWise, ...]:
 
 
 def opaque_of(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> tuple[str, Opaque] | None:
-    """The name and the declaration of the custom call, kernel or callback that an equation is; None if there is none.
-
-    Args:
-        eqn: any equation.
-        opaque: the declarations of a contract.
-    """
+    """Name and declaration of the custom call, kernel or callback that an equation is; None if there is none."""
     if eqn.primitive.name not in ir.OPAQUE:
         return None
     name = declared_name(eqn, opaque)

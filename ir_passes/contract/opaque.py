@@ -21,12 +21,7 @@ Shape = tuple[int, ...]
 
 
 def check_opaque(name: str, declaration: Any) -> None:
-    """Raise ContractError, saying where, unless a declaration says something that an operation can do.
-
-    Args:
-        name: of the operation.
-        declaration: the contract's entry for it.
-    """
+    """Raise ContractError, saying where, unless a declaration says something that an operation can do."""
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):
         raise ContractError(f"{where}: expected Opaque(inputs, outputs), got {declaration!r}")

@@ -23,11 +23,7 @@ AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """The name that tells an operation from others of the same name; "" where nothing names it.
-
-    Args:
-        eqn: one of `ir.OPAQUE`.
-    """
+    """The name that tells an operation from others of the same name; "" where nothing names it."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))

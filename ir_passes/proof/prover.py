@@ -135,12 +135,7 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression: equal forms of equal numbers get equal numbers.
-
-        Args:
-            form: all of it but value numbers.
-            operands: the value numbers in it.
-        """
+        """Return the value number of an expression: equal forms of equal numbers get equal numbers."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:

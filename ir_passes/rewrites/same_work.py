@@ -43,11 +43,6 @@ class SameWork:
 def same_work(owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> SameWork:
     """The correspondence of the lanes' equations.
 
-    Args:
-        owners: of the graph.
-        lanes: the equations of each lane.
-        first: correspondence of what they take from outside.
-
     Raises:
         Different: there is none.
     """

@@ -13,12 +13,7 @@ from ir_passes.sanitizer.verdict import FIELDS, Judge
 
 
 def token_lanes(bound: BoundContract, values: list[Any]) -> Array | None:
-    """Return the lane of each packed token, UNKNOWN for padding; None where no tokens are packed.
-
-    Args:
-        bound: the contract.
-        values: of the inputs.
-    """
+    """Return the lane of each packed token, UNKNOWN for padding; None where no tokens are packed."""
     entries = [one.entry for one in bound.inputs]
     roles = {one.role: value for one, value in zip(entries, values, strict=True) if isinstance(one, Packed)}
     if "segment_ids" in roles:
@@ -32,13 +27,7 @@ def token_lanes(bound: BoundContract, values: list[Any]) -> Array | None:
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check that `cu_seqlens` begins with 0, never falls and ends at the last token, and that ids are lanes.
-
-    Args:
-        judge: takes the faults, each of the lane concerned.
-        bound: the contract.
-        values: of the inputs.
-    """
+    """Check that `cu_seqlens` begins with 0, never falls and ends at the last token, and that ids are lanes."""
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
     lengths = _lengths(bound)

@@ -41,12 +41,7 @@ class Named:
 
 
 def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
-    """Return the rows that lanes name, of every pool behind page tables, by its index among the inputs.
-
-    Args:
-        bound: the contract.
-        values: of the inputs.
-    """
+    """Return the rows that lanes name, of every pool behind page tables, by its index among the inputs."""
     found = {}
     for i, one in enumerate(bound.inputs):
         pool = one.entry

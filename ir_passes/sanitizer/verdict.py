@@ -143,14 +143,7 @@ class Judge:
         self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
 
     def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
-        """Check that lanes do not meet: a fault of both where the largest and the smallest known lane differ.
-
-        Args:
-            where: the equation.
-            what: it does, for the message.
-            high, low: as `range_of` gives them.
-            slots: numbers of the rows concerned.
-        """
+        """Check that lanes do not meet: a fault of both where the largest and the smallest known lane differ."""
         apart = (high != UNKNOWN) & (high != low)
         if isinstance(apart, np.ndarray) and not apart.any():
             return

@@ -164,8 +164,7 @@ def attend(
         positions: of the queries.
         valid: mask of the real tokens.
         blocks: blocks to visit.
-        value_size: number of leading entries of what the cache stores that are a value: of its values, None for all of
-            them, and where it holds none of its keys.
+        value_size: leading entries that are a value, of stored values or else of keys; None for all of them.
         platform: that the step is for.
         kernels: one of `kernels.MODES`.
 
@@ -175,9 +174,8 @@ def attend(
     query = widened(query, cache.key.shape[3])
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
-    if value_size is None:
-        assert cache.value is not None
-        value_size = cache.value.shape[3]
+    held = cache.key if cache.value is None else cache.value
+    value_size = held.shape[3] if value_size is None else value_size
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(kernels, platform, query, cache.key, cache.value, value_size):

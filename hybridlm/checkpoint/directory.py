@@ -205,9 +205,11 @@ def _open_shards(
     faults: list[str] = []
     shards: dict[str, SafetensorsFile | None] = {}
     for name, file_name in weight_map.items():
+        if isinstance(file_name, str) and file_name in shards:
+            continue
         if not isinstance(file_name, str) or not _is_inside(file_name):
             faults.append(f"{name}: expected a safetensors file inside the directory, the index says {file_name!r}")
-        elif file_name not in shards:
+        else:
             shards[file_name] = _open_shard(directory, file_name, faults)
     files: dict[str, SafetensorsFile] = {}
     skips = _skips(config)

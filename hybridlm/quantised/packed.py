@@ -109,7 +109,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     stored = read(tensor.parts["codes"])
     kept = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
     if form.kind == "e4m3":
-        tensor.numbers_of_e4m3(stored)
+        tensor.require_e4m3(stored)
     if tensor.scheme in ("gptq", "awq"):
         scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
         if tensor.scheme == "gptq":

@@ -104,7 +104,7 @@ def load_packed(
     lost: dict[str, None] = {}
 
     def rows(window: ArraySlice) -> Iterator[Rows]:
-        for piece in source.pieces(window, weight.shape):
+        for piece in choice.pieces(checkpoint, window):
             name = choice.names[piece.name]
             read = checkpoint.read_packed(name, layout.form)
             if zero := lost_rows(_significant(read)):

@@ -28,6 +28,8 @@ def _unsupported(x: Any, weight: Any, most: int) -> str | None:
         return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
     if not 1 <= x.shape[0] <= most:
         return f"{x.shape[0]} rows: expected 1 to {most}"
+    if weight.has_offsets:
+        return "offsets behind the scales"
     if any(jax.typeof(one).mat.varying for one in (x, weight.codes, weight.scale)):
         return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
     return "the library of kernels is not there" if library() is None else None

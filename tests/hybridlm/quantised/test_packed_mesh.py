@@ -98,7 +98,7 @@ def test_groups_that_devices_divide() -> None:
     spec = NamedSharding(mesh, PartitionSpec(None, "model"))
 
     def groups(kind: Any, inputs: int, group: int) -> int | None:
-        form = PackedForm(kind, inputs, inputs // group, "bfloat16", False, False)
+        form = PackedForm(kind, inputs, inputs // group, "bfloat16", False, None)
         whole = Shards((6, inputs), (ShardedDim(1, "model", (Segment(inputs, inputs),)),), spec)
         layout = packed_layout(form, whole)
         return None if layout is None else layout.groups

@@ -20,7 +20,7 @@ from hybridlm.quantised import (
     group_tensors,
     read_settings,
 )
-from hybridlm.quantised.packed import PackedArrays, PackedForm, pack
+from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
 from ir_passes.files.strict_json import unique_keys
 from models import UnsupportedModel, family_of
 
@@ -107,6 +107,11 @@ class CheckpointDirectory:
             return self.files[name].read(name)
         with self._named_faults():
             return self.grouped.quantised[name].dequantise(self.read_part)
+
+    def packed_form(self, name: str) -> PackedForm | None:
+        """Return the form in which a weight stays packed; None for a plain one, or one that can only be dequantised."""
+        tensor = self.grouped.quantised.get(name)
+        return tensor and packed_form(tensor, self.info(tensor.parts["scale"]).dtype, self.read_part)
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
         """Return the arrays of a quantised weight in its packed form; raises as `read`."""
@@ -205,9 +210,11 @@ def _open_shards(
     faults: list[str] = []
     shards: dict[str, SafetensorsFile | None] = {}
     for name, file_name in weight_map.items():
+        if isinstance(file_name, str) and file_name in shards:
+            continue
         if not isinstance(file_name, str) or not _is_inside(file_name):
             faults.append(f"{name}: expected a safetensors file inside the directory, the index says {file_name!r}")
-        elif file_name not in shards:
+        else:
             shards[file_name] = _open_shard(directory, file_name, faults)
     files: dict[str, SafetensorsFile] = {}
     skips = _skips(config)

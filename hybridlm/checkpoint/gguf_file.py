@@ -1,9 +1,10 @@
-"""A GGUF file as a checkpoint: its tensors under their Hugging Face names, dequantised when they are read."""
+"""A GGUF file as a checkpoint: its tensors under their Hugging Face names, packed or dequantised."""
 
 import math
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,6 +15,7 @@ from hybridlm.checkpoint.safetensors import TensorInfo
 from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, gguf_config, named_tensors, read_header
 from hybridlm.quantised import GroupedTensors, read_settings
+from hybridlm.quantised.packed import PackedArrays, PackedForm
 
 
 class GgufFile:
@@ -41,12 +43,22 @@ class GgufFile:
             KeyError: no tensor of that name.
             CheckpointError: a scale that is not finite, or a file that has shrunk since it was opened.
         """
-        one = self._named[name]
-        self._require_whole(name)
-        raw = np.frombuffer(self._map, np.uint8, one.end - one.begin, one.begin)
-        return one.numbers(raw, self.path)
+        return self._named[name].numbers(self._raw(name), self.path)
 
     read_stored = read
+
+    def packed_form(self, name: str) -> PackedForm | None:
+        """Return the form in which a tensor stays packed; None where it can only be dequantised."""
+        return self._named[name].packed_form()
+
+    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        """Return the arrays of a tensor in its packed form; raises as `read`."""
+        return self._named[name].packed(self._raw(name), form, self.path)
+
+    def _raw(self, name: str) -> np.ndarray:
+        self._require_whole(name)
+        one = self._named[name]
+        return np.frombuffer(self._map, np.uint8, one.end - one.begin, one.begin)
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:
         """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
@@ -82,7 +94,23 @@ def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
     return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 
-def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
+@dataclass(frozen=True)
+class GgufCheckpoint(CheckpointDirectory):
+    """A GGUF file as an opened checkpoint: blocks are weights of one tensor, which stay packed where they can."""
+
+    def packed_form(self, name: str) -> PackedForm | None:
+        return self._file(name).packed_form(name)
+
+    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        return self._file(name).read_packed(name, form)
+
+    def _file(self, name: str) -> GgufFile:
+        file = self.files[name]
+        assert isinstance(file, GgufFile)
+        return file
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GgufCheckpoint:
     """Open a GGUF file of an architecture of `hybridlm.gguf_files.config.ARCHITECTURES`.
 
     Raises:
@@ -95,4 +123,4 @@ def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
     file = GgufFile(header, named)
     none = MappingProxyType({})
     files = MappingProxyType(dict.fromkeys(named, file))
-    return CheckpointDirectory(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))
+    return GgufCheckpoint(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))

@@ -14,6 +14,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files import BLOCK_TYPES
 from hybridlm.quantised import SCHEMES, contradictions
 from models import Family, Weight, WeightSource
+from models.weights.sources import ArraySlice, TensorSlice
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class ChosenSource:
     weight: Weight
     source: WeightSource
     names: Mapping[str, str]
+
+    def pieces(self, checkpoint: CheckpointDirectory, window: ArraySlice) -> list[TensorSlice]:
+        """Return the tensor slices that fill a window of the parameter, in the order in which the files hold them."""
+
+        def place(piece: TensorSlice) -> tuple[str, int]:
+            name = self.names[piece.name]
+            quantised = checkpoint.grouped.quantised.get(name)
+            first = name if quantised is None else quantised.parts["codes"]
+            return str(checkpoint.files[first].path), checkpoint.info(first).begin
+
+        return sorted(self.source.pieces(window, self.weight.shape), key=place)
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,8 @@ def packed_parameters(
     plan = None
     if isinstance(checkpoint, SavedDirectory):
         forms = saved_forms(checkpoint, family.weights(config), adapters)
-    elif checkpoint.grouped.quantised:
+    else:
         plan = check(checkpoint, family, config)
         forms = packed_forms(checkpoint, plan, adapters)
-    else:
-        return PackedParameters(products)
     every = {weight.path: shards_of(weight, shards) for weight in family.weights(config)}
     return laid_out(forms, every, dtype, products, plan)

@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
@@ -51,8 +50,7 @@ READABLE: Mapping[str, np.dtype] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One entry of a header.
 
     Attributes:
@@ -205,7 +203,7 @@ def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[st
 
 
 def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         faults.append(f"{name!r}: the name is not valid Unicode")
         return None
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:

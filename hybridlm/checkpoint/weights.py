@@ -96,7 +96,7 @@ def _load(
         for window, target in pieces:
             # The ellipsis makes the index of a scalar a view.
             whole = result[(*target, ...)]
-            for piece in source.pieces(window, weight.shape):
+            for piece in choice.pieces(checkpoint, window):
                 tensor = checkpoint.read(names[piece.name])
                 if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
                     lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None

@@ -12,8 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hybridlm.errors import CheckpointError
+from hybridlm.gguf_files.blocks import PACKED_TYPES
 from hybridlm.gguf_files.config import MAX_EXPERTS, decoder_layers
 from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor
+from hybridlm.quantised.packed import PackedArrays, PackedForm, codes_dtype, pairs
 
 Change = Literal["", "minus one", "log of minus"]
 _NUMBERS = 1 << 20
@@ -85,6 +87,57 @@ class NamedTensor(NamedTuple):
             values = _by_key_head(values if self.heads.columns else values.reshape(self.stored.shape), self.heads)
         return values.reshape(self.shape)
 
+    def packed_form(self) -> PackedForm | None:
+        """Return the form in which the tensor stays packed; None where it can only be dequantised."""
+        known = PACKED_TYPES.get(self.stored.type)
+        columns = self.stored.shape[-1]
+        if known is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
+            return None
+        if self.heads is not None and self.heads.columns and self.heads.size % known.group:
+            return None
+        return known.form(columns)
+
+    def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
+        """Return the arrays of the tensor in the form that `packed_form` returns.
+
+        Args:
+            raw: its bytes.
+            form: from `packed_form`.
+            where: the file, for errors.
+
+        Raises:
+            CheckpointError: a scale that is not finite.
+        """
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        known, (rows, columns) = PACKED_TYPES[self.stored.type], self.shape
+        size = GGML_QUANT_SIZES[GGMLQuantizationType[self.stored.type]][1]
+        codes = np.empty((rows, columns), codes_dtype(form.kind))
+        scale = np.empty((rows, form.groups), form.scale_dtype)
+        zero = None if form.zero is None else np.empty((rows, form.groups), form.zero)
+        step = max(1, _NUMBERS // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            with np.errstate(all="ignore"):
+                found = known.parts(raw.reshape(rows, -1)[part].reshape(-1, size))
+            for target, numbers in ((codes, found.codes), (scale, found.scale), (zero, found.zero)):
+                if target is not None and numbers is not None:
+                    target[part] = numbers.reshape(target[part].shape)
+        if not np.isfinite(scale).all() or (zero is not None and not np.isfinite(zero).all()):
+            raise self._not_finite(where)
+        if self.heads is not None:
+            group = known.group if self.heads.columns else 1
+            codes = _by_key_head(codes, self.heads)
+            of_groups = self.heads._replace(size=self.heads.size // group)
+            scale = _by_key_head(scale, of_groups)
+            zero = None if zero is None else _by_key_head(zero, of_groups)
+        return PackedArrays(form, pairs(codes) if form.kind in ("int4", "e2m1") else codes, scale, None, zero)
+
+    def _not_finite(self, where: Any) -> CheckpointError:
+        return CheckpointError(
+            where, f"{self.stored.name}: a scale is not finite", "The file is damaged: get it again."
+        )
+
     def _dequantised(self, raw: np.ndarray, columns: int, where: Any) -> np.ndarray:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -96,9 +149,7 @@ class NamedTensor(NamedTuple):
             with np.errstate(all="ignore"):
                 part = dequantize(raw[start : start + step], kind)
             if not np.isfinite(part).all():
-                raise CheckpointError(
-                    where, f"{self.stored.name}: a scale is not finite", "The file is damaged: get it again."
-                )
+                raise self._not_finite(where)
             result[start : start + step] = part
         return result
 

@@ -1,5 +1,6 @@
 """Contradictions between the tensors of quantised weights and a checkpoint's configuration."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
@@ -22,10 +23,10 @@ def contradictions(
         plain: names of the other tensors.
     """
     exact = {module_name(one) for one in settings.ignored if not _is_pattern(one)}
-    patterns = [one for one in settings.ignored if _is_pattern(one)]
+    patterns = _Patterns(one for one in settings.ignored if _is_pattern(one))
     for name, tensor in quantised.items():
         module = module_name(name)
-        pattern = next((one for one in patterns if _matches(one, name, module)), None)
+        pattern = patterns.find(name.removesuffix(".weight"), module)
         if module in exact or pattern is not None:
             said = f"lists {pattern or module} as stored plainly"
         elif settings.listed is not None and not _forms(tensor) & settings.listed.get(module, frozenset()):
@@ -60,12 +61,27 @@ def _is_pattern(entry: str) -> bool:
     return entry.startswith("re:") or any(sign in entry for sign in "*?[")
 
 
-def _matches(entry: str, name: str, module: str) -> bool:
-    """Whether a pattern of the configuration names a module; both with and without wrappers.
+class _Patterns:
+    """Patterns of the configuration, by the whole words that they begin with: a name is compared with few of them.
 
-    A regular expression of a file is not run: one can be made to take forever.
+    Published files have hundreds of patterns and a hundred thousand tensors. A pattern holds with and without the
+    wrappers of the language model. A regular expression of a file is not run: one can be made to take forever.
     """
-    if entry.startswith("re:"):
-        return False
-    names = (name.removesuffix(".weight"), module)
-    return any(fnmatchcase(one, entry) or fnmatchcase(one, module_name(entry)) for one in names)
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._by_words: dict[str, list[tuple[str, str]]] = {}
+        for entry in entries:
+            if not entry.startswith("re:"):
+                for pattern in {entry, module_name(entry)}:
+                    literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+                    self._by_words.setdefault(literal.rpartition(".")[0], []).append((pattern, entry))
+
+    def find(self, *names: str) -> str | None:
+        """Return the entry of a pattern that one of a module's names matches; None if there is none."""
+        for name in names:
+            words = name.split(".")
+            for count in range(len(words)):
+                for pattern, entry in self._by_words.get(".".join(words[:count]), ()):
+                    if fnmatchcase(name, pattern):
+                        return entry
+        return None

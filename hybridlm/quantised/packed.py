@@ -11,6 +11,7 @@ from jaxtyping import Float32, Shaped
 from hybridlm.quantised.codes import awq_integers, packed_integers
 from hybridlm.quantised.schemes import QuantisedTensor, Read
 
+Kind = Literal["e4m3", "e2m1", "int8", "int4"]
 MIN_GROUP = 8
 """Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
 
@@ -25,21 +26,23 @@ class PackedForm:
         groups: scales of a row.
         scale_dtype: of the scales.
         whole: there is a scale of the whole matrix as well.
-        zero: groups have zero points.
+        zero: dtype of the zero points of groups: that of the codes, or "float32" for those that are subtracted from
+            the product with the scale; None where there are none.
     """
 
-    kind: Literal["e4m3", "e2m1", "int8", "int4"]
+    kind: Kind
     inputs: int
     groups: int
     scale_dtype: str
     whole: bool
-    zero: bool
+    zero: str | None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row with its scales."""
         codes = self.inputs // 2 if self.kind in ("e2m1", "int4") else self.inputs
-        return codes + self.groups * (np.dtype(self.scale_dtype).itemsize + self.zero) + 4 * self.whole
+        of_zero = 0 if self.zero is None else np.dtype(self.zero).itemsize
+        return codes + self.groups * (np.dtype(self.scale_dtype).itemsize + of_zero) + 4 * self.whole
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class PackedArrays:
     scale: Shaped[np.ndarray, "*expert out group"]
     whole: Float32[np.ndarray, "*expert out 1"] | None = None
     zero: Shaped[np.ndarray, "*expert out group"] | None = None
+
+
+def codes_dtype(kind: Kind) -> np.dtype:
+    """Return the dtype of the codes of a kind."""
+    return np.dtype("int8" if kind == "int8" else "uint8")
 
 
 def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> PackedForm | None:
@@ -96,7 +104,7 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     integers = scheme in ("int8", "int-packed", "gptq", "awq")
     kind = ("int4" if four else "int8") if integers else ("e2m1" if four else "e4m3")
     whole = scheme == "nvfp4"
-    return PackedForm(kind, columns, columns // group, stored, whole, zero)
+    return PackedForm(kind, columns, columns // group, stored, whole, codes_dtype(kind).name if zero else None)
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
@@ -109,7 +117,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     stored = read(tensor.parts["codes"])
     kept = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
     if form.kind == "e4m3":
-        tensor.numbers_of_e4m3(stored)
+        tensor.require_e4m3(stored)
     if tensor.scheme in ("gptq", "awq"):
         scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
         if tensor.scheme == "gptq":
@@ -117,7 +125,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
             zero = packed_integers(read(tensor.parts["zero"]), 4, rows).T + np.uint8(tensor.zero_plus_one)
         else:
             codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
-        return PackedArrays(form, _pairs(codes), scale, None, np.ascontiguousarray(zero))
+        return PackedArrays(form, pairs(codes), scale, None, np.ascontiguousarray(zero))
     if tensor.scheme == "nvfp4":
         scale = tensor.scales(read)
         whole = tensor.whole(read)
@@ -151,5 +159,6 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     return PackedArrays(form, signed, scale, None, None if zero is None else (zero ^ 0x80).view(np.int8))
 
 
-def _pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
+def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
+    """Return codes of four bits, two in a byte, the even column in the low half."""
     return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)

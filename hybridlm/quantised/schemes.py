@@ -29,6 +29,8 @@ SCHEMES: Mapping[str, str] = {
 
 Read = Callable[[str], np.ndarray]
 """Tensor name in the files -> its stored numbers; codes as uint8."""
+_BLOCK = 1 << 20
+"""Codes that are checked at once, which bounds the memory that this takes."""
 
 
 class DequantiseError(ValueError):
@@ -96,13 +98,16 @@ class QuantisedTensor:
         numbers = codes(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
         return _finite(self.parts["scale"], numbers, "a scale that is not finite")
 
-    def numbers_of_e4m3(self, codes: np.ndarray) -> Float32[np.ndarray, "..."]:
-        """Return the numbers of codes of 8 bits, as they are stored.
+    def require_e4m3(self, codes: UInt8[np.ndarray, "..."]) -> None:
+        """Check codes of 8 bits, as they are stored, a block at a time.
 
         Raises:
             DequantiseError: one is NaN.
         """
-        return _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
+        stored = codes.reshape(-1)
+        for start in range(0, stored.size, _BLOCK):
+            if (stored[start : start + _BLOCK] & 0x7F == 0x7F).any():
+                _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
         """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
@@ -132,7 +137,9 @@ def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
 
 
 def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    return tensor.numbers_of_e4m3(read(tensor.parts["codes"]))
+    codes = read(tensor.parts["codes"])
+    tensor.require_e4m3(codes)
+    return float8_e4m3(codes)
 
 
 def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
@@ -187,7 +194,8 @@ def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     if tensor.scheme == "int8":
         codes = stored.astype(np.float32)
     else:
-        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32) - half
+        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32)
+        codes -= np.float32(half)
     scale = tensor.scales(read)
     scale = scale.reshape(*lead, rows, -1)
     if "zero" in tensor.parts:
@@ -233,12 +241,16 @@ def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 def _grouped_integers(
     tensor: QuantisedTensor, read: Read, codes: np.ndarray, zero: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    columns, groups = tensor.shape[1], scale.shape[1]
+    numbers = np.ascontiguousarray(codes).astype(np.float32)
     if "order" in tensor.parts:
-        group = _group_of_column(tensor, read, groups)
+        group = _group_of_column(tensor, read, scale.shape[1])
+        numbers -= zero[:, group]
+        numbers *= scale[:, group]
     else:
-        group = np.arange(columns) // (columns // groups)
-    return np.ascontiguousarray((codes.astype(np.float32) - zero[:, group]) * scale[:, group])
+        grouped = numbers.reshape(*scale.shape, -1)
+        grouped -= zero[..., None]
+        grouped *= scale[..., None]
+    return numbers
 
 
 _FORMULAS: Mapping[str, Callable[[QuantisedTensor, Read], np.ndarray]] = {

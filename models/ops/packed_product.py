@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
@@ -16,7 +15,8 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import DTYPES, MAX_ROWS
+from models.ops.row_product import DTYPES, MAX_ROWS, call_result
+from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MAX_EXPERT_ROWS = 1024
@@ -28,8 +28,8 @@ def _unsupported(x: Any, weight: Any, most: int) -> str | None:
         return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
     if not 1 <= x.shape[0] <= most:
         return f"{x.shape[0]} rows: expected 1 to {most}"
-    if any(jax.typeof(one).mat.varying for one in (x, weight.codes, weight.scale)):
-        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
+    if weight.has_offsets:
+        return "offsets behind the scales"
     return "the library of kernels is not there" if library() is None else None
 
 
@@ -92,7 +92,8 @@ def packed_expert_product(
 def _call(
     name: str, outputs: int, operands: tuple[Array, ...], kind: Codes, dtype: str, instructions: str
 ) -> Float32[Array, "row out"]:
-    result = jax.ShapeDtypeStruct((operands[0].shape[0], outputs), jnp.float32)
+    operands = varying_like(operands, operands)
+    result = call_result((operands[0].shape[0], outputs), operands[0])
     return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
         *operands,
         kind=np.int64(KINDS.index(kind)),

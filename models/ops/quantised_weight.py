@@ -31,14 +31,15 @@ MAX_BLOCK_NUMBERS = 1 << 19
 class QuantisedWeight(LinearWeight):
     """A matrix `[out, in]`, or one for each expert, as codes and scales.
 
-    The numbers are `(code - zero) * scale * whole` in float32, rounded once to `dtype`.
+    The numbers are `(code - zero) * scale * whole` in float32, or `code * scale - zero`, rounded once to `dtype`.
 
     Attributes:
         codes: uint8 or int8 `[..., out, stored]`: one byte for each entry, or for two of a row, the even one in the low
             four bits.
         scale: floats `[..., out, group]`, of each group of a row's entries.
         whole: float32 `[..., out, 1]`, a second scale of each row, or None.
-        zero: of the dtype of the codes, `[..., out, group]`, the code of zero; None: 8 for "int4", 0 for others.
+        zero: `[..., out, group]`: of the dtype of the codes, the code of zero; of float32, what is subtracted from the
+            product with the scale; None: a code of 8 for "int4", of 0 for others.
         kind: of the codes.
         dtype: that numbers are rounded to.
         in_blocks: a product dequantises a block of rows at a time, as a CPU has to; other compilers dequantise inside
@@ -64,6 +65,11 @@ class QuantisedWeight(LinearWeight):
         return (*self.codes.shape[:-1], self.inputs)
 
     @property
+    def has_offsets(self) -> bool:
+        """Whether `zero` is subtracted from the product with the scale."""
+        return self.zero is not None and self.zero.dtype == jnp.float32
+
+    @property
     def size(self) -> int:
         """Number of entries."""
         return math.prod(self.shape)
@@ -83,11 +89,14 @@ class QuantisedWeight(LinearWeight):
         values = _values(self.codes, self.kind)
         groups = self.scale.shape[-1]
         grouped = values.reshape(*values.shape[:-1], groups, self.inputs // groups)
-        if self.zero is not None:
-            grouped = grouped - self.zero.astype(jnp.float32)[..., None]
-        elif self.kind == "int4":
-            grouped = grouped - 8.0
+        zero = None if self.zero is None else self.zero.astype(jnp.float32)[..., None]
+        if zero is None:
+            grouped = grouped - 8.0 if self.kind == "int4" else grouped
+        elif not self.has_offsets:
+            grouped = grouped - zero
         grouped = grouped * self.scale.astype(jnp.float32)[..., None]
+        if self.has_offsets:
+            grouped = grouped - zero
         if self.whole is not None:
             grouped = grouped * self.whole[..., None]
         return grouped.reshape(values.shape).astype(self.dtype)

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Float32
 
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel
+from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
 """Rows of a product; with more, XLA's is as fast, as it packs a weight for many."""
@@ -28,8 +30,6 @@ def unsupported(x: Any, weight: Any) -> str | None:
     """Say why the kernel does not take these operands; None if it does."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
-    if any(jax.typeof(one).mat.varying for one in (x, weight)):
-        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
     found = library()
     if found is None:
         return "the library of kernels is not there"
@@ -55,9 +55,19 @@ def row_product(
         weight: bfloat16 or float32.
         instructions: one of `INSTRUCTIONS` that the processor runs.
     """
-    result = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
-    call = jax.ffi.ffi_call(TARGET, result, vmap_method="sequential")
+    x, weight = varying_like((x, weight), x, weight)
+    call = jax.ffi.ffi_call(TARGET, call_result((x.shape[0], weight.shape[0]), x), vmap_method="sequential")
     return call(x, weight, instructions=np.int64(INSTRUCTIONS.index(instructions)))
+
+
+def call_result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
+    """Return the type of a float32 result that each device of a mesh has its own of, where an operand is such a one."""
+    given = jax.typeof(like)
+    if not given.mat.varying:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+    # JAX looks up in the mesh what a type says of its axes.
+    sharding = NamedSharding(given.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, manual_axis_type=given.mat)
 
 
 def fastest() -> str:

@@ -1,8 +1,9 @@
 """GGUF files as llama.cpp's converter writes them, from the tensors of tiny golden checkpoints."""
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ _HEAD = {
 }
 
 
-def golden(architecture: str, prediction: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def golden(
+    architecture: str, prediction: bool = False, source: Path | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return config.json and the tensors of the checkpoint that a file is made of; one with a prediction head."""
-    folder = GOLDEN / ("dense_multimodal" if prediction else OF[architecture])
+    folder = source or GOLDEN / ("dense_multimodal" if prediction else OF[architecture])
     # In the order of their names: experts are joined in the order of their numbers.
     tensors = {name: one for file in sorted(folder.glob("*.safetensors")) for name, one in load_file(file).items()}
     tensors = dict(sorted(tensors.items()))
@@ -64,6 +67,13 @@ def _joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Take the experts of a layer together."""
     experts: dict[str, list[np.ndarray]] = {}
     for name, array in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            halves = zip(("gate_proj", "up_proj"), np.split(array, 2, axis=1), strict=True)
+            experts |= {f"{name.removesuffix('gate_up_proj')}{part}.weight": [*half] for part, half in halves}
+            continue
+        if name.endswith("experts.down_proj"):
+            experts[name + ".weight"] = [*array]
+            continue
         experts.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(array)
     return {name: np.stack(arrays) if ".experts." in name else arrays[0] for name, arrays in experts.items()}
 
@@ -108,8 +118,8 @@ def write_metadata(
     if prediction:
         writer.add_nextn_predict_layers(1)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
+    writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
+    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", config.get("norm_eps"))))
     if architecture == "lfm2":
         attending = [kind == "full_attention" for kind in config["layer_types"]]
         writer.add_head_count_kv([one * config["num_key_value_heads"] for one in attending])
@@ -160,38 +170,69 @@ def write_tokenizer(
 def write_gguf(
     path: Path,
     architecture: str,
-    kind: Type = Type.F32,
+    kind: Type | Callable[[str], Type] = Type.F32,
     extra: Mapping[str, np.ndarray] | None = None,
     changes: Mapping[str, np.ndarray] | None = None,
     prediction: bool = False,
+    source: Path | None = None,
 ) -> Path:
     """Write a golden checkpoint as a GGUF file; returns its path.
 
     Args:
         path: the file.
         architecture: a key of `OF`.
-        kind: of matrices whose rows fill blocks; others are float32.
+        kind: of matrices whose rows fill blocks, or a function of llama.cpp's name; others are float32. The package
+            has no quantisation to K-quants: matrices of these kinds are random.
         extra: more tensors, in float32.
         changes: other arrays for tensors of llama.cpp's names.
         prediction: write the checkpoint that has a multi-token-prediction head, for "qwen35".
+        source: another checkpoint than the golden one.
     """
-    config, tensors = golden(architecture, prediction)
+    config, tensors = golden(architecture, prediction, source)
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, architecture, config, prediction)
     # Bytes of one character each merge to nothing, so that texts of the tests have as many tokens as characters.
     write_tokenizer(writer, "lfm2" if architecture == "lfm2" else "qwen35", [*TOKENS[:-1], "!!"], KINDS, ["! !"])
     tensors = _joined(tensors)
     found = {name: one for key, array in tensors.items() for name, one in converted(key, array, config)}
+    written: list[str] = []
     for name, array in (found | dict(extra or {}) | dict(changes or {})).items():
-        block = gguf.GGML_QUANT_SIZES[kind][0]
-        use = kind if array.ndim > 1 and array.shape[-1] % block == 0 and "conv1d" not in name else Type.F32
-        data = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), use)
+        wanted = kind if isinstance(kind, Type) else kind(name)
+        fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0
+        use = wanted if fits and "conv1d" not in name else Type.F32
+        if use.name.endswith("_K"):
+            data = random_blocks(use.name, math.prod(array.shape[:-1]), array.shape[-1], len(written))
+            data = data.reshape(*array.shape[:-1], -1)
+        else:
+            data = gguf.quants.quantize(np.ascontiguousarray(array, np.float32), use)
         writer.add_tensor(name, data, raw_dtype=use)
+        written.append(name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+_SCALES = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2}
+_AT_THE_END = {"Q2_K": 2, "Q3_K": 1, "Q6_K": 1}
+"""Scales of float16 at the beginning of a block, or at its end; other kinds have one at the beginning."""
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, size: float = 2e-4) -> np.ndarray:
+    """Return rows of blocks of any codes; `size` is the standard deviation of the scales."""
+    block, bytes_of = gguf.GGML_QUANT_SIZES[Type[kind]]
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (rows * columns // block, bytes_of), np.uint8)
+    count = _AT_THE_END.get(kind, _SCALES.get(kind, 1))
+    halves = (random.normal(size=(len(raw), count)) * size).astype(np.float16).view(np.uint8)
+    if kind == "MXFP4":
+        raw[:, 0] = random.integers(100, 150, len(raw))  # XLA takes denormal numbers for zero
+    elif kind in _AT_THE_END:
+        raw[:, -2 * count :] = halves
+    else:
+        raw[:, : 2 * count] = halves
+    return raw.reshape(rows, -1)
 
 
 def rounded(array: np.ndarray, kind: Type) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 python load_memory.py toy FOLDER STORED WANTED DEVICES       parameters of every kind, `model` axis of DEVICES devices
 python load_memory.py lm FOLDER STORED WANTED                a model, by `hybridlm.load`
+python load_memory.py packed FOLDER SCHEME DEQUANTISE        a quantised model; DEQUANTISE is a dtype, or ""
 python load_memory.py share FOLDER STORED WANTED PORT COUNT NUMBER    one of COUNT processes that share the experts
 
-STORED and WANTED are dtypes; the checkpoint is written to FOLDER unless it is there. Sizes are in bytes.
+STORED and WANTED are dtypes, SCHEME one of `hybridlm quantise`; the checkpoint is written to FOLDER unless it is there.
+Sizes are in bytes.
 """
 
 import gc
@@ -21,6 +23,7 @@ import numpy as np
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
+from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
 from models import Family, ShardedDim, Weight, WeightSource, family_of
 from models.sharding.sharded_dim import Segment, shard_experts, shard_outputs
@@ -51,6 +54,9 @@ MODEL: dict[str, Any] = {
     "shared_expert_intermediate_size": 64,
     "eos_token_id": 0,
 }
+WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
+"""Of its MLPs' matrices, 25 million numbers each, two make a parameter and one is a parameter."""
+SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
 
 
 def toy_weights(_: Any) -> list[Weight]:
@@ -138,7 +144,19 @@ def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
 
 
 def main(case: str, folder: Path, stored: str, wanted: str, *more: str) -> None:
-    if case == "lm":
+    if case == "packed":
+        write(folder, WIDE, family_of(WIDE).weights(family_of(WIDE).read_config(WIDE)), "bfloat16")
+        write(folder / "small", SMALL, family_of(SMALL).weights(family_of(SMALL).read_config(SMALL)), "bfloat16")
+        for name in (".", "small"):
+            quantise_checkpoint(folder / name, folder / name / "quantised", scheme=stored, group_size=None)
+        settings: dict[str, Any] = {"lanes": 1, "context": 8, "chunk": 4, "compilation_cache": False}
+
+        def load() -> list[jax.Array]:
+            lm = hybridlm.load(folder / "quantised", dequantise=wanted or None, **settings)
+            return jax.tree.leaves(list(lm.params.values()))
+
+        hybridlm.load(folder / "small" / "quantised", dequantise=wanted or None, **settings)
+    elif case == "lm":
         family = family_of(MODEL)
         write(folder, MODEL, family.weights(family.read_config(MODEL)), stored)
 

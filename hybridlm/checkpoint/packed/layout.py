@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hybridlm.checkpoint.cast import aligned_empty
 from hybridlm.checkpoint.shards import Shards, build_together
-from hybridlm.quantised.packed import MIN_GROUP, PackedForm
+from hybridlm.quantised.packed import MIN_GROUP, PackedForm, codes_dtype
 from models import Segment, ShardedDim
 from models.ops.quantised_codes import TWO_IN_A_BYTE
 from models.ops.quantised_weight import QuantisedWeight
@@ -121,7 +121,7 @@ def packed_layout(form: PackedForm, own: Shards) -> PackedLayout | None:
     in_a_byte = 2 if form.kind in TWO_IN_A_BYTE else 1
     # Role -> entries of a row of the parameter for each entry of the array; a row has one second scale.
     steps = {"codes": in_a_byte, "scale": group}
-    steps |= {"zero": group} if form.zero else {}
+    steps |= {} if form.zero is None else {"zero": group}
     shards = {role: _narrowed(own, rows, across, step) for role, step in steps.items()}
     if form.whole:
         sharding = own.sharding and NamedSharding(own.sharding.mesh, PartitionSpec(*own.sharding.spec[:last]))
@@ -157,5 +157,6 @@ def _columns(shards: Shards, at: tuple[int, ...]) -> Iterator[tuple[slice, slice
 
 
 def _kinds(form: PackedForm) -> dict[str, np.dtype]:
-    codes = np.dtype("int8" if form.kind == "int8" else "uint8")
-    return {"codes": codes, "scale": jnp.dtype(form.scale_dtype), "whole": np.dtype("float32"), "zero": codes}
+    codes = codes_dtype(form.kind)
+    zero = codes if form.zero is None else np.dtype(form.zero)
+    return {"codes": codes, "scale": jnp.dtype(form.scale_dtype), "whole": np.dtype("float32"), "zero": zero}

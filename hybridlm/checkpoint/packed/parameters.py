@@ -12,7 +12,7 @@ from hybridlm.checkpoint.packed.layout import Packed, PackedLayout, Rows, packed
 from hybridlm.checkpoint.report import ParameterPath
 from hybridlm.checkpoint.shards import Shards
 from hybridlm.quantised.health import lost_rows
-from hybridlm.quantised.packed import PackedArrays, PackedForm, packed_form
+from hybridlm.quantised.packed import PackedArrays, PackedForm
 from models.ops.quantised_weight import QuantisedWeight
 from models.weights.sources import ArraySlice
 
@@ -25,7 +25,7 @@ class PackedParameters:
         products: how their products are computed.
         types: path -> parameter with types in the place of arrays.
         layouts: path -> how the files hold the parameter, and how it lies in memory.
-        plan: the tensors that will be read, if they were looked for; None for a saved model or one without codes.
+        plan: the tensors that will be read, if they were looked for; None for a saved model.
         divided: paths of parameters that would be packed on one device, but are plain on this mesh.
     """
 
@@ -71,18 +71,11 @@ def packed_forms(
             continue
         if choice.weight.float32 or not choice.source.keeps_rows or len(choice.weight.shape) not in (2, 3):
             continue
-        found = {_form(checkpoint, name) for name in choice.names.values()}
+        found = {checkpoint.packed_form(name) for name in choice.names.values()}
         (form,) = found if len(found) == 1 else (None,)
         if form is not None and form.inputs == choice.weight.shape[-1]:
             forms[choice.weight.path] = form
     return forms
-
-
-def _form(checkpoint: CheckpointDirectory, name: str) -> PackedForm | None:
-    tensor = checkpoint.grouped.quantised.get(name)
-    if tensor is None:
-        return None
-    return packed_form(tensor, checkpoint.info(tensor.parts["scale"]).dtype, checkpoint.read_part)
 
 
 def load_packed(
@@ -104,7 +97,7 @@ def load_packed(
     lost: dict[str, None] = {}
 
     def rows(window: ArraySlice) -> Iterator[Rows]:
-        for piece in source.pieces(window, weight.shape):
+        for piece in choice.pieces(checkpoint, window):
             name = choice.names[piece.name]
             read = checkpoint.read_packed(name, layout.form)
             if zero := lost_rows(_significant(read)):

@@ -209,8 +209,8 @@ def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, Saved
     codes = np.dtype(np.int8 if kind == "int8" else np.uint8)
     shapes = {"codes": (*lead, stored), "scale": (*lead, groups), "whole": (*lead, 1), "zero": (*lead, groups)}
     for role, array in arrays.items():
-        floating = array.dtype in DTYPES.values()
-        if array.shape != shapes[role] or (array.dtype != codes if role in ("codes", "zero") else not floating):
+        allowed = {"codes": [codes], "zero": [codes, np.dtype(np.float32)]}.get(role, DTYPES.values())
+        if array.shape != shapes[role] or array.dtype not in allowed:
             raise ValueError(f"{name}.{role}: {array.dtype} {array.shape}, expected {shapes[role]} of {kind}")
     if "codes" not in arrays or groups < 1 or inputs % groups or (kind in TWO_IN_A_BYTE and inputs % 2):
         raise ValueError(f"{name}: {groups} groups of {inputs} entries")

@@ -129,9 +129,8 @@ def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
     """Return the form of a parameter that is saved packed."""
     one = saved.packed[name]
     scale = saved.parameters[one.parts["scale"]]
-    return PackedForm(
-        one.kind, one.inputs, scale.shape[-1], scale.dtype.name, "whole" in one.parts, "zero" in one.parts
-    )
+    zero = saved.parameters[one.parts["zero"]].dtype.name if "zero" in one.parts else None
+    return PackedForm(one.kind, one.inputs, scale.shape[-1], scale.dtype.name, "whole" in one.parts, zero)
 
 
 class _Parts:

@@ -67,6 +67,15 @@ def test_peak_of_a_model(tmp_path: Path, root: Path, wanted: str) -> None:
     require_peak(figures(loading(root, "lm", tmp_path, "bfloat16", wanted)), 2 * 4 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "dequantise"), [("fp8-block", ""), ("int8", ""), ("fp8-block", "bfloat16"), ("int8", "bfloat16")]
+)
+def test_peak_of_a_quantised_model(tmp_path: Path, root: Path, scheme: str, dequantise: str) -> None:
+    """The largest tensors are matrices of 25,165,824 numbers: twice what they are in the dtype of the model."""
+    found = figures(loading(root, "packed", tmp_path, scheme, dequantise, devices=1))
+    require_peak(found, 2 * 2 * 1024 * 24576)
+
+
 def test_a_process_reads_its_own_experts_only(tmp_path: Path, root: Path) -> None:
     """A process of two that share 64 experts has at most its shard and the largest tensor in memory."""
     with socket.socket() as free:

@@ -98,7 +98,7 @@ def test_groups_that_devices_divide() -> None:
     spec = NamedSharding(mesh, PartitionSpec(None, "model"))
 
     def groups(kind: Any, inputs: int, group: int) -> int | None:
-        form = PackedForm(kind, inputs, inputs // group, "bfloat16", False, False)
+        form = PackedForm(kind, inputs, inputs // group, "bfloat16", False, None)
         whole = Shards((6, inputs), (ShardedDim(1, "model", (Segment(inputs, inputs),)),), spec)
         layout = packed_layout(form, whole)
         return None if layout is None else layout.groups
@@ -116,6 +116,7 @@ def test_each_device_has_its_numbers_of_every_family(tmp_path: Path, name: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("sizes", [(1, 2, 2)], ids=str)
 def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:
     """Lanes, heads and experts are split; every step is proved and audited."""
@@ -128,6 +129,9 @@ def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:
     found, expected = over.generate(prompts, **settings), one.generate(prompts, **settings)
     check_same_samples(one, found, expected, settings, TOLERANCES[one.config.family.removesuffix("_text")])
     assert over.certificates and all(certificate.holds for certificate in over.certificates.values())
+    declared = {one.about for certificate in over.certificates.values() for one in certificate.assumed}
+    for kernel in ("row_product", "packed_product", "packed_expert_product"):
+        assert any(about.startswith(kernel) for about in declared), declared
     assert over.engine.parameters_on_a_device[1] < one.engine.parameters_on_a_device[1] / 2
     over.save(tmp_path / "saved")
     again = hybridlm.load(tmp_path / "saved", lanes=2, certify="off", **SETTINGS)

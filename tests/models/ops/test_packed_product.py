@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from instruction_sets import instruction_sets
+from jax.sharding import PartitionSpec
 
 from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
@@ -52,6 +53,29 @@ def weight_of(
         kind,
         dtype,
     )
+
+
+def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
+    mesh = jax.make_mesh((2, 2), ("expert", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 64)), jnp.float32)
+    expert = jnp.asarray([0, 3, 1, 2], jnp.int32)
+    weight = weight_of((4, 32, 64), 2, ("int4", False, True))
+    place = PartitionSpec("expert", "model")
+
+    def share(x: jax.Array, weight: QuantisedWeight, expert: jax.Array) -> jax.Array:
+        here = expert - 2 * jax.lax.axis_index("expert")
+        own = experts_product(x, weight, jnp.where((here >= 0) & (here < 2), here, 2), True, HERE)
+        return jax.lax.psum(own, "expert")
+
+    split = jax.shard_map(
+        share,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), place, PartitionSpec()),
+        out_specs=PartitionSpec(None, "model"),
+    )
+    assert "ffi_call" in str(jax.make_jaxpr(split)(x, weight, expert))
+    found, expected = jax.jit(split)(x, weight, expert), experts_product(x, weight, expert, devices=HERE)
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
 def product(x: jax.Array, weight: QuantisedWeight, instructions: str) -> np.ndarray:

@@ -92,15 +92,35 @@ def test_proof_believes_the_declaration_and_nothing_more():
             prove_isolation(refused, (x, weight), contract)
 
 
-def test_a_mesh_is_left_to_xla_and_rows_of_a_batch_have_the_same_bits():
+@pytest.mark.parametrize("columns", [False, True])
+def test_devices_of_a_mesh_compute_their_own_rows_or_parts_of_sums(columns: bool):
     x, weight = operands(6, 32, 16, "bfloat16")
     alone = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    places = PartitionSpec("data"), PartitionSpec("model")
-    split = jax.shard_map(
-        lambda x, w: linear(x, w, HERE), mesh=mesh, in_specs=places, out_specs=PartitionSpec("data", "model")
+    outputs = PartitionSpec("data"), PartitionSpec("model"), PartitionSpec("data", "model")
+    inputs = PartitionSpec("data", "model"), PartitionSpec(None, "model"), PartitionSpec("data")
+    *places, result = inputs if columns else outputs
+
+    def product(x, w):
+        y = linear(x, w, HERE)
+        return jax.lax.psum(y, "model") if columns else y
+
+    split = jax.shard_map(product, mesh=mesh, in_specs=tuple(places), out_specs=result)
+    assert "ffi_call" in str(jax.make_jaxpr(split)(x, weight))
+    found = np.asarray(jax.jit(split)(x, weight))
+    if columns:
+        np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-5)
+    else:
+        assert found.tobytes() == alone.tobytes()
+    found, expected = (
+        jax.jit(jax.grad(lambda w, x=x, of=of: jnp.sum(jnp.tanh(of(x, w)))))(weight.astype(jnp.float32))
+        for of in (split, dot)
     )
-    assert "ffi_call" not in str(jax.make_jaxpr(split)(x, weight))
-    np.testing.assert_allclose(jax.jit(split)(x, weight), alone, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_a_batch_have_the_same_bits():
+    x, weight = operands(6, 32, 16, "bfloat16")
+    alone = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
     batch = jax.jit(jax.vmap(lambda x: linear(x, weight, HERE)))(x[:, None])
     assert np.asarray(batch)[:, 0].tobytes() == alone.tobytes()

@@ -1,0 +1,154 @@
+"""Blocks of GGUF files taken apart into codes and scales of groups of columns, which models keep in memory.
+
+The numbers are those of `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero` for types that store a
+minimum. A product of a code and a scale is exact in float32, so that a number is rounded once in both forms. Scales of
+K-quants are products of two numbers in the file, and take 32 bits here instead of the file's 6 to 8.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Shaped, UInt8
+
+from hybridlm.quantised.packed import Kind, PackedForm
+
+Raw = UInt8[np.ndarray, "block bytes"]
+Codes = Shaped[np.ndarray, "block column"]
+Scales = Float32[np.ndarray, "block group"]
+
+
+class Parts(NamedTuple):
+    """Blocks taken apart.
+
+    Attributes:
+        codes: one for each column; the stored numbers of four bits, or signed integers.
+        scale: of each group of columns.
+        zero: what is subtracted from each number of a group, or None.
+    """
+
+    codes: Codes
+    scale: Scales
+    zero: Scales | None = None
+
+
+class BlockType(NamedTuple):
+    """A type of blocks that stays packed.
+
+    Attributes:
+        kind: of the codes (see `QuantisedWeight`).
+        group: columns that share a scale.
+        scale_dtype: that holds every scale.
+        has_zero: groups have an offset.
+        parts: bytes of blocks -> codes and scales.
+    """
+
+    kind: Kind
+    group: int
+    scale_dtype: str
+    has_zero: bool
+    parts: Callable[[Raw], Parts]
+
+    def form(self, columns: int) -> PackedForm:
+        """Return the form of a weight of so many columns."""
+        zero = "float32" if self.has_zero else None
+        return PackedForm(self.kind, columns, columns // self.group, self.scale_dtype, False, zero)
+
+
+def _half(raw: Raw) -> Scales:
+    return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+
+
+def _nibbles(raw: Raw, width: int) -> Codes:
+    """Return the low halves of each `width` bytes, then the high ones."""
+    parts = raw.reshape(len(raw), -1, 1, width)
+    return np.concatenate([parts & 15, parts >> 4], axis=2).reshape(len(raw), -1)
+
+
+def _bits(raw: np.ndarray, width: int, shifts: Sequence[int], mask: int) -> Codes:
+    """Return some bits of each `width` entries: those behind the first shift, then those behind the next one."""
+    parts = raw.reshape(len(raw), -1, 1, width) >> np.array(shifts, raw.dtype).reshape(1, 1, -1, 1)
+    return (parts & raw.dtype.type(mask)).astype(np.uint8).reshape(len(raw), -1)
+
+
+def _signed(codes: Codes, zero: int) -> Codes:
+    return codes.astype(np.int8) - np.int8(zero)
+
+
+def _scales_and_zeros(raw: Raw) -> tuple[Scales, Scales]:
+    """Return scales and offsets of the eight groups of Q4_K and Q5_K, from the first 16 bytes."""
+    low, high, rest = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
+    scale = np.concatenate([low & 63, rest & 15 | low >> 2 & 48], axis=1)
+    zero = np.concatenate([high & 63, rest >> 4 | high >> 2 & 48], axis=1)
+    return _half(raw[:, :2]) * scale.astype(np.float32), _half(raw[:, 2:4]) * zero.astype(np.float32)
+
+
+def _q4_k(raw: Raw) -> Parts:
+    return Parts(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
+
+
+def _q5_k(raw: Raw) -> Parts:
+    codes = _nibbles(raw[:, 48:], 32) | _bits(raw[:, 16:48], 32, range(8), 1) << 4
+    return Parts(codes.astype(np.int8), *_scales_and_zeros(raw))
+
+
+def _q6_k(raw: Raw) -> Parts:
+    codes = _nibbles(raw[:, :128], 64) | _bits(raw[:, 128:192], 32, (0, 2, 4, 6), 3) << 4
+    return Parts(_signed(codes, 32), _half(raw[:, 208:]) * raw[:, 192:208].view(np.int8).astype(np.float32))
+
+
+def _q3_k(raw: Raw) -> Parts:
+    codes = _bits(raw[:, 32:96], 32, (0, 2, 4, 6), 3) | _bits(raw[:, :32], 32, range(8), 1) << 2
+    scale = _nibbles(raw[:, 96:104], 8) | _bits(raw[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
+    return Parts(_signed(codes, 4), _half(raw[:, 108:]) * _signed(scale, 32).astype(np.float32))
+
+
+def _q2_k(raw: Raw) -> Parts:
+    scale = _half(raw[:, 80:82]) * (raw[:, :16] & 15).astype(np.float32)
+    zero = _half(raw[:, 82:]) * (raw[:, :16] >> 4).astype(np.float32)
+    return Parts(_bits(raw[:, 16:80], 32, (0, 2, 4, 6), 3), scale, zero)
+
+
+def _q5_0(raw: Raw, start: int = 2) -> Codes:
+    high = np.unpackbits(raw[:, start : start + 4], axis=1, bitorder="little")
+    return _nibbles(raw[:, start + 4 :], 16) | high << 4
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
+
+
+def _iq4_xs(raw: Raw) -> Parts:
+    high = np.ascontiguousarray(raw[:, 2:4]).view(np.uint16)
+    scale = _nibbles(raw[:, 4:8], 1) | _bits(high, 1, range(0, 16, 2), 3) << 4
+    return Parts(_IQ4[_nibbles(raw[:, 8:], 16)], _half(raw[:, :2]) * _signed(scale, 32).astype(np.float32))
+
+
+def _mxfp4(raw: Raw) -> Parts:
+    # 2^(code - 127); the largest code, which stands for no number elsewhere, does here.
+    return Parts(_nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127))
+
+
+PACKED_TYPES: Mapping[str, BlockType] = {
+    "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: Parts(raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
+    "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: Parts(_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
+    "Q4_1": BlockType(
+        "int4", 32, "float16", True, lambda raw: Parts(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4]))
+    ),
+    "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: Parts(_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
+    "Q5_1": BlockType(
+        "int8", 32, "float16", True,
+        lambda raw: Parts(_q5_0(raw, 4).astype(np.int8), _half(raw[:, :2]), -_half(raw[:, 2:4])),
+    ),
+    "Q2_K": BlockType("int4", 16, "float32", True, _q2_k),
+    "Q3_K": BlockType("int8", 16, "float32", False, _q3_k),
+    "Q4_K": BlockType("int4", 32, "float32", True, _q4_k),
+    "Q5_K": BlockType("int8", 32, "float32", True, _q5_k),
+    "Q6_K": BlockType("int8", 16, "float32", False, _q6_k),
+    "IQ4_NL": BlockType(
+        "int8", 32, "float16", False, lambda raw: Parts(_IQ4[_nibbles(raw[:, 2:], 16)], _half(raw[:, :2]))
+    ),
+    "IQ4_XS": BlockType("int8", 32, "float32", False, _iq4_xs),
+    "MXFP4": BlockType("e2m1", 32, "float32", False, _mxfp4),
+}  # fmt: skip
+"""Type of blocks -> how it stays packed. The other types that are read are dequantised."""

@@ -7,8 +7,10 @@ platform that a wheel is made for on any Linux, manylinux_2_28_x86_64 or manylin
 
 import os
 import sysconfig
+from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -17,6 +19,7 @@ MODES = ("auto", "off", "required")
 HEADERS = "jaxlib>=0.10.2"
 """Has the headers; a build without a compiler does not fetch it."""
 CROSS_COMPILER = "ziglang>=0.13"
+LINUX_NAME = "libhybridlm_kernels.so"
 
 
 def _builder(root: str) -> Any:
@@ -41,9 +44,16 @@ def _platform() -> str | None:
 
 
 class KernelsHook(BuildHookInterface):
-    """Compile the library into the source tree, from where an editable installation and a wheel take it."""
+    """Compile the library into the source tree, from where an editable installation and a wheel take it.
+
+    One for another platform is compiled beside it: the tree keeps its own.
+    """
 
     PLUGIN_NAME = "custom"
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self._built = ExitStack()
 
     def dependencies(self) -> list[str]:
         """Return what is needed beside hatchling: XLA's headers, where something is compiled."""
@@ -57,7 +67,10 @@ class KernelsHook(BuildHookInterface):
         """Compile; an installation without a library is one for any platform."""
         mode, builder, platform = _mode(), _builder(self.root), _platform()
         if platform is not None:
-            self._take(builder.build(tag=platform), platform, build_data)
+            folder = Path(self._built.enter_context(TemporaryDirectory()))
+            library = builder.build(folder / LINUX_NAME, tag=platform)
+            self._tag(platform, build_data)
+            build_data["force_include"][str(library)] = f"models/cpu_kernels/{LINUX_NAME}"
             return
         if mode == "off":
             return
@@ -73,10 +86,14 @@ class KernelsHook(BuildHookInterface):
                 raise
             self.app.display_warning(f"no kernels for CPUs are built, products are XLA's: {error}")
             return
-        self._take(library, sysconfig.get_platform().replace("-", "_").replace(".", "_"), build_data)
+        self._tag(sysconfig.get_platform().replace("-", "_").replace(".", "_"), build_data)
+        build_data["artifacts"].append(library.relative_to(self.root).as_posix())
 
-    def _take(self, library: Path, platform: str, build_data: dict[str, Any]) -> None:
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Delete what was compiled for another platform."""
+        self._built.close()
+
+    def _tag(self, platform: str, build_data: dict[str, Any]) -> None:
         build_data["pure_python"] = False
         # Python loads the library as a file: one wheel for all its versions.
         build_data["tag"] = f"py3-none-{platform}"
-        build_data["artifacts"].append(library.relative_to(self.root).as_posix())

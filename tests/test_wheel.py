@@ -17,11 +17,9 @@ PACKAGES = ("hybridlm", "ir_passes", "models")
 LIBRARY = f"models/cpu_kernels/{NAME}"
 
 
-def built(folder: Path, kernels: str) -> Path:
+def built(folder: Path, **environment: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HYBRIDLM_KERNELS": kernels}
-    )
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
     assert result.returncode == 0, result.stderr
     (path,) = folder.glob("*.whl")
     return path
@@ -29,7 +27,7 @@ def built(folder: Path, kernels: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    path = built(tmp_path_factory.mktemp("wheel"), "off")
+    path = built(tmp_path_factory.mktemp("wheel"), HYBRIDLM_KERNELS="off")
     assert path.name.endswith("-py3-none-any.whl")
     return zipfile.ZipFile(path)
 
@@ -52,9 +50,37 @@ def test_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: zi
 
 @pytest.mark.cpu_kernels
 def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_path: Path):
-    path = built(tmp_path, "required")
+    path = built(tmp_path, HYBRIDLM_KERNELS="required")
     assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
     assert contents(zipfile.ZipFile(path)) == contents(wheel) | {LIBRARY}
+
+
+ZIG = """
+import sys
+from pathlib import Path
+
+compiler, *arguments = sys.argv[1:]
+assert compiler == "c++"
+Path(arguments[arguments.index("-o") + 1]).write_text(arguments[arguments.index("-target") + 1])
+"""
+"""A compiler that writes for which machine it is asked to compile."""
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_wheel_for_another_platform_has_its_library_and_the_tree_keeps_its_own(
+    wheel: zipfile.ZipFile, tmp_path: Path, machine: str
+):
+    (tmp_path / "ziglang").mkdir()
+    (tmp_path / "ziglang" / "__main__.py").write_text(ZIG)
+    here = ROOT / LIBRARY
+    before = here.read_bytes() if here.exists() else None
+    paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    path = built(tmp_path, HYBRIDLM_PLATFORM=f"manylinux_2_28_{machine}", PYTHONPATH=paths)
+    assert path.name.endswith(f"-py3-none-manylinux_2_28_{machine}.whl")
+    found = zipfile.ZipFile(path)
+    assert contents(found) == contents(wheel) | {"models/cpu_kernels/libhybridlm_kernels.so"}
+    assert found.read("models/cpu_kernels/libhybridlm_kernels.so").decode() == f"{machine}-linux-gnu.2.28"
+    assert (here.read_bytes() if here.exists() else None) == before
 
 
 def test_wheel_metadata(wheel: zipfile.ZipFile):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
 from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
 from models.ops.recurrent_step_tpu import recurrent_step_tpu
 
@@ -41,8 +41,8 @@ KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
 def recurrent_step_kernel(
-    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, out: Any, new: Any = None,
-    *, by_channel: bool, corrects: bool,
+    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, *refs: Any,
+    by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool,
 ) -> None:  # fmt: skip
     """Advance some rows of the state of one lane and head.
 
@@ -52,13 +52,19 @@ def recurrent_step_kernel(
         decay: log decay, float32[lane, token, head] in full, or [token, key] of this head.
         beta: float32[lane, token, head], in full.
         q, k: [token, key] of the head.
-        v, out: [token, value], the rows of this instance.
-        state, new: [value, key]; one memory. Without `new` no state is written.
+        v: [token, value], the rows of this instance.
+        state: [value, key].
+        refs: scale, float32[lane, token, head], and skip, float32[head], in full, where `surrounded`; the outputs, as
+            the values; the new state, in the memory of the old one, unless `keep_state`.
         by_channel: whether the decay is one for each channel of the key.
         corrects: whether what the key reads is taken off the value first, as in the delta rule.
+        surrounded: whether values are scaled before they are written, and added to the outputs.
+        keep_state: no state is written.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    scale, skip = refs[:2] if surrounded else (None, None)
+    out, new = (refs[-1], None) if keep_state else refs[-2:]
     lane, head = pl.program_id(0), pl.program_id(1)
     now = state[...]
     for token in range(q.shape[0]):
@@ -66,20 +72,32 @@ def recurrent_step_kernel(
         decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * now
         if token == 0:
             decayed = jnp.where(fresh[lane] > 0, 0.0, decayed)
-        delta = v[token, :]
+        delta = value = v[token, :]
+        if scale is not None:
+            delta = scale[lane, token, head] * value
         if corrects:
             delta = beta[lane, token, head] * (delta - jnp.sum(decayed * key[None], axis=1))
         now = jnp.where(real, decayed + delta[:, None] * key[None], now)
-        out[token, :] = jnp.where(real, jnp.sum(now * q[token, :][None], axis=1), 0.0)
+        read = jnp.sum(now * q[token, :][None], axis=1)
+        if skip is not None:
+            read = read + skip[head] * value
+        out[token, :] = jnp.where(real, read, 0.0)
     if new is not None:
         new[...] = now
 
 
-def recurrent_step(inputs: RecurrenceInputs, *, keep_state: bool = False, interpret: bool) -> RecurrenceOutputs:
+def recurrent_step(
+    inputs: RecurrenceInputs,
+    surroundings: Surroundings | None = None,
+    *,
+    keep_state: bool = False,
+    interpret: bool,
+) -> RecurrenceOutputs:
     """Run a few tokens of every lane.
 
     Args:
         inputs: of a whole step.
+        surroundings: what is done to values before and after; None for nothing.
         keep_state: the state before the first token is needed afterwards, and no new one.
         interpret: run by Pallas' interpreter, on any platform.
 
@@ -112,29 +130,50 @@ def recurrent_step(inputs: RecurrenceInputs, *, keep_state: bool = False, interp
         inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
         inputs.query, inputs.key, inputs.value, inputs.state,
     )  # fmt: skip
+    more = () if surroundings is None else surroundings
     result = result_like(inputs.value.shape, jnp.float32, inputs.state)
     out, *state = pl.pallas_call(
-        partial(recurrent_step_kernel, by_channel=by_channel, corrects=inputs.beta is not None),
+        partial(
+            recurrent_step_kernel,
+            by_channel=by_channel,
+            corrects=inputs.beta is not None,
+            surrounded=bool(more),
+            keep_state=keep_state,
+        ),
         grid=(lanes, heads, values // rows),
-        in_specs=[whole, whole, channels if by_channel else whole, whole, key, key, value, matrix],
+        in_specs=[
+            whole,
+            whole,
+            channels if by_channel else whole,
+            whole,
+            key,
+            key,
+            value,
+            matrix,
+            *[whole] * len(more),
+        ],
         out_specs=[value] if keep_state else [value, matrix],
         out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name=KERNEL.name,
-    )(*operands)
+    )(*operands, *more)
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
 
-def step_by_kernel(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs | None:
+def step_by_kernel(
+    inputs: RecurrenceInputs, keep_state: bool = False, surroundings: Surroundings | None = None
+) -> RecurrenceOutputs | None:
     """Run a few tokens of every lane by the platform's kernel; None where there is none for these operands.
 
     Args:
         inputs: of a whole step.
-        keep_state: as of `recurrent_step`.
+        keep_state, surroundings: as of `recurrent_step`.
     """
     mode, platform = inputs.devices.kernels, inputs.devices.platform
+    if platform == "tpu" and surroundings is not None:
+        return None
     if platform == "tpu":
         return (
             recurrent_step_tpu(inputs, interpret=mode == "interpret")
@@ -143,4 +182,4 @@ def step_by_kernel(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurr
         )
     if not KERNEL.chosen(mode, platform, inputs):
         return None
-    return recurrent_step(inputs, keep_state=keep_state, interpret=mode == "interpret")
+    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=mode == "interpret")

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from models.layers.activations import scaled, silu_gated
 from models.layers.initial import matrix
-from models.ops.linear import linear
+from models.ops.linear import gated_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
@@ -69,13 +69,16 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
-        c = self.config
+        c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
-            gate, up = (linear(x, one[...], c.devices) for one in (self.gate_proj, self.up_proj))
-            inner = silu_gated(scaled(gate, c.gate_multiplier), up)
-        return scaled(linear(inner, self.down_proj[...], c.devices), c.out_multiplier)
+            inner = gated_linear(
+                x, self.gate_proj[...], self.up_proj[...], c.devices,
+                gated=lambda gate, up: silu_gated(scaled(gate, c.gate_multiplier), up),
+                dtype=getattr(down, "dtype", jnp.float32),
+            )  # fmt: skip
+        return scaled(linear(inner, down, c.devices), c.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:
         return self.project(x), None

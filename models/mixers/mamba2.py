@@ -17,7 +17,7 @@ from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.linear import linear
-from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrence import RecurrenceInputs, Surroundings
 from models.ops.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -147,11 +147,10 @@ class Mamba2(Recurrent):
         key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
         value = value.reshape((lanes, length, c.heads, c.head_size))
         log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
-        written = tokens.step[..., None] * value
         inputs = RecurrenceInputs(
             query,
             key,
-            written,
+            value,
             log_decay,
             state.recurrent,
             info.valid,
@@ -159,8 +158,9 @@ class Mamba2(Recurrent):
             None,
             c.devices,
         )
-        out, recurrent = ssd(inputs, keep_state=info.verifying)
-        return out + self.D[...][None, None, :, None] * value, ConvRecurrentState(conv, recurrent)
+        surroundings = Surroundings(tokens.step, self.D[...])
+        out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)
+        return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(
         self,

@@ -25,8 +25,8 @@ MAX_ACCUMULATED = 1 << 14
 """Numbers that an instance accumulates, rows times the size of a value: what fits into registers."""
 MIN_PART = 128
 """Positions of one program instance, of which there are no fewer in a block of the cache."""
-MIN_INSTANCES = 512
-"""Program instances for which positions are split into parts: a few for each processor of a GPU."""
+MIN_INSTANCES = 256
+"""Program instances for which positions are split into parts: two for each processor of a GPU."""
 LEAST = -1e30
 """The maximum of no scores."""
 
@@ -73,7 +73,7 @@ def decode_attention_kernel(
 
     Args:
         limit: last position that each row sees, -1 for none, int32[row].
-        query: [row, key].
+        query: [row, key]; fewer rows than the kernel multiplies.
         key: [position, key] of the part.
         rest: values [position, value] of the part, unless keys hold them; then the results of the part: the largest
             score [row], the sum of the exponentials [row] and their sum over values [row, value].
@@ -83,13 +83,18 @@ def decode_attention_kernel(
         value_size: size of a value.
     """
     from jax.experimental import pallas as pl  # takes a while to import
+    from jax.experimental.pallas import triton as plgpu
 
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
     start = pl.program_id(2) * part
-    limits = limit[...]
+    rows, count = limit.shape[0], padded_rows(limit.shape[0])
+    row = lax.broadcasted_iota(jnp.int32, (count,), 0)
+    real, own = row < rows, jnp.minimum(row, rows - 1)
+    limits = jnp.where(real, limit[own], -1)
     last = jnp.max(limits)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    queries = [query[:, pl.ds(begin, size)] for begin, size in zip(starts, sizes, strict=True)]
+    columns = [begin + lax.broadcasted_iota(jnp.int32, (size,), 0) for begin, size in zip(starts, sizes, strict=True)]
+    queries = [query[own[:, None], column[None]] for column in columns]
     turns = jnp.clip(lax.div(last + block - start, block), 0, part // block)
 
     def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -109,9 +114,10 @@ def decode_attention_kernel(
         seen = seen * keep[:, None] + kernel_product(weight, values, 0)
         return new_top, total * keep + jnp.sum(weight, axis=1), seen
 
-    count = limits.shape[0]
     none = jnp.full((count,), LEAST, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
-    top_out[...], total_out[...], out[...] = lax.fori_loop(0, turns, turn, none)
+    for ref, found in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, none), strict=True):
+        some = jnp.broadcast_to(real.reshape((count,) + (1,) * (found.ndim - 1)), found.shape)
+        plgpu.store(ref.at[(pl.ds(0, count), *[slice(None)] * (found.ndim - 1))], found, mask=some)
 
 
 def decode_attention(
@@ -131,8 +137,6 @@ def decode_attention(
 
     lanes, kv_heads, rows, size = query.shape
     context, count = key.shape[2], padded_rows(rows)
-    query = jnp.pad(query, [(0, 0), (0, 0), (0, count - rows), (0, 0)])
-    limit = jnp.pad(limit, [(0, 0), (0, count - rows)], constant_values=-1)
     wanted = min(-(-MIN_INSTANCES // (lanes * kv_heads)), context // MIN_PART)
     parts = next(one for one in range(wanted, 0, -1) if context % (one * MIN_PART) == 0)
     part, block = context // parts, 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
@@ -151,14 +155,14 @@ def decode_attention(
         return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, *(0 for _ in sizes)))
 
     caches = [key] if value is None else [key, value]
-    shapes = (count,), (count,), (count, value_size)
+    shapes = (rows,), (rows,), (rows, value_size)
     sizes = key_parts(size, value_size, value is None)
     top, total, out = pl.pallas_call(
         partial(decode_attention_kernel, part=part, block=block, sizes=sizes, value_size=value_size),
         grid=(lanes, kv_heads, parts),
         in_specs=[
-            pl.BlockSpec((pl.Squeezed(), count), lambda lane, head, part: (lane, 0)),
-            cut(count, size),
+            pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
+            cut(rows, size),
             *(positions(one.shape[3]) for one in caches),
         ],
         out_specs=[result(*one) for one in shapes],
@@ -171,4 +175,4 @@ def decode_attention(
     out = jnp.sum(out * share[..., None], axis=2)
     total = jnp.sum(total * share, axis=2)[..., None]
     seen = (limit >= 0)[:, None, :, None]
-    return jnp.where(seen, out / jnp.where(seen, total, 1.0), 0.0)[:, :, :rows]
+    return jnp.where(seen, out / jnp.where(seen, total, 1.0), 0.0)

@@ -1,6 +1,7 @@
 """Linear projections: the matrix product of each row with a weight, plain or packed."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import EllipsisType
 
 import jax
@@ -76,10 +77,37 @@ def linear(
         elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
             product = _by_kernel(rows, weight)
         elif GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
-            product = row_product_gpu(rows, weight, interpret=devices.kernels == "interpret")
+            product = row_product_gpu(rows, [weight], interpret=devices.kernels == "interpret")
         else:
             product = dot(rows, weight)
         return product.reshape((*x.shape[:-1], weight.shape[0]))
+
+
+def gated_linear(
+    x: Float32[Array, "*rows in"],
+    gate: Float[Array, "out in"] | LinearWeight,
+    up: Float[Array, "out in"] | LinearWeight,
+    devices: Devices = SINGLE_DEVICE,
+    *,
+    gated: Callable[[Array, Array], Array],
+    dtype: DTypeLike,
+) -> Float32[Array, "*rows out"]:
+    """Return `gated(x @ gate.T, x @ up.T)`, as two products or by a kernel for both, which rounds the result.
+
+    Args:
+        x, gate, up, devices: as of `linear`.
+        gated: number by number.
+        dtype: that the next product rounds the result to.
+    """
+    if isinstance(gate, LinearWeight) or isinstance(up, LinearWeight) or gate.dtype != up.dtype:
+        return gated(linear(x, gate, devices), linear(x, up, devices))
+    rows = x.reshape((-1, x.shape[-1]))
+    if not GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, gate):
+        return gated(linear(x, gate, devices), linear(x, up, devices))
+    with jax.named_scope(PROJECTION):
+        interpret = devices.kernels == "interpret"
+        found = row_product_gpu(rows, [gate, up], joined=gated, dtype=dtype, interpret=interpret)
+        return found.astype(jnp.float32).reshape((*x.shape[:-1], gate.shape[0]))
 
 
 @jax.custom_jvp

@@ -84,6 +84,18 @@ class RecurrenceOutputs(NamedTuple):
     state: Any
 
 
+class Surroundings(NamedTuple):
+    """What an SSD layer does to its values around the recurrence.
+
+    Attributes:
+        scale: factor on values that are written: the time step.
+        skip: factor on values that are added to the outputs: D.
+    """
+
+    scale: HeadGates
+    skip: Float32[Array, "value_head"]
+
+
 RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 

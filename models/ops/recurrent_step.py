@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs, Surroundings
 from models.ops.recurrent_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrent_step_cpu import recurrent_step_cpu
 from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
@@ -45,8 +45,8 @@ KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
 def recurrent_step_kernel(
-    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, out: Any, new: Any = None,
-    *, by_channel: bool, corrects: bool,
+    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, *refs: Any,
+    by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool,
 ) -> None:  # fmt: skip
     """Advance some rows of the state of one lane and head.
 
@@ -56,13 +56,19 @@ def recurrent_step_kernel(
         decay: log decay, float32[lane, token, head] in full, or [token, key] of this head.
         beta: float32[lane, token, head], in full.
         q, k: [token, key] of the head.
-        v, out: [token, value], the rows of this instance.
-        state, new: [value, key]; one memory. Without `new` no state is written.
+        v: [token, value], the rows of this instance.
+        state: [value, key].
+        refs: scale, float32[lane, token, head], and skip, float32[head], in full, where `surrounded`; the outputs, as
+            the values; the new state, in the memory of the old one, unless `keep_state`.
         by_channel: whether the decay is one for each channel of the key.
         corrects: whether what the key reads is taken off the value first, as in the delta rule.
+        surrounded: whether values are scaled before they are written, and added to the outputs.
+        keep_state: no state is written.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    scale, skip = refs[:2] if surrounded else (None, None)
+    out, new = (refs[-1], None) if keep_state else refs[-2:]
     lane, head = pl.program_id(0), pl.program_id(1)
     now = state[...]
     for token in range(q.shape[0]):
@@ -70,20 +76,32 @@ def recurrent_step_kernel(
         decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * now
         if token == 0:
             decayed = jnp.where(fresh[lane] > 0, 0.0, decayed)
-        delta = v[token, :]
+        delta = value = v[token, :]
+        if scale is not None:
+            delta = scale[lane, token, head] * value
         if corrects:
             delta = beta[lane, token, head] * (delta - jnp.sum(decayed * key[None], axis=1))
         now = jnp.where(real, decayed + delta[:, None] * key[None], now)
-        out[token, :] = jnp.where(real, jnp.sum(now * q[token, :][None], axis=1), 0.0)
+        read = jnp.sum(now * q[token, :][None], axis=1)
+        if skip is not None:
+            read = read + skip[head] * value
+        out[token, :] = jnp.where(real, read, 0.0)
     if new is not None:
         new[...] = now
 
 
-def recurrent_step(inputs: RecurrenceInputs, *, keep_state: bool = False, interpret: bool) -> RecurrenceOutputs:
+def recurrent_step(
+    inputs: RecurrenceInputs,
+    surroundings: Surroundings | None = None,
+    *,
+    keep_state: bool = False,
+    interpret: bool,
+) -> RecurrenceOutputs:
     """Run a few tokens of every lane.
 
     Args:
         inputs: of a whole step.
+        surroundings: what is done to values before and after; None for nothing.
         keep_state: the state before the first token is needed afterwards, and no new one.
         interpret: run by Pallas' interpreter, on any platform.
 
@@ -116,19 +134,46 @@ def recurrent_step(inputs: RecurrenceInputs, *, keep_state: bool = False, interp
         inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
         inputs.query, inputs.key, inputs.value, inputs.state,
     )  # fmt: skip
+    more = () if surroundings is None else surroundings
     result = result_like(inputs.value.shape, jnp.float32, inputs.state)
     out, *state = pl.pallas_call(
-        partial(recurrent_step_kernel, by_channel=by_channel, corrects=inputs.beta is not None),
+        partial(
+            recurrent_step_kernel,
+            by_channel=by_channel,
+            corrects=inputs.beta is not None,
+            surrounded=bool(more),
+            keep_state=keep_state,
+        ),
         grid=(lanes, heads, values // rows),
-        in_specs=[whole, whole, channels if by_channel else whole, whole, key, key, value, matrix],
+        in_specs=[
+            whole,
+            whole,
+            channels if by_channel else whole,
+            whole,
+            key,
+            key,
+            value,
+            matrix,
+            *[whole] * len(more),
+        ],
         out_specs=[value] if keep_state else [value, matrix],
         out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name=KERNEL.name,
-    )(*operands)
+    )(*operands, *more)
     return RecurrenceOutputs(out, None if keep_state else state[0])
+
+
+def with_surroundings(
+    inputs: RecurrenceInputs, surroundings: Surroundings, keep_state: bool
+) -> RecurrenceOutputs | None:
+    """Run a few tokens of every lane and what is done to their values by one kernel; None without one."""
+    devices = inputs.devices
+    if devices.platform == "tpu" or not KERNEL.chosen(devices.kernels, devices.platform, inputs):
+        return None
+    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=devices.kernels == "interpret")
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:

@@ -5,6 +5,7 @@ reads again; here one program instance has some outputs of all rows. The bits of
 rows are.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,59 +41,71 @@ def unsupported(x: Any, weight: Any) -> str | None:
 KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
 
 
-def row_product_kernel(x: Any, weight: Any, out: Any, *, terms: int) -> None:
-    """Multiply some rows by some rows of a weight.
+def row_product_kernel(x: Any, *refs: Any, terms: int, joined: Callable[..., Array]) -> None:
+    """Multiply some rows by the same rows of each weight.
 
     Args:
         x: [row, in].
-        weight: [out, in], in full.
-        out: [row, column], some outputs.
+        refs: weights [out, in], in full; the result [row, column], some outputs.
         terms: that are multiplied at once.
+        joined: of the products by each weight.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    *weights, out = refs
     count, columns = out.shape
     # outputs behind the last one are computed like the last one, and cut off
     own = pl.program_id(1) * columns + lax.broadcasted_iota(jnp.int32, (columns,), 0)
-    own = jnp.minimum(own, weight.shape[0] - 1)
+    own = jnp.minimum(own, weights[0].shape[0] - 1)
 
-    def add(turn: Any, total: Any) -> Any:
+    def add(turn: Any, totals: Any) -> Any:
         at = turn * terms + lax.broadcasted_iota(jnp.int32, (terms,), 0)
-        rows, matrix = x[:, pl.ds(turn * terms, terms)], weight[own[:, None], at[None]]
-        return total + lax.dot_general(rows, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        rows, dims = x[:, pl.ds(turn * terms, terms)], (((1,), (1,)), ((), ()))
+        matrices = [weight[own[:, None], at[None]] for weight in weights]
+        products = [lax.dot_general(rows, one, dims, preferred_element_type=jnp.float32) for one in matrices]
+        return tuple(total + one for total, one in zip(totals, products, strict=True))
 
-    out[...] = lax.fori_loop(0, x.shape[1] // terms, add, jnp.zeros((count, columns), jnp.float32))
+    none = jnp.zeros((count, columns), jnp.float32)
+    totals = lax.fori_loop(0, x.shape[1] // terms, add, (none,) * len(weights))
+    out[...] = joined(*totals).astype(out.dtype)
 
 
 def row_product(
-    x: Float32[Array, "row in"], weight: Float[Array, "out in"], *, interpret: bool
-) -> Float32[Array, "row out"]:
-    """Return `x @ weight.T`, each row by itself, accumulated in float32.
+    x: Float32[Array, "row in"],
+    weights: Sequence[Float[Array, "out in"]],
+    *,
+    joined: Callable[..., Array] = lambda one: one,
+    dtype: Any = jnp.float32,
+    interpret: bool,
+) -> Float[Array, "row out"]:
+    """Return `joined(x @ weight.T, ..)` of one weight or more, each row by itself, accumulated in float32.
 
     Args:
-        x: rows, which are rounded to the weight's dtype.
-        weight: bfloat16.
+        x: rows, which are rounded to the weights' dtype.
+        weights: bfloat16, of equal shapes.
+        joined: of the products by each weight, number by number.
+        dtype: that the result is rounded to.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as plgpu
 
-    (rows, inputs), outputs = x.shape, weight.shape[0]
+    (rows, inputs), outputs = x.shape, weights[0].shape[0]
     tile, terms = min(rows & -rows, MAX_TILE), min(inputs & -inputs, MAX_TERMS)
     columns = next((one for one in COLUMNS if outputs >= MIN_INSTANCES * one), COLUMNS[-1])
     instances = pl.cdiv(outputs, columns)
-    given = varying_like(x, weight).astype(weight.dtype)
+    given = varying_like(x, weights[0]).astype(weights[0].dtype)
     found = pl.pallas_call(
-        partial(row_product_kernel, terms=terms),
+        partial(row_product_kernel, terms=terms, joined=joined),
         grid=(rows // tile, instances),
         in_specs=[
             pl.BlockSpec((tile, inputs), lambda row, column: (row, 0)),
-            pl.BlockSpec(memory_space=pl.ANY),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * len(weights),
         ],
         out_specs=pl.BlockSpec((tile, columns), lambda row, column: (row, column)),
-        out_shape=result_like((rows, instances * columns), jnp.float32, given),
+        out_shape=result_like((rows, instances * columns), dtype, given),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=4),
         interpret=interpret,
         name=KERNEL.name,
-    )(given, weight)
+    )(given, *weights)
     return found[:, :outputs]

@@ -11,6 +11,7 @@ and one query, so that the scores of a chunk are computed once for the group (16
 their decay for each head.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
@@ -22,21 +23,30 @@ from models.ops.chunk_scan import ScanOperands, chunk_scan
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import unfused
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, over_slots
-from models.ops.recurrent_step import by_kernel
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
+from models.ops.recurrent_step import by_kernel, with_surroundings
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
 
 
-def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
+def ssd(
+    inputs: RecurrenceInputs, keep_state: bool = False, surroundings: Surroundings | None = None
+) -> RecurrenceOutputs:
     """Run the recurrence by a kernel or the form that suits the number of tokens: the token form for one, else chunks.
 
     Args:
         inputs: of a whole step.
         keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it; a kernel
             then returns no new one.
+        surroundings: what is done to values before and after, where it is not done by the caller.
     """
+    if surroundings is not None:
+        if (found := with_surroundings(inputs, surroundings, keep_state)) is not None:
+            return found
+        scaled = replace(inputs, value=surroundings.scale[..., None] * inputs.value)
+        found = ssd(scaled, keep_state)
+        return found._replace(output=found.output + surroundings.skip[None, None, :, None] * inputs.value)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
     return by_kernel(partial(over_slots, partial(ssd_chunked, keep_state=keep_state)), inputs, keep_state)

@@ -12,7 +12,7 @@ import pytest
 from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs, several, zero_padding
 
 from models.ops.delta_rule import delta_rule, delta_rule_step
-from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
@@ -115,3 +115,32 @@ def test_several_tokens_are_proved_from_the_inside(form: str):
         return tuple(operation(RecurrenceInputs(**rest, state=state, valid=valid, devices=devices)))
 
     check_proof(KERNEL, step, arguments(given))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_values_are_scaled_and_added_inside(tokens: int):
+    """The time step and D of an SSD layer, with padding tokens and an idle lane; proved from the inside."""
+    given = inputs("ssd in groups", 8, 4) if tokens == 1 else several("ssd in groups", tokens=tokens)
+    rng = np.random.default_rng(tokens)
+    scale = jnp.asarray(rng.uniform(0.1, 1, (LANES, tokens, HEADS)).astype(np.float32))
+    around = Surroundings(scale, jnp.asarray(rng.normal(size=HEADS).astype(np.float32)))
+
+    def run(given: RecurrenceInputs, kernels: str) -> Any:
+        devices = Devices(kernels=kernels)
+        return jax.jit(lambda one: ssd(replace(one, devices=devices), surroundings=around))(given)
+
+    found = run(given, "interpret")
+    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim > 2 and x.shape[1] == tokens else x, given)
+    expected = run(clean, "off")
+    valid = given.valid[:, :, None, None]
+    np.testing.assert_allclose(found.output, jnp.where(valid, expected.output, 0.0), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(found.state, expected.state, rtol=2e-5, atol=2e-6)
+
+    def step(state: Any, lengths: Any, rest: Any) -> Any:
+        real = jnp.arange(tokens)[None] < lengths[:, None]
+        every = Surroundings(rest.pop("scale"), around.skip)
+        one = RecurrenceInputs(**rest, state=state, valid=real, devices=Devices(kernels="interpret"))
+        return tuple(ssd(one, surroundings=every))
+
+    *args, rest = arguments(given)
+    check_proof(KERNEL, step, (*args, {**rest, "scale": scale}))

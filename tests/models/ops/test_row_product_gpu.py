@@ -10,7 +10,8 @@ import pytest
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.linear import linear
+from models.layers.activations import silu_gated
+from models.ops.linear import gated_linear, linear
 from models.ops.row_product_gpu import KERNEL, MAX_ROWS
 from models.sharding.devices import Devices
 
@@ -54,6 +55,24 @@ def test_kernel_is_proved_from_the_inside(sizes: tuple[int, int, int]) -> None:
     proof = prove_isolation(step, operands(*sizes), LaneContract((Lane(), Shared()), (Lane(),)))
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
+
+
+def gated(x: Any, gate: Any, up: Any, kernels: str = "interpret") -> Any:
+    devices = Devices(platform="gpu", kernels=kernels)
+    return (gated_linear(x, gate, up, devices, gated=silu_gated, dtype=gate.dtype),)
+
+
+def test_gate_and_up_are_one_kernel() -> None:
+    """It rounds its result as the next product does, and is proved with the activation inside."""
+    x, gate = operands(32, 40, 48)
+    up = jnp.flip(gate, axis=0)
+    (found,), (expected,) = (
+        jax.jit(gated, static_argnames="kernels")(x, gate, up, how) for how in ("interpret", "off")
+    )
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected.astype(jnp.bfloat16).astype(jnp.float32), rtol=8e-3, atol=1e-5)
+    proof = prove_isolation(gated, (x, gate, up), LaneContract((Lane(), Shared(), Shared()), (Lane(),)))
+    assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
 
 
 @pytest.mark.parametrize(

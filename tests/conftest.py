@@ -103,8 +103,32 @@ def pytest_unconfigure() -> None:
         _cache.cleanup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--of-each", type=int, metavar="N", help="run at most N sets of parameters of each test")
+
+
+def spread(count: int, wanted: int) -> set[int]:
+    """Return `wanted` places of `count`, the first and the last among them where there are two."""
+    if count <= wanted:
+        return set(range(count))
+    return {round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted)}
+
+
+def leave_out_parameters(config: pytest.Config, items: list[pytest.Item], wanted: int) -> None:
+    """Keep as many sets of parameters of each test, from all over its list."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {group[i] for group in groups.values() for i in spread(len(group), wanted)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(trylast=True)  # after the options -m and -k have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are collected everywhere and say why they do not run."""
+    if config.option.of_each:
+        leave_out_parameters(config, items, config.option.of_each)
     if jax.default_backend() == "gpu":
         return
     skip = pytest.mark.skip(reason=f"needs a GPU; jax runs on {jax.default_backend()} here")

@@ -84,6 +84,7 @@ def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refuse
     assert [name for name in refused if verdict(name)] == ["captured_keys rbg", "tokens"]
 
 
+@pytest.mark.slow
 def test_compositions_are_proved_or_refused() -> None:
     verdicts = []
     for seed, said, function in drawn(SEEDS):

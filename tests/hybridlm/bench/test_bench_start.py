@@ -42,6 +42,7 @@ def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert refused.exit_code == 1 and "--start" in refused.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
     directory = write_text_checkpoint(tmp_path)

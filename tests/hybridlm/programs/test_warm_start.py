@@ -132,6 +132,7 @@ def test_second_process_compiles_nothing(checkpoint: Path, tmp_path: Path, root:
     check_warm(damaged, run(checkpoint, root, compilation_cache=cache))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_mesh_has_it_too(tmp_path: Path, root: Path) -> None:
     """Two by two of the eight virtual devices: lanes and heads are split."""

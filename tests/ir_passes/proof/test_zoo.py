@@ -27,6 +27,7 @@ def prove_steps(model: str, all_lanes: bool) -> None:
             prove(vmapped(program(model, shape)))
 
 
+@pytest.mark.slow
 def test_steps_of_a_model_are_proved() -> None:
     prove_steps("sparse_base", all_lanes=False)
 

@@ -19,6 +19,7 @@ def run(program: Path) -> None:
     assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_packed_product(tmp_path: Path) -> None:
     assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
     run(build(tmp_path / "check", program=[CHECK, LIBRARY]))

@@ -22,6 +22,7 @@ def run(program: Path, *arguments: str) -> None:
     assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_row_product(tmp_path: Path):
     assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
     run(build(tmp_path / "check", program=[CHECK, LIBRARY]))

@@ -59,6 +59,7 @@ def program_of(model: decoder.Decoder, **options: Any) -> ir.ClosedJaxpr:
     return jax.make_jaxpr(step)(weights, jax.ShapeDtypeStruct((2, 5), jnp.int32), lanes, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifying", [False, True])
 def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nnx.eval_shape(lambda: QWEN3_5.build(QWEN3_5.read_config(FIELDS), nnx.Rngs(0)))

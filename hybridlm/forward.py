@@ -25,6 +25,7 @@ from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
 from models import KV_BLOCK, kv_blocks
+from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
 from models.state.shapes import Hooks
 from models.state.state import StateArray
@@ -128,7 +129,11 @@ def check_lengths(lanes: int, count: int, state: SequenceState | None, context: 
             raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes}")
 
 
-def in_order(params: Mapping[str, Array], names: tuple[str, ...]) -> tuple[Array, ...]:
+Parameter = Array | LinearWeight
+"""A parameter of a loaded model: an array, or a matrix that is kept packed."""
+
+
+def in_order(params: Mapping[str, Parameter], names: tuple[str, ...]) -> tuple[Parameter, ...]:
     """Return the parameters in the order of `names`; raises ValueError unless exactly these are given."""
     if set(params) != set(names):
         raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
@@ -145,13 +150,13 @@ class ForwardSharding(NamedTuple):
     """
 
     mesh: Mesh | AbstractMesh
-    params: tuple[PartitionSpec, ...]
+    params: Any
     layers: Any
     lanes: PartitionSpec
     logits: PartitionSpec
 
 
-def forward_sharding(placement: Placement, params: Sequence[Array], layers: Any) -> ForwardSharding | None:
+def forward_sharding(placement: Placement, params: Sequence[Parameter], layers: Any) -> ForwardSharding | None:
     """Return the partition specs of a forward pass, taken from its parameters and its state; None on one device."""
     if placement.mesh is None:
         return None
@@ -202,7 +207,7 @@ class Plan(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 6))
 def run(
     structure: Structure,
-    params: tuple[Array, ...],
+    params: tuple[Parameter, ...],
     tokens: Array | None,
     embeddings: Array | None,
     layers: Any,
@@ -260,7 +265,7 @@ def run(
 def _device_step(
     structure: Structure,
     plan: Plan,
-    params: tuple[Array, ...],
+    params: tuple[Parameter, ...],
     inputs: list[Array],
     layers: Any,
     lengths: Array,
@@ -324,7 +329,7 @@ def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
 def forward(
     engine: Engine,
     structure: Structure,
-    params: tuple[Array, ...],
+    params: tuple[Parameter, ...],
     tokens: Any,
     embeddings: Any,
     state: SequenceState | None,

@@ -1,0 +1,77 @@
+"""Checkpoints that compressed-tensors and gguf wrote (tests/golden_quantised), against these and transformers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparison import TOLERANCES, padded
+
+import hybridlm
+from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint
+from hybridlm.checkpoint.header_check import check
+from models import family_of
+from models.ops.quantised_weight import QuantisedWeight
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
+FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
+SCHEMES = {"int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}}
+"""Folder -> what its matrices are stored as, where it is not the folder's name."""
+QUICK = {"fp8-block/mamba2_base", "nvfp4/sparse_base", "gguf-q8_0/qwen35"}
+
+
+def name_of(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def source(folder: Path) -> Path:
+    """The folder, or the file in it."""
+    return next(folder.glob("*.gguf"), folder)
+
+
+def test_every_scheme_has_three_families() -> None:
+    assert len(FOLDERS) == 3 * len({folder.parent for folder in FOLDERS}) == 24
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_numbers_are_the_librarys(folder: Path) -> None:
+    checkpoint = open_checkpoint(source(folder))
+    assert isinstance(checkpoint, CheckpointDirectory)
+    family = family_of(checkpoint.config)
+    check(checkpoint, family, family.read_config(checkpoint.config))
+    with np.load(folder / "expected.npz") as expected:
+        sums = {name: expected[name] for name in expected.files if name.endswith(".weight")}
+    assert sums.keys() == checkpoint.grouped.quantised.keys()
+    stored = {checkpoint.stored_as(name) for name in checkpoint.names if "proj" in name}
+    assert stored - {"BF16", "F32"} == SCHEMES.get(folder.parent.name, {folder.parent.name})
+    for name, expected in sums.items():
+        numbers = checkpoint.read(name).astype(np.float64)
+        factors = np.cos(np.arange(numbers.shape[1]))
+        # One rounding of each number, and one of the sum.
+        error = np.abs(numbers) @ np.abs(factors) * 2**-22
+        assert (np.abs(numbers @ factors - expected) <= error).all(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(one, marks=[] if name_of(one) in QUICK else [pytest.mark.long], id=name_of(one)) for one in FOLDERS],
+)
+def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
+    """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
+    lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
+    # The cut blocks of Mamba2's matrices divide into groups that are too narrow.
+    packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
+    assert packed == (name_of(folder) != "fp8-block/mamba2_base")
+    tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
+    with np.load(folder / "expected.npz") as file:
+        prompts, logits, greedy = (
+            [file[f"{kind} {index}"] for index in range(2)] for kind in ("prompt", "logits", "greedy")
+        )
+    prompts = [prompt.tolist() for prompt in prompts]
+    for row, expected in zip(np.asarray(lm.forward(padded(prompts)).logits), logits, strict=True):
+        np.testing.assert_allclose(row[: len(expected)], expected, rtol=0, atol=tolerance)
+    together = lm.generate(prompts, max_tokens=6, ignore_eos=True)
+    alone = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
+    for one, other, expected in zip(together, alone, greedy, strict=True):
+        assert list(one.token_ids) == list(other.token_ids) == expected.tolist()
+    assert lm.certificates and not any(one.faults for one in lm.certificates.values())

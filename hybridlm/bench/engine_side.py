@@ -23,7 +23,7 @@ class EngineSide:
     The time of a step includes the transfer of its tokens to the host and back, as in the engine.
 
     Attributes:
-        name: "hybridlm".
+        name: "hybridlm", or another where several models are measured.
         program: the decode step.
         reading, scoring: the steps that prefill a chunk of each prompt, and that score a chunk of each text.
         rows: states of the sequences; each step consumes them.
@@ -32,8 +32,8 @@ class EngineSide:
 
     name = "hybridlm"
 
-    def __init__(self, lm: LM, lanes: int, prompt: int):
-        self._lm, self._engine, self.lanes = lm, lm.engine, lanes
+    def __init__(self, lm: LM, lanes: int, prompt: int, name: str = name):
+        self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
         self.program = self._engine.program(Shape("generate", lanes, 1))
         self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
         self._sampling = sampling_arrays([None] * lanes)

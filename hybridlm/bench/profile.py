@@ -18,6 +18,7 @@ OTHER, HOST = "other", "host"
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*?(?:calls=%([\w.\-]+).*?)?$")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) .*\{$")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_KERNEL = re.compile(r'custom_call_target="hybridlm_(\w+)"')
 
 
 def part_of(op_name: str) -> str | None:
@@ -32,7 +33,10 @@ def part_of(op_name: str) -> str | None:
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
-    """Return instruction -> part; a fusion without a name has the part of the computation that it calls."""
+    """Return instruction -> part; a fusion without a name has the part of the computation that it calls.
+
+    A kernel for CPUs is a part by itself: JAX lowers it once, without the scopes of the layers that call it.
+    """
     parts: dict[str, str] = {}
     calls: dict[str, str] = {}
     inside: dict[str, str] = {}
@@ -42,7 +46,8 @@ def parts_of_instructions(hlo: str) -> dict[str, str]:
             computation = found[1]
         elif found := _INSTRUCTION.match(line):
             name = _OP_NAME.search(line)
-            part = part_of(name[1]) if name else None
+            kernel = _KERNEL.search(line)
+            part = kernel[1].replace("_", " ") if kernel else part_of(name[1]) if name else None
             if part is not None:
                 parts[found[1]] = part
                 inside.setdefault(computation, part)

@@ -1,10 +1,11 @@
 """`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
 
+import json
 import statistics
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import typer
@@ -52,7 +53,14 @@ def bench(
     ] = 0,
     against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None,
     llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None,
-    gguf: Annotated[Path | None, typer.Option(help="The checkpoint as llama.cpp's converter writes it.")] = None,
+    gguf: Annotated[
+        list[Path] | None,
+        typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Another checkpoint for this library, as a quantised copy of the model; may be repeated."),
+    ] = None,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None,
     with_profile: Annotated[
         bool,
@@ -64,7 +72,7 @@ def bench(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
     ] = False,
-    json_to: Annotated[Path | None, typer.Option("--json", help="With --start: write all figures.")] = None,
+    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
     context: Annotated[
         int | None,
         typer.Option(min=1, help="Most tokens of a sequence.", show_default="512, or with --start as for generate"),
@@ -83,67 +91,132 @@ def bench(
         given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
         bench_start.bench_start(model, prompt, rounds, json_to, lanes=most, context=context, **given)
         return
-    if json_to is not None:
-        raise ValueError("--json: is written with --start only")
     context = DEFAULT_CONTEXT if context is None else context
     most = max(tokens * rounds, prefill) + prompt + tokens
     if most > context:
         raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
-    if against and Against.LLAMA_CPP in against and (llama_bench is None or gguf is None):
+    if against and Against.LLAMA_CPP in against and (llama_bench is None or not gguf):
         raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
     for one in set(against or []) - {Against.LLAMA_CPP}:
         for package in ("torch", "transformers"):
             require_extra(f"--against {one}", package, "bench")
+    own_sides = _own_sides(model, beside or [])
     limits = measure_limits()
-    lm = loading.load(model, lanes=max(lanes), context=context)
+    loaded = {
+        name: loading.load(path, lanes=max(lanes), context=context, **({} if path == model else {"adapter": None}))
+        for name, path in own_sides.items()
+    }
+    lm = loaded[EngineSide.name]
     console = console_for_table()
     _print_machine(console, lm, limits)
-    traffic = Traffic.of(lm.model, lm.params, lm._cache_dtype)
-    speeds: dict[str, list[float]] = {}
-    fractions: dict[str, list[float]] = {}
+    traffic = {name: Traffic.of(one.model, one.params, one._cache_dtype) for name, one in loaded.items()}
+    found: list[Measured] = []
     for number in lanes:
-        ours = EngineSide(lm, number, prompt)
-        sides: list[Side] = [ours, *_others(against or [], lm, number, prompt, context, llama_bench, gguf)]
+        sides: list[Side] = [EngineSide(one, number, prompt, name) for name, one in loaded.items()]
+        sides += _others(against or [], lm, number, prompt, context, llama_bench, gguf or [])
+        ours = sides[0]
+        assert isinstance(ours, EngineSide)
         timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
-        floor = floor_seconds(traffic, limits, number, prompt + tokens)
+        floors = {name: floor_seconds(one, limits, number, prompt + tokens) for name, one in traffic.items()}
+        floor = floors[ours.name]
         host = statistics.median(ours.engine_steps(tokens)) - timings[0].seconds
-        for timing in timings:
-            speeds.setdefault(timing.name, []).append(number / timing.seconds)
-            fractions.setdefault(timing.name, []).append(floor / timing.seconds)
         title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
-        _print_rows(console, title, timings, number, "decode", floor)
+        decoded = Measured(
+            "decode", number, number, timings, {one.name: floors.get(one.name, floor) for one in timings}
+        )
+        found.append(decoded)
+        _print_rows(console, title, decoded)
         if prefill:
-            _measure_texts(console, sides, ours, number, prefill, rounds)
+            found += _measure_texts(console, sides, number, prefill, rounds)
         if with_profile:
             _print_profiles(console, ours, tokens, prefill)
+        if json_to is not None:
+            machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
+            figures = {"model": model, "machine": machine, "measured": [one.figures() for one in found]}
+            json_to.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if plot_to is not None:
         name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
+        decoding = [one for one in found if one.what == "decode"]
+        speeds = {side.name: [one.speed(side.name) for one in decoding] for side in decoding[0].timings}
+        fractions = {side: [one.of_floor(side) for one in decoding] for side in speeds}
         plot_to.write_text(plot(name, lanes, speeds, fractions), encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Timings of every side for one number of lanes.
+
+    Attributes:
+        what: "decode", "prefill" or "score".
+        lanes: sequences at a time.
+        tokens: that each side computed in one timing.
+        timings: of each side, ours first.
+        floors: least seconds of each side on this machine; None where they are not known.
+    """
+
+    what: str
+    lanes: int
+    tokens: int
+    timings: list[Timing]
+    floors: dict[str, float] | None = None
+
+    def _seconds(self, side: str) -> float:
+        return next(one.seconds for one in self.timings if one.name == side)
+
+    def speed(self, side: str) -> float:
+        """Tokens in a second."""
+        return self.tokens / self._seconds(side)
+
+    def of_floor(self, side: str) -> float:
+        """Fraction of the machine's limit that a side reaches."""
+        assert self.floors is not None
+        return self.floors[side] / self._seconds(side)
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        rounds = {one.name: one.rounds for one in self.timings}
+        return {"what": self.what, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}
+
+
+def _own_sides(model: str, beside: list[str]) -> dict[str, str]:
+    """Return side -> checkpoint, of the sides that this library computes; the model's first."""
+    sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in beside}
+    if len(sides) <= len(beside):
+        raise ValueError(f"--beside: expected folders of different names, got {', '.join(beside)}")
+    return sides
+
+
 def _others(
-    against: list[Against], lm: LM, lanes: int, prompt: int, context: int, program: Path | None, gguf: Path | None
+    against: list[Against], lm: LM, lanes: int, prompt: int, context: int, program: Path | None, ggufs: list[Path]
 ) -> list[Side]:
     sides: list[Side] = []
     for one in against:
         if one is Against.LLAMA_CPP:
-            assert program is not None and gguf is not None
-            sides.append(LlamaCppSide(program, gguf, lanes, prompt))
+            assert program is not None
+            sides += [LlamaCppSide(program, gguf, lanes, prompt) for gguf in ggufs]
         else:
             sides.append(TransformersSide(lm.path, one.value.partition("-")[2], lanes, prompt, context))
     return sides
 
 
-def _measure_texts(console: Console, sides: list[Side], ours: EngineSide, lanes: int, tokens: int, rounds: int) -> None:
+def _measure_texts(console: Console, sides: list[Side], lanes: int, tokens: int, rounds: int) -> list[Measured]:
     """Measure prefill and scoring; other engines' prefill time is shown beside both."""
 
-    def turns(measure: Callable[[], float]) -> list[Timing]:
-        return in_turns(sides, lambda side: measure() if side is ours else side.prefill(tokens), rounds)
+    def prefill(side: Side) -> float:
+        return side.prefill(tokens)
 
-    for warm_up in (ours.prefill, ours.score):
-        warm_up(tokens)
-    for what, measure in (("prefill", ours.prefill), ("score", ours.score)):
-        _print_rows(console, "", turns(lambda measure=measure: measure(tokens)), lanes * tokens, what, None)
+    def score(side: Side) -> float:
+        return side.score(tokens) if isinstance(side, EngineSide) else side.prefill(tokens)
+
+    for side in sides:
+        if isinstance(side, EngineSide):
+            side.prefill(tokens)
+            side.score(tokens)
+    found = list[Measured]()
+    for what, measure in (("prefill", prefill), ("score", score)):
+        found.append(Measured(what, lanes, lanes * tokens, in_turns(sides, measure, rounds)))
+        _print_rows(console, "", found[-1])
+    return found
 
 
 def _print_machine(console: Console, lm: LM, limits: Limits) -> None:
@@ -156,21 +229,20 @@ def _print_machine(console: Console, lm: LM, limits: Limits) -> None:
     )
 
 
-def _print_rows(
-    console: Console, title: str, timings: list[Timing], tokens: int, what: str, floor: float | None
-) -> None:
+def _print_rows(console: Console, title: str, measured: Measured) -> None:
     if title:
         console.print(Text(title))
     table = Table()
-    for heading in (what, "ms", "tokens/s", "of floor", "hybridlm is faster by"):
-        table.add_column(heading, justify="left" if heading == what else "right")
-    for timing in timings:
+    for heading in (measured.what, "ms", "tokens/s", "of floor", "hybridlm is faster by"):
+        table.add_column(heading, justify="left" if heading == measured.what else "right")
+    for timing in measured.timings:
         ratio = ""
-        if timing is not timings[0]:
-            median, least, most = timings[0].ratio(timing)
+        if timing is not measured.timings[0]:
+            median, least, most = measured.timings[0].ratio(timing)
             ratio = f"{median:.2f} ({least:.2f}-{most:.2f})"
-        part = "" if floor is None else f"{floor / timing.seconds:.0%}"
-        table.add_row(timing.name, f"{timing.seconds * 1e3:.2f}", f"{tokens / timing.seconds:,.0f}", part, ratio)
+        part = "" if measured.floors is None else f"{measured.of_floor(timing.name):.0%}"
+        speed = f"{measured.speed(timing.name):,.0f}"
+        table.add_row(timing.name, f"{timing.seconds * 1e3:.2f}", speed, part, ratio)
     console.print(table)
 
 

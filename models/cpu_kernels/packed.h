@@ -20,10 +20,17 @@ struct Packed {
   ScaleDtype scale_dtype;
 };
 
+struct Product;
+
 // Write the numbers of rows `first` to before `last`, one row behind the other, in float32 or rounded once to bfloat16.
 struct Unpack {
   void (*bfloat16)(const Packed&, int64_t first, int64_t last, uint16_t* numbers);
   void (*float32)(const Packed&, int64_t first, int64_t last, float* numbers);
+  // Compute outputs `first` to before `last` of the first `code_rows` rows at most, straight from the codes, with the bits of
+  // the row product with the numbers in bfloat16, which are kept for more rows where `kept` is not null. False where there
+  // is no such code for a weight; null where there is none at all.
+  bool (*product)(const Packed&, const Product&, int64_t first, int64_t last, uint16_t* kept) = nullptr;
+  int64_t code_rows = 0;
 };
 
 // Of each instruction set; null where the compiler has no such instructions, or the lesser set's is as fast.

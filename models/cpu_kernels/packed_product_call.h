@@ -1,5 +1,6 @@
-// Products of rows with packed weights on the threads of a pool: a few rows of a weight are unpacked at a time, into memory
-// that stays in the cache of a core, and multiplied by the row product. A result has the bits of the unpacked weight's.
+// Products of rows with packed weights on the threads of a pool: straight from the codes where an instruction set has code
+// for them; otherwise, and for further rows, a few rows of a weight are unpacked at a time, into memory that stays in the
+// cache of a core, and multiplied by the row product. A result has the bits of the unpacked weight's.
 
 #ifndef MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
 #define MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
@@ -14,10 +15,10 @@
 
 namespace cpu_kernels {
 
-// Bytes of unpacked numbers at a time, where more than a tile of rows fits into them.
-constexpr int64_t UNPACKED_BYTES = 64 * 1024;
-// Rows of a weight that a tile of the row product has at most.
-constexpr int64_t TILE_OUTPUTS = 8;
+// Bytes of unpacked numbers at a time, where more than a few tiles of rows fit into them.
+constexpr int64_t UNPACKED_BYTES = 128 * 1024;
+// Rows of a weight that fill tiles of row products, of three or of eight outputs.
+constexpr int64_t TILES_OUTPUTS = 24;
 
 // A product of rows that are prepared, with numbers of `number_bytes` bytes: the rows of one expert, or all.
 struct PackedCall {
@@ -28,18 +29,30 @@ struct PackedCall {
   // Compute outputs first to last of some rows: x is prepared, y has rows of `outputs` numbers.
   void outputs(const Packed& weight, const void* x, int64_t x_stride, float* y, int64_t rows, int64_t outputs,
                int64_t first, int64_t last) const {
+    const bool from_codes = number_bytes == 2 && unpack.product != nullptr, few = rows <= unpack.code_rows;
+    const Product whole{x, x_stride, nullptr, y, rows, weight.inputs, outputs};
+    if (from_codes && few && unpack.product(weight, whole, first, last, nullptr)) return;
     thread_local Scratch scratch;
     const int64_t row_bytes = weight.inputs * number_bytes;
-    const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (TILE_OUTPUTS * std::max<int64_t>(1, row_bytes)));
-    const int64_t most = std::min(tiles * TILE_OUTPUTS, last - first);
+    const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (TILES_OUTPUTS * std::max<int64_t>(1, row_bytes)));
+    const int64_t most = std::min(tiles * TILES_OUTPUTS, last - first);
     auto* const numbers = static_cast<char*>(scratch.of_size(static_cast<std::size_t>(most * row_bytes)));
     for (int64_t out = first; out < last; out += most) {
-      const int64_t count = std::min(most, last - out);
-      if (number_bytes == 2)
-        unpack.bfloat16(weight, out, out + count, reinterpret_cast<uint16_t*>(numbers));
-      else
-        unpack.float32(weight, out, out + count, reinterpret_cast<float*>(numbers));
-      form.product({x, x_stride, numbers, y + out, rows, weight.inputs, outputs}, 0, count);
+      const int64_t end = std::min(out + most, last);
+      Product all = whole;
+      all.weight = numbers;
+      auto* const narrow = reinterpret_cast<uint16_t*>(numbers);
+      if (from_codes && !few && unpack.product(weight, all, out, end, narrow)) {
+        all.x = static_cast<const char*>(x) + unpack.code_rows * x_stride * form.number_bytes;
+        all.y += unpack.code_rows * outputs;
+        all.rows -= unpack.code_rows;
+      } else if (number_bytes == 2) {
+        unpack.bfloat16(weight, out, end, narrow);
+      } else {
+        unpack.float32(weight, out, end, reinterpret_cast<float*>(numbers));
+      }
+      all.y += out;
+      form.product(all, 0, end - out);
     }
   }
 };

@@ -1,6 +1,6 @@
-// Row products for x86-64 with AVX-512 (F, BW, DQ and VL).
+// Row products, also with packed weights, for x86-64 with AVX-512 (F, BW, DQ and VL).
 
-#include "row_product.h"
+#include "wide_codes.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "avx512_totals.h"
@@ -44,9 +44,43 @@ struct Bfloat16 : Float32 {
   }
 };
 
+// What numbers of packed weights are made by.
+struct Unpacked : Bfloat16 {
+  using Float32::load;
+
+  static Numbers all(float x) { return _mm512_set1_ps(x); }
+  static Numbers rounded(Numbers x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), last);
+    return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-65536)));
+  }
+  static __m128i sixteen(const uint8_t* codes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)); }
+  static Numbers of_int8(const uint8_t* codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes))); }
+  // A float8 is a float16 of another exponent, 256 times as small; the conversion keeps denormal float16. The sign of a
+  // code comes in bits 15 and 14, and 14 is none of a float16 as small.
+  static Numbers of_e4m3(const uint8_t* codes) {
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(sixteen(codes)), 7);
+    const __m256i small = _mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));
+    return _mm512_mul_ps(_mm512_cvtph_ps(small), _mm512_set1_ps(256.0f));
+  }
+  static Numbers chosen(const Numbers* table, const uint8_t* codes) {
+    const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+    const __m512i places = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, _mm_srli_epi16(low, 4)));
+    return _mm512_permutexvar_ps(places, table[0]);  // four bits of a place count
+  }
+  static void keep(uint16_t* to, Numbers numbers) {
+    const __m256i narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(numbers), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow);
+  }
+};
+
 }  // namespace
 
 extern const Forms avx512_forms = {form<Bfloat16>(), form<Float32>()};
+extern const Unpack avx512_unpack = {unpack_rows<uint16_t>, unpack_rows<float>, product_of_packed<Unpacked>,
+                                     Unpacked::MAX_ROWS};
 #else
 extern const Forms avx512_forms = {};
+extern const Unpack avx512_unpack = {};
 #endif

@@ -1,9 +1,9 @@
 // Row products for x86-64 with AVX-512-BF16: two products of bfloat16 numbers for each partial sum in one instruction,
-// which takes denormal numbers for zero.
+// which takes denormal numbers for zero. With packed weights, numbers are chosen from tables by AVX-512-VBMI.
 
-#include "row_product.h"
+#include "code_product.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "avx512_totals.h"
 
 namespace {
@@ -24,15 +24,141 @@ struct Bfloat16 {
   static Sums add_product(Sums sums, const uint16_t* x, Numbers numbers) {
     return _mm512_dpbf16_ps(sums, load(x), numbers);
   }
+  static void keep(uint16_t* to, Numbers numbers) { _mm512_storeu_si512(to, reinterpret_cast<__m512i>(numbers)); }
   template <int OUTPUTS>
   static void store_totals(const Sums* sums, float* y) {
     store_all_totals<OUTPUTS>(sums, y);
   }
 };
 
+inline __m512bh rounded(__m512 low, __m512 high) { return _mm512_cvtne2ps_pbh(high, low); }
+inline __m512bh as_numbers(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
+inline __m128i sixteen(const uint8_t* codes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)); }
+inline __m512 scales_of(const Packed& given, int64_t at) { return _mm512_set1_ps(scale_of(given, at)); }
+
+struct Int8 {
+  static constexpr int BITS = 8, STEP = 32, GROUPS = 1;
+  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
+  struct Group {
+    __m512 scale;
+    void start(const Packed& given, int64_t, int64_t at) { scale = scales_of(given, at); }
+    void numbers(const uint8_t* codes, __m512bh* to) const {
+      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes)));
+      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes + 16)));
+      to[0] = rounded(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
+    }
+  };
+};
+
+// The 128 magnitudes of a float8 as bfloat16 numbers, which hold them exactly: their low and their high bytes.
+struct Magnitudes {
+  alignas(64) uint8_t low[128], high[128];
+  constexpr Magnitudes() : low(), high() {
+    for (int code = 0; code < 128; ++code) {
+      int exponent = code / 8, fraction = code % 8;
+      if (exponent == 0 && fraction > 0) {
+        exponent = 1;
+        for (; fraction < 8; fraction *= 2) --exponent;
+      }
+      const int bits = code == 0 ? 0 : ((exponent + 120) << 7) + (fraction % 8 << 4);
+      low[code] = static_cast<uint8_t>(bits);
+      high[code] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+constexpr Magnitudes MAGNITUDES;
+
+struct E4m3 {
+  static constexpr int BITS = 8, STEP = 64, GROUPS = 1;
+  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
+  struct Group {
+    __m512 scale;
+    void start(const Packed& given, int64_t, int64_t at) { scale = scales_of(given, at); }
+    __m512bh scaled(__m512i numbers) const {
+      const __m512i zero = _mm512_setzero_si512();
+      const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, numbers));
+      const __m512 high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, numbers));
+      return rounded(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
+    }
+    void numbers(const uint8_t* codes, __m512bh* to) const {
+      // Each "unpack" below takes a part of every 16 bytes: the first 16 codes are the first four bytes of each.
+      const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m512i some = _mm512_permutexvar_epi32(turned, _mm512_loadu_si512(codes));
+      const auto chosen = [&](const uint8_t* bytes) {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(bytes), some, _mm512_load_si512(bytes + 64));
+      };
+      const __m512i low = chosen(MAGNITUDES.low);
+      // chosen ^ (some & 0x80)
+      const __m512i high = _mm512_ternarylogic_epi32(chosen(MAGNITUDES.high), some, _mm512_set1_epi8(-128), 0x78);
+      to[0] = scaled(_mm512_unpacklo_epi8(low, high));
+      to[1] = scaled(_mm512_unpackhi_epi8(low, high));
+    }
+  };
+};
+
+// 32 words, each with the code of four bits at its place in the low bits; the bit above is that of another code.
+inline __m512i words_of_four_bits(const uint8_t* codes) {
+  const __m512i pairs = _mm512_cvtepu8_epi32(sixteen(codes));
+  return _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+}
+
+// Codes of four bits choose among the numbers of their group: a table of them, twice, as the fifth bit is of no account.
+template <Kind KIND>
+struct FourBits {
+  static constexpr int BITS = 4, STEP = 32, GROUPS = 1;
+  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole; }
+  struct Group {
+    __m512i table;
+    void start(const Packed& given, int64_t, int64_t at) {
+      const __m512 codes = KIND == Kind::e2m1 ? _mm512_loadu_ps(E2M1)
+                                              : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      const __m512 values = _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(zero_of(given, at))), scales_of(given, at));
+      table = reinterpret_cast<__m512i>(rounded(values, values));
+    }
+    void numbers(const uint8_t* codes, __m512bh* to) const {
+      to[0] = as_numbers(_mm512_permutexvar_epi16(words_of_four_bits(codes), table));
+    }
+  };
+};
+
+// NVFP4, two groups of 16 at a time: the numbers of the one and of the other are the table.
+struct Nvfp4 {
+  static constexpr int BITS = 4, STEP = 32, GROUPS = 2;
+  static bool takes(const Packed& given, int64_t width) { return width == 16 && given.groups % 2 == 0 && given.whole; }
+  struct Group {
+    __m512i table;
+    void start(const Packed& given, int64_t out, int64_t at) {
+      const __m512 values = _mm512_loadu_ps(E2M1), whole = _mm512_set1_ps(given.whole[out]);
+      const __m512 low = _mm512_mul_ps(_mm512_mul_ps(values, scales_of(given, at)), whole);
+      table = reinterpret_cast<__m512i>(rounded(low, _mm512_mul_ps(_mm512_mul_ps(values, scales_of(given, at + 1)), whole)));
+    }
+    void numbers(const uint8_t* codes, __m512bh* to) const {
+      const __m512i words = _mm512_and_si512(words_of_four_bits(codes), _mm512_set1_epi16(15));
+      const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+      to[0] = as_numbers(_mm512_permutexvar_epi16(_mm512_or_si512(words, second), table));
+    }
+  };
+};
+
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+  switch (given.kind) {
+    case Kind::int8:
+      return product_of_codes<Bfloat16, Int8>(given, all, first, last, kept);
+    case Kind::e4m3:
+      return product_of_codes<Bfloat16, E4m3>(given, all, first, last, kept);
+    case Kind::int4:
+      return product_of_codes<Bfloat16, FourBits<Kind::int4>>(given, all, first, last, kept);
+    default:
+      return product_of_codes<Bfloat16, FourBits<Kind::e2m1>>(given, all, first, last, kept) ||
+             product_of_codes<Bfloat16, Nvfp4>(given, all, first, last, kept);
+  }
+}
+
 }  // namespace
 
 extern const Forms avx512bf16_forms = {form<Bfloat16>(), {}};
+extern const Unpack avx512bf16_unpack = {unpack_rows<uint16_t>, nullptr, product_of_packed, Bfloat16::MAX_ROWS};
 #else
 extern const Forms avx512bf16_forms = {};
+extern const Unpack avx512bf16_unpack = {};
 #endif

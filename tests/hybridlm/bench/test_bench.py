@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,10 @@ def test_operations_belong_to_parts() -> None:
 }
 ENTRY %main (a: f32[4]) -> f32[4] {
   %a = f32[4]{0} parameter(0)
+  %call.3 = f32[4]{0} custom-call(%a), custom_call_target="hybridlm_row_product", metadata={op_name="jit(s)/f"}
   ROOT %fusion.2 = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="reduce_sum"}
 }"""
-    assert parts_of_instructions(hlo) == {"mul.1": "Mlp", "fusion.2": "Mlp"}
+    assert parts_of_instructions(hlo) == {"mul.1": "Mlp", "call.3": "row product", "fusion.2": "Mlp"}
 
 
 def test_time_inside_a_loop_is_counted_once() -> None:
@@ -123,9 +125,11 @@ def test_time_inside_a_loop_is_counted_once() -> None:
 @pytest.mark.long
 def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_limits", lambda: Limits(1e9, 1e9, 2e9))
-    picture = tmp_path / "picture.svg"
+    picture, figures, copy = tmp_path / "picture.svg", tmp_path / "figures.json", tmp_path / "copy"
+    shutil.copytree(demo.path(), copy)
     command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "4", "--rounds", "2", "--prompt", "8"]
     command += ["--prefill", "12", "--context", "64", "--chunk", "8", "--profile", "--plot", str(picture)]
+    command += ["--beside", str(copy), "--json", str(figures), "--kernels", "off"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     for expected in (
@@ -136,9 +140,27 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "ms of score",
         "Mlp projection",
         "host",
+        "hybridlm copy",
     ):
         assert expected in result.output
+    found = json.loads(figures.read_text())["measured"]
+    assert [one["what"] for one in found] == ["decode", "prefill", "score"]
+    for one in found:
+        assert {name: len(rounds) for name, rounds in one["seconds"].items()} == {"hybridlm": 2, "hybridlm copy": 2}
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_copies_beside_each_other_need_names_of_their_own() -> None:
+    command = ["bench", "--model", str(demo.path()), "--beside", "a/int8", "--beside", "b/int8"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and "--beside" in result.output
+
+
+def test_speed_and_floor_of_each_side() -> None:
+    timings = [Timing("hybridlm", (2.0, 4.0, 3.0)), Timing("llama.cpp q8_0", (6.0, 6.0, 5.0))]
+    found = bench.Measured("decode", 4, 12, timings, {"hybridlm": 1.5, "llama.cpp q8_0": 3.0})
+    assert found.speed("hybridlm") == 4 and found.speed("llama.cpp q8_0") == 2
+    assert found.of_floor("hybridlm") == found.of_floor("llama.cpp q8_0") == 0.5
 
 
 def test_a_context_that_is_too_short_is_refused() -> None:

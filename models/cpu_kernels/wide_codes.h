@@ -1,0 +1,55 @@
+// Codes of packed weights where numbers of bfloat16 are multiplied as float32 (code_product.h).
+
+#ifndef MODELS_CPU_KERNELS_WIDE_CODES_H_
+#define MODELS_CPU_KERNELS_WIDE_CODES_H_
+
+#include "code_product.h"
+
+namespace {
+
+alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// A scale whose NaN stays one when its last bits are rounded away.
+inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
+
+template <typename Simd, bool FLOAT8>
+struct Bytes {
+  static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
+  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
+  struct Group {
+    typename Simd::Numbers scale;
+    void start(const Packed& given, int64_t, int64_t at) { scale = Simd::all(quiet(scale_of(given, at))); }
+    void numbers(const uint8_t* codes, typename Simd::Numbers* to) const {
+      to[0] = Simd::rounded((FLOAT8 ? Simd::of_e4m3(codes) : Simd::of_int8(codes)) * scale);
+    }
+  };
+};
+
+// Codes of four bits choose among the sixteen numbers of their group.
+template <typename Simd>
+struct FourBits {
+  static constexpr int BITS = 4, STEP = Simd::STEP, GROUPS = 1;
+  static bool takes(const Packed&, int64_t width) { return width % STEP == 0; }
+  struct Group {
+    typename Simd::Numbers table[16 / STEP];
+    void start(const Packed& given, int64_t out, int64_t at) {
+      const float* const values = given.kind == Kind::e2m1 ? E2M1 : INTEGERS;
+      const auto scale = Simd::all(quiet(scale_of(given, at))), zero = Simd::all(zero_of(given, at));
+      const auto whole = Simd::all(quiet(given.whole == nullptr ? 1.0f : given.whole[out]));
+      for (int part = 0; part < 16 / STEP; ++part)
+        table[part] = Simd::rounded((Simd::load(values + part * STEP) - zero) * scale * whole);
+    }
+    void numbers(const uint8_t* codes, typename Simd::Numbers* to) const { to[0] = Simd::chosen(table, codes); }
+  };
+};
+
+template <typename Simd>
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+  if (given.kind == Kind::e4m3) return product_of_codes<Simd, Bytes<Simd, true>>(given, all, first, last, kept);
+  if (given.kind == Kind::int8) return product_of_codes<Simd, Bytes<Simd, false>>(given, all, first, last, kept);
+  return product_of_codes<Simd, FourBits<Simd>>(given, all, first, last, kept);
+}
+
+}  // namespace
+
+#endif  // MODELS_CPU_KERNELS_WIDE_CODES_H_

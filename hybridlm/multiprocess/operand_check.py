@@ -7,6 +7,7 @@ devices have different digests, or different slot maps, no row changes on any of
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,4 +43,4 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
                 args[i] = jnp.where(agree, args[i], jnp.int32(entry.size))
         return (*step(*args), agree)
 
-    return run, LaneContract(inputs=(*entries, Shared()), outputs=(*contract.outputs, Shared()))
+    return run, replace(contract, inputs=(*entries, Shared()), outputs=(*contract.outputs, Shared()))

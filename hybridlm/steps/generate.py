@@ -5,6 +5,7 @@ a lane of length 0 keeps its rows.
 """
 
 import itertools
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -17,7 +18,7 @@ from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
 from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
-from hybridlm.steps.structure import STATE, Rows, Step, Structure
+from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared, rowwise
 from models import Decoder
 from models.cpu_kernels import INSTRUCTIONS
@@ -78,10 +79,11 @@ class SampledTokens(NamedTuple):
 GENERATE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
     outputs=(Lane(), STATE),
+    opaque=KERNEL_CALLS,
 )
-CHANGED_GENERATE_CONTRACT = LaneContract(inputs=(*GENERATE_CONTRACT.inputs, Lane()), outputs=GENERATE_CONTRACT.outputs)
+CHANGED_GENERATE_CONTRACT = replace(GENERATE_CONTRACT, inputs=(*GENERATE_CONTRACT.inputs, Lane()))
 """That of a step that changes logits."""
-PROBED_GENERATE_CONTRACT = LaneContract((*CHANGED_GENERATE_CONTRACT.inputs, Lane()), GENERATE_CONTRACT.outputs)
+PROBED_GENERATE_CONTRACT = replace(CHANGED_GENERATE_CONTRACT, inputs=(*CHANGED_GENERATE_CONTRACT.inputs, Lane()))
 """That of a step with `Probes`; its `LogitChanges` may be None."""
 
 

@@ -5,12 +5,13 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float32, Int32
 
-from hybridlm.steps.structure import STATE, Rows, Step, Structure
+from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 
 HIDDEN_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared()),
     outputs=(Lane(), STATE),
+    opaque=KERNEL_CALLS,
 )
 
 

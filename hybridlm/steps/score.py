@@ -1,6 +1,7 @@
 """The scoring step: log-probabilities of given tokens, and its contract."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float32, Int32
 
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
-from hybridlm.steps.structure import STATE, Rows, Step, Structure
+from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
 from models.ops.layout import materialize
@@ -59,10 +60,11 @@ class Chosen(NamedTuple):
 SCORE_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane()),
     outputs=(Lane(), STATE),
+    opaque=KERNEL_CALLS,
 )
-CHOSEN_CONTRACT = LaneContract((*SCORE_CONTRACT.inputs, Lane()), SCORE_CONTRACT.outputs)
+CHOSEN_CONTRACT = replace(SCORE_CONTRACT, inputs=(*SCORE_CONTRACT.inputs, Lane()))
 """Contract of a scoring step with `Chosen`."""
-PROBED_SCORE_CONTRACT = LaneContract((*CHOSEN_CONTRACT.inputs, Lane()), SCORE_CONTRACT.outputs)
+PROBED_SCORE_CONTRACT = replace(CHOSEN_CONTRACT, inputs=(*CHOSEN_CONTRACT.inputs, Lane()))
 """Contract of a scoring step with `Probes`; `Chosen` may be None."""
 
 

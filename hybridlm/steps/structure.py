@@ -1,7 +1,7 @@
 """The structure of a step's model without its arrays, and the rows that steps return."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +10,20 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32
 
-from ir_passes import Pool
+from ir_passes import Lane, Opaque, Pool
 from models import Decoder
 from models.ops.linear import LinearWeight
+from models.ops.recurrent_step_cpu import READ, STEP
 from models.state.state import state_array
 
 STATE = Pool("state")
+_STATES = replace(STATE, dims=("row", "value_head", "value", "key"))
+_TOKENS = (Lane(role="length"), *[Lane()] * 6)
+KERNEL_CALLS = {
+    STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}),
+    READ: Opaque((*_TOKENS, _STATES), (Lane(),)),
+}
+"""Declarations of the kernels for CPUs that have whole pools as operands; all others are declared row-wise."""
 
 
 class Rows(NamedTuple):

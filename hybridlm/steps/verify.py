@@ -6,6 +6,7 @@ sampled in its place, and every draft before it was accepted: so a sequence samp
 Rows are written once, with the accepted tokens.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,15 +19,16 @@ from hybridlm.sampling.sampling import LogitsProcessor, Sampling
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
 from hybridlm.steps.mtp_drafts import DraftingLanes
-from hybridlm.steps.structure import STATE, Rows, Step, Structure
+from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
 from ir_passes import Lane, LaneContract, Shared
 from models import Decoder
 
 VERIFY_CONTRACT = LaneContract(
     inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Lane(), Shared()),
     outputs=((Lane(role="accepted"), Lane()), STATE),
+    opaque=KERNEL_CALLS,
 )
-CHANGED_VERIFY_CONTRACT = LaneContract(inputs=(*VERIFY_CONTRACT.inputs, Lane()), outputs=VERIFY_CONTRACT.outputs)
+CHANGED_VERIFY_CONTRACT = replace(VERIFY_CONTRACT, inputs=(*VERIFY_CONTRACT.inputs, Lane()))
 """That of a step that changes logits, by the tokens before the step: lanes with changes have no drafts, unless the
 changes are masks, of which each token has its own."""
 

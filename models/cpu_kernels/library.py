@@ -15,7 +15,14 @@ from models.cpu_kernels.build import LIBRARY, is_current
 INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16")
 """Instruction sets that there is code for, each with all that stand before it. NEON and AMX have no code of their own:
 on aarch64 the portable code runs, which compilers make NEON of, and with AMX that for AVX-512-BF16."""
-TARGETS = ("hybridlm_row_product", "hybridlm_packed_product", "hybridlm_packed_expert_product")
+TARGETS = (
+    "hybridlm_row_product",
+    "hybridlm_packed_product",
+    "hybridlm_packed_expert_product",
+    "hybridlm_recurrent_step",
+    "hybridlm_recurrent_step_by_slot",
+    "hybridlm_recurrent_read",
+)
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"
 

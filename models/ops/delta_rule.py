@@ -23,7 +23,7 @@ from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import materialize, unfused
 from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
-from models.ops.recurrent_step import step_by_kernel
+from models.ops.recurrent_step import by_kernel
 from models.ops.triangular import unit_lower_inverse
 
 CHUNK = 32
@@ -53,17 +53,14 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
             then returns no new one.
     """
     if inputs.tokens == 1:
-        return delta_rule_step(inputs)
-    if (found := step_by_kernel(inputs, keep_state)) is not None:
-        return found
-    return over_slots(partial(delta_rule_chunked, keep_state=keep_state), inputs)
+        return delta_rule_step(inputs, keep_state)
+    return by_kernel(partial(over_slots, partial(delta_rule_chunked, keep_state=keep_state)), inputs, keep_state)
 
 
-def delta_rule_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run one token, by a kernel where one is chosen."""
-    if (found := step_by_kernel(inputs)) is not None:
-        return found
-    return over_slots(_step_for_gpus if inputs.devices.platform == "gpu" else _step, inputs)
+    plain = _step_for_gpus if inputs.devices.platform == "gpu" else _step
+    return by_kernel(partial(over_slots, plain), inputs, keep_state)
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:

@@ -1,6 +1,7 @@
 """A kernel for GPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
 
-The plain forms, `delta_rule_reference` and `ssd_reference`, define it; `recurrent_step_tpu` is the one for TPUs.
+The plain forms, `delta_rule_reference` and `ssd_reference`, define it; `recurrent_step_tpu` is the one for TPUs,
+`recurrent_step_cpu` that for CPUs.
 Several tokens are those of a step that verifies drafts, which needs no new state, and of the replay of the accepted
 ones. One program instance has some rows of the state of one lane and value head: the delta rule and SSD treat each row
 S[v] by itself, so rows need nothing of each other.
@@ -9,11 +10,14 @@ S[v] by itself, so rows need nothing of each other.
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrent_step_cpu import KERNEL as CPU_KERNEL
+from models.ops.recurrent_step_cpu import recurrent_step_cpu
 from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
 from models.ops.recurrent_step_tpu import recurrent_step_tpu
 
@@ -127,20 +131,32 @@ def recurrent_step(inputs: RecurrenceInputs, *, keep_state: bool = False, interp
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
 
-def step_by_kernel(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs | None:
-    """Run a few tokens of every lane by the platform's kernel; None where there is none for these operands.
+def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
+    """Run a few tokens of every lane by the platform's kernel, or by the plain form where there is none for them.
 
     Args:
+        plain: form that the kernel computes, and whose derivatives it has on a CPU.
         inputs: of a whole step.
         keep_state: as of `recurrent_step`.
     """
     mode, platform = inputs.devices.kernels, inputs.devices.platform
-    if platform == "tpu":
-        return (
-            recurrent_step_tpu(inputs, interpret=mode == "interpret")
-            if TPU_KERNEL.chosen(mode, platform, inputs)
-            else None
-        )
-    if not KERNEL.chosen(mode, platform, inputs):
-        return None
-    return recurrent_step(inputs, keep_state=keep_state, interpret=mode == "interpret")
+    if CPU_KERNEL.chosen(mode, platform, inputs) and not (keep_state and inputs.slots is not None):
+        arrays, tree = jax.tree.flatten(inputs)
+        return _on_cpu(plain, keep_state, tree, *arrays)
+    if platform == "tpu" and TPU_KERNEL.chosen(mode, platform, inputs):
+        return recurrent_step_tpu(inputs, interpret=mode == "interpret")
+    if platform != "tpu" and KERNEL.chosen(mode, platform, inputs):
+        return recurrent_step(inputs, keep_state=keep_state, interpret=mode == "interpret")
+    return plain(inputs)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _on_cpu(plain: RecurrenceForm, keep_state: bool, tree: Any, *arrays: Any) -> RecurrenceOutputs:
+    return recurrent_step_cpu(jax.tree.unflatten(tree, arrays), keep_state=keep_state)
+
+
+@_on_cpu.defjvp
+def _derivative(plain: RecurrenceForm, keep_state: bool, tree: Any, arrays: Any, tangents: Any) -> Any:
+    output, state = jax.jvp(lambda *arrays: plain(jax.tree.unflatten(tree, arrays)), arrays, tangents)[1]
+    found = _on_cpu(plain, keep_state, tree, *arrays)
+    return found, RecurrenceOutputs(output, None if keep_state else state)

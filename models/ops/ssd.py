@@ -23,7 +23,7 @@ from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum, multiply_few
 from models.ops.layout import unfused
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, over_slots
-from models.ops.recurrent_step import step_by_kernel
+from models.ops.recurrent_step import by_kernel
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
@@ -38,16 +38,13 @@ def ssd(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs
             then returns no new one.
     """
     if inputs.tokens == 1:
-        return ssd_step(inputs)
-    if (found := step_by_kernel(inputs, keep_state)) is not None:
-        return found
-    return over_slots(partial(ssd_chunked, keep_state=keep_state), inputs)
+        return ssd_step(inputs, keep_state)
+    return by_kernel(partial(over_slots, partial(ssd_chunked, keep_state=keep_state)), inputs, keep_state)
 
 
-def ssd_step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run one token, by a kernel where one is chosen."""
-    found = step_by_kernel(inputs)
-    return over_slots(_step, inputs) if found is None else found
+    return by_kernel(partial(over_slots, _step), inputs, keep_state)
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:

@@ -1,4 +1,4 @@
-"""The forms of layers and sampling for GPUs and TPUs, run on a CPU: they compute what the forms for CPUs do."""
+"""Forms of layers and sampling for other platforms, run on a CPU, and kernels: both compute what plain forms do."""
 
 import warnings
 from pathlib import Path
@@ -11,6 +11,7 @@ import hybridlm
 from hybridlm.devices.placement import Placement
 from ir_passes import CertificationWarning
 from ir_passes.contract.statements import Note
+from models.ops.recurrent_step_cpu import STEP
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 48, "chunk": 8, "dtype": "float32"}
@@ -20,22 +21,38 @@ FAMILIES = [
     "sparse_base", "kimi_base", "mamba2_base", "nemotron_latent", "granite_experts", "lfm2_moe_base", "olmo_base",
     "falcon_base",
 ]  # fmt: skip
+BY_DEFAULT = ("kimi_base", "mamba2_base")
 RECURRENT = [name for name in FAMILIES if not name.startswith("lfm2")]
 
 
 def numbers(name: str, kernels: str = "off") -> tuple[list[list[int]], list[np.ndarray]]:
     """Return sampled tokens and scores. The interpreter copies states, which the audit of a step refuses."""
-    certify = "error" if kernels == "off" else "warn"
+    certify = "warn" if kernels == "interpret" else "error"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if certify == "warn" else "error", CertificationWarning)
         lm = hybridlm.load(GOLDEN / name, **SIZES, kernels=kernels, certify=certify)
         tokens = [one.token_ids for one in lm.generate(TEXTS, **SAMPLED)]
         scores = [np.asarray(one.logprobs[1:], np.float64) for one in lm.score(TEXTS)]
     certificates = lm.certificates.values()
-    assert certificates and all(one.proved and (kernels != "off" or one.holds) for one in certificates)
+    assert certificates and all(one.proved and (kernels == "interpret" or one.holds) for one in certificates)
     read = [note for one in certificates for note in one.notes if note.id == Note.KERNEL_READ.value]
-    assert bool(read) == (kernels != "off")
+    assert bool(read) == (kernels == "interpret")
+    believed = {about.about.split("(")[0] for one in certificates for about in one.assumed if about.id == "opaque-idle"}
+    assert believed == ({STEP} if kernels == "auto" else set())
     return tokens, scores
+
+
+@pytest.mark.cpu_kernels
+@pytest.mark.parametrize(
+    "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in RECURRENT]
+)
+def test_kernels_for_cpus(name: str) -> None:
+    """Whole models with states that a kernel updates in place; its declaration stands in the certificates."""
+    tokens, scores = numbers(name)
+    found, others = numbers(name, "auto")
+    for one, other in zip(others, scores, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+    assert found == tokens
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Random lanes for kernels of recurrences, the comparison with the plain forms, and the proof of a step with one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -41,6 +42,28 @@ def inputs(form: str, values: int, keys: int, seed: int = 0, heads: int = HEADS,
     names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
     arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
     return RecurrenceInputs(**arrays, beta=None if beta is None else jnp.asarray(beta), **changes)
+
+
+def several(form: str, values: int = 8, keys: int = 4, tokens: int = 3) -> RecurrenceInputs:
+    """Random lanes of several tokens: one idle, one fresh, one of a single token; what is not used is NaN."""
+    parts = [inputs(form, values, keys, seed=seed) for seed in range(tokens)]
+    valid = np.ones((LANES, tokens), bool)
+    valid[1], valid[4, 1:] = False, False
+    names = [name for name in ("query", "key", "value", "log_decay", "beta") if getattr(parts[0], name) is not None]
+    arrays = {name: np.concatenate([np.asarray(getattr(one, name)) for one in parts], axis=1) for name in names}
+    for one in arrays.values():
+        one[~valid] = np.nan
+    return replace(parts[0], valid=jnp.asarray(valid), **{name: jnp.asarray(one) for name, one in arrays.items()})
+
+
+def zero_padding(given: RecurrenceInputs) -> RecurrenceInputs:
+    """Return the same lanes with zeros in place of what padding tokens hold."""
+    names = [name for name in ("query", "key", "value", "log_decay", "beta") if getattr(given, name) is not None]
+
+    def zeros(x: Any) -> Any:
+        return jnp.where(given.valid.reshape(given.valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
+
+    return replace(given, **{name: zeros(getattr(given, name)) for name in names})
 
 
 def check(form: str, given: RecurrenceInputs, found: Any) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs
+from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs, several, zero_padding
 
 from models.ops.delta_rule import delta_rule, delta_rule_step
 from models.ops.recurrence import RecurrenceInputs
@@ -84,30 +84,12 @@ def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: 
     assert KERNEL.unsupported(given) and not KERNEL.chosen("auto", "gpu", given)
 
 
-def several(form: str, values: int = 8, keys: int = 4, tokens: int = 3) -> RecurrenceInputs:
-    """Random lanes of several tokens: one idle, one fresh, one of a single token; what is not used is NaN."""
-    parts = [inputs(form, values, keys, seed=seed) for seed in range(tokens)]
-    valid = np.ones((LANES, tokens), bool)
-    valid[1], valid[4, 1:] = False, False
-    names = [name for name in ("query", "key", "value", "log_decay", "beta") if getattr(parts[0], name) is not None]
-    arrays = {name: np.concatenate([np.asarray(getattr(one, name)) for one in parts], axis=1) for name in names}
-    for one in arrays.values():
-        one[~valid] = np.nan
-    return replace(parts[0], valid=jnp.asarray(valid), **{name: jnp.asarray(one) for name, one in arrays.items()})
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_one_after_the_other(form: str):
     """A step that verifies drafts, its state kept, and the replay of the accepted tokens."""
     given = several(form)
-    padding = ~given.valid
-
-    def zeros(x: Any) -> Any:
-        return None if x is None else jnp.where(padding.reshape(padding.shape + (1,) * (x.ndim - 2)), 0.0, x)
-
     # the reference would multiply what padding tokens hold
-    names = "query", "key", "value", "log_decay", "beta"
-    clean = replace(given, **{name: zeros(getattr(given, name)) for name in names})
+    clean = zero_padding(given)
     found = kernel(given)
     check(form, clean, found)
     np.testing.assert_array_equal(found.state[1], given.state[1])

@@ -1,0 +1,156 @@
+// A few tokens of a linear recurrence, in place: the gated delta rule, with a decay for each head or channel, and SSD.
+//
+// One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
+// nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
+//
+// Each row S[v] of a state is advanced by itself. A few rows stay in the first cache of a core while the tokens pass, so
+// that memory is read once and written once. The order of all sums is that of the key's channels alone: the bits of a row
+// depend neither on the other lanes, nor on their number, nor on the thread, nor on the number of tokens of the step.
+
+#ifndef MODELS_CPU_KERNELS_RECURRENT_STEP_H_
+#define MODELS_CPU_KERNELS_RECURRENT_STEP_H_
+
+#include "recurrent_steps.h"
+
+namespace {
+
+// Call `work(k, load, store)` for each vector of a row, the last one of `keys % STEP` numbers.
+template <typename Simd, typename Work>
+inline void over_channels(int64_t keys, const Work& work) {
+  using Vector = typename Simd::Vector;
+  const int64_t whole = keys - keys % Simd::STEP;
+  for (int64_t k = 0; k < whole; k += Simd::STEP)
+    work(k, [](const float* from) { return Simd::load(from); }, [](float* to, Vector x) { Simd::store(to, x); });
+  if (const int64_t left = keys - whole)
+    work(whole, [left](const float* from) { return Simd::load_first(from, left); },
+         [left](float* to, Vector x) { Simd::store_first(to, x, left); });
+}
+
+// What one token of a head is to all of its rows.
+struct Token {
+  const float* query;
+  const float* key;
+  const float* decay;  // of the head or of each channel
+  float beta;
+  float query_key;  // sum of query * key
+};
+
+// Advance ROWS rows by a token and read them with its query. Where `writes` is false, the last token needs no new rows.
+//
+// With r = S decay [query, key] and d = beta (value - r_key), the delta rule's output is r_query + (query key) d.
+template <typename Simd, int ROWS, bool BY_CHANNEL>
+void correct(float* rows, int64_t keys, const Token& token, const float* value, float* out, bool writes) {
+  using Vector = typename Simd::Vector;
+  Vector sums[2 * ROWS];
+  for (auto& one : sums) one = Simd::all(0.0f);
+  over_channels<Simd>(keys, [&](int64_t k, auto load, auto) __attribute__((always_inline)) {
+    Vector key = load(token.key + k), query = load(token.query + k);
+    if (BY_CHANNEL) {
+      const Vector decay = load(token.decay + k);
+      key = Simd::multiply(decay, key);
+      query = Simd::multiply(decay, query);
+    }
+    for (int row = 0; row < ROWS; ++row) {
+      const Vector state = load(rows + row * keys + k);
+      sums[row] = Simd::add_product(sums[row], state, key);
+      sums[ROWS + row] = Simd::add_product(sums[ROWS + row], state, query);
+    }
+  });
+  float read[2 * ROWS];
+  Simd::template totals<2 * ROWS>(sums, read);
+  const float decay = BY_CHANNEL ? 1.0f : *token.decay;
+  float delta[ROWS];
+  for (int row = 0; row < ROWS; ++row) {
+    delta[row] = token.beta * (value[row] - decay * read[row]);
+    out[row] = decay * read[ROWS + row] + token.query_key * delta[row];
+  }
+  if (!writes) return;
+  over_channels<Simd>(keys, [&](int64_t k, auto load, auto store) __attribute__((always_inline)) {
+    const Vector key = load(token.key + k), left = BY_CHANNEL ? load(token.decay + k) : Simd::all(decay);
+    for (int row = 0; row < ROWS; ++row) {
+      float* const at = rows + row * keys + k;
+      store(at, Simd::add_product(Simd::multiply(left, load(at)), Simd::all(delta[row]), key));
+    }
+  });
+}
+
+// The same for SSD, which corrects nothing, and reads a row as it writes it.
+template <typename Simd, int ROWS>
+void add(float* rows, int64_t keys, const Token& token, const float* value, float* out, bool writes) {
+  using Vector = typename Simd::Vector;
+  Vector sums[ROWS];
+  for (auto& one : sums) one = Simd::all(0.0f);
+  const Vector decay = Simd::all(*token.decay);
+  over_channels<Simd>(keys, [&](int64_t k, auto load, auto store) __attribute__((always_inline)) {
+    const Vector key = load(token.key + k), query = load(token.query + k);
+    for (int row = 0; row < ROWS; ++row) {
+      float* const at = rows + row * keys + k;
+      const Vector state = Simd::add_product(Simd::multiply(decay, load(at)), Simd::all(value[row]), key);
+      if (writes) store(at, state);
+      sums[row] = Simd::add_product(sums[row], state, query);
+    }
+  });
+  Simd::template totals<ROWS>(sums, out);
+}
+
+// Advance ROWS rows by all tokens of their lane.
+template <typename Simd, int ROWS>
+void advance_rows(const RecurrentStep& step, const Token* tokens, int64_t count, bool fresh, float* state,
+                  const float* value, float* out) {
+  const int64_t keys = step.keys, stride = step.heads * step.values;
+  alignas(64) float copy[ROWS * MAX_STEP_KEYS];
+  float* rows = state;
+  if (step.keeps_state && (count > 1 || fresh)) {
+    rows = copy;
+    if (!fresh) __builtin_memcpy(rows, state, sizeof(float) * static_cast<unsigned long>(ROWS * keys));
+  }
+  if (fresh) __builtin_memset(rows, 0, sizeof(float) * static_cast<unsigned long>(ROWS * keys));
+  for (int64_t token = 0; token < count; ++token) {
+    const bool writes = !step.keeps_state || token + 1 < count;
+    const float* const v = value + token * stride;
+    float* const to = out + token * stride;
+    if (step.beta == nullptr)
+      add<Simd, ROWS>(rows, keys, tokens[token], v, to, writes);
+    else if (step.by_channel)
+      correct<Simd, ROWS, true>(rows, keys, tokens[token], v, to, writes);
+    else
+      correct<Simd, ROWS, false>(rows, keys, tokens[token], v, to, writes);
+  }
+}
+
+template <typename Simd>
+void advance(const RecurrentStep& step, int64_t lane, int64_t head, int64_t first, int64_t last) {
+  using Vector = typename Simd::Vector;
+  const int64_t keys = step.keys, count = step.lengths[lane];
+  Token tokens[MAX_STEP_TOKENS];
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t token = lane * step.tokens + k, at = token * step.heads + head;
+    const int64_t key = (token * step.key_heads + head / (step.heads / step.key_heads)) * keys;
+    tokens[k] = {step.query + key, step.key + key, step.decay + at * (step.by_channel ? keys : 1), 0.0f, 0.0f};
+    if (step.beta == nullptr) continue;
+    tokens[k].beta = step.beta[at];
+    Vector sum = Simd::all(0.0f);
+    over_channels<Simd>(keys, [&](int64_t j, auto load, auto) __attribute__((always_inline)) {
+      sum = Simd::add_product(sum, load(tokens[k].query + j), load(tokens[k].key + j));
+    });
+    Simd::template totals<1>(&sum, &tokens[k].query_key);
+  }
+  const int64_t place = (lane * step.tokens * step.heads + head) * step.values;
+  const float* const value = step.value + place;
+  float* const out = step.out + place;
+  for (int64_t token = count; token < step.tokens; ++token)
+    for (int64_t row = first; row < last; ++row) out[token * step.heads * step.values + row] = 0.0f;
+  if (count == 0) return;
+  const int64_t slot = step.slots == nullptr ? lane : step.slots[lane];
+  float* const state = step.state + (slot * step.heads + head) * step.values * keys;
+  const bool fresh = step.fresh[lane];
+  int64_t row = first;
+  for (; row + Simd::ROWS <= last; row += Simd::ROWS)
+    advance_rows<Simd, Simd::ROWS>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
+  for (; row < last; ++row)
+    advance_rows<Simd, 1>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
+}
+
+}  // namespace
+
+#endif  // MODELS_CPU_KERNELS_RECURRENT_STEP_H_

@@ -1,0 +1,44 @@
+// Steps of a recurrence for x86-64 with AVX2 and FMA.
+
+#include "recurrent_step.h"
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+
+namespace {
+
+struct Simd {
+  using Vector = __m256;
+  static constexpr int STEP = 8, ROWS = 4;
+
+  static Vector all(float x) { return _mm256_set1_ps(x); }
+  static Vector load(const float* from) { return _mm256_loadu_ps(from); }
+  static Vector load_first(const float* from, int64_t count) {
+    alignas(32) float numbers[STEP] = {};
+    for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
+    return _mm256_load_ps(numbers);
+  }
+  static void store(float* to, Vector x) { _mm256_storeu_ps(to, x); }
+  static void store_first(float* to, Vector x, int64_t count) {
+    alignas(32) float numbers[STEP];
+    _mm256_store_ps(numbers, x);
+    for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
+  }
+  static Vector multiply(Vector x, Vector y) { return _mm256_mul_ps(x, y); }
+  static Vector add_product(Vector sum, Vector x, Vector y) { return _mm256_fmadd_ps(x, y, sum); }
+  template <int COUNT>
+  static void totals(const Vector* sums, float* to) {
+    for (int k = 0; k < COUNT; ++k) {
+      const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums[k]), _mm256_extractf128_ps(sums[k], 1));
+      const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+      to[k] = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+  }
+};
+
+}  // namespace
+
+extern const Advance avx2_advance = advance<Simd>;
+#else
+extern const Advance avx2_advance = nullptr;
+#endif

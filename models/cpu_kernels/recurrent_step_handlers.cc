@@ -1,0 +1,137 @@
+// What XLA calls for steps of recurrences.
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "recurrent_step_call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED int32_t hybridlm_can_run(int64_t instructions);
+
+// Steps of an instruction set, for checks that bring buffers and threads of their own.
+EXPORTED Advance hybridlm_advance(int64_t instructions) {
+  // In the order of INSTRUCTIONS in library.py; those of x86-64 behind AVX-512 add nothing for float32.
+#if defined(__x86_64__)
+  if (instructions >= 2) return avx512_advance;
+  if (instructions == 1) return avx2_advance;
+#endif
+  return portable_advance;
+}
+
+namespace {
+
+using Numbers = ffi::Buffer<ffi::F32, 4>;
+using PerHead = ffi::Buffer<ffi::F32, 3>;
+using Lanes = ffi::Buffer<ffi::S32, 1>;
+using Marks = ffi::Buffer<ffi::PRED, 1>;
+
+ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("recurrent_step: " + said); }
+
+template <typename Buffer>
+bool is(const Buffer& buffer, std::initializer_list<int64_t> sizes) {
+  const auto found = buffer.dimensions();
+  return std::equal(found.begin(), found.end(), sizes.begin(), sizes.end());
+}
+
+// Say which slot lies outside of the state, or is that of two lanes with tokens; "" where all are good.
+std::string fault_of(const RecurrentStep& step, int64_t rows) {
+  std::vector<bool> taken(static_cast<std::size_t>(rows));
+  for (int64_t lane = 0; lane < step.lanes; ++lane) {
+    if (step.lengths[lane] < 0 || step.lengths[lane] > step.tokens)
+      return "lane " + std::to_string(lane) + " has " + std::to_string(step.lengths[lane]) + " tokens: expected 0 to " +
+             std::to_string(step.tokens);
+    if (step.slots == nullptr || step.lengths[lane] == 0) continue;
+    const int64_t slot = step.slots[lane];
+    if (slot < 0 || slot >= rows || taken[static_cast<std::size_t>(slot)])
+      return "lane " + std::to_string(lane) + " is on row " + std::to_string(slot) + " of " + std::to_string(rows) +
+             ": expected a row of its own";
+    taken[static_cast<std::size_t>(slot)] = true;
+  }
+  return "";
+}
+
+ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks fresh, ffi::AnyBuffer decay, PerHead beta,
+               Numbers query, Numbers key, Numbers value, Numbers state, float* out, float* after, int64_t instructions) {
+  if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
+  const auto sizes = value.dimensions(), kept = state.dimensions(), keys = key.dimensions();
+  const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], values = sizes[3];
+  const bool by_channel = decay.dimensions().size() == 4, corrects = beta.dimensions()[2] != 0;
+  const bool fits =
+      is(lengths, {lanes}) && is(fresh, {lanes}) && is(beta, {lanes, tokens, corrects ? heads : 0}) &&
+      is(key, {lanes, tokens, keys[2], keys[3]}) && is(query, {lanes, tokens, keys[2], keys[3]}) &&
+      is(state, {kept[0], heads, values, keys[3]}) && keys[2] > 0 && heads % keys[2] == 0 &&
+      decay.element_type() == ffi::F32 && (corrects || !by_channel) &&
+      (by_channel ? is(decay, {lanes, tokens, heads, keys[3]}) : is(decay, {lanes, tokens, heads})) &&
+      (slots == nullptr ? kept[0] == lanes : is(*slots, {lanes}));
+  if (!fits) return invalid("the shapes of tokens and states do not fit each other");
+  if (tokens > MAX_STEP_TOKENS || keys[3] > MAX_STEP_KEYS) return invalid("more tokens or channels of the key than it takes");
+  // XLA gives the memory of the state for the result, as the call asks it to.
+  if (after != nullptr && after != state.typed_data()) return invalid("the states are not updated in place");
+  const RecurrentStep step{slots == nullptr ? nullptr : slots->typed_data(),
+                           lengths.typed_data(),
+                           fresh.typed_data(),
+                           static_cast<const float*>(decay.untyped_data()),
+                           corrects ? beta.typed_data() : nullptr,
+                           query.typed_data(),
+                           key.typed_data(),
+                           value.typed_data(),
+                           state.typed_data(),
+                           out,
+                           lanes,
+                           tokens,
+                           heads,
+                           keys[2],
+                           values,
+                           keys[3],
+                           by_channel,
+                           after == nullptr};
+  if (const std::string fault = fault_of(step, kept[0]); !fault.empty()) return invalid(fault);
+  cpu_kernels::recurrent_step(pool, hybridlm_advance(instructions), step);
+  return ffi::Error::Success();
+}
+
+ffi::Error Step(ffi::ThreadPool pool, Lanes lengths, Marks fresh, ffi::AnyBuffer decay, PerHead beta, Numbers query,
+                Numbers key, Numbers value, Numbers state, ffi::Result<Numbers> out, ffi::Result<Numbers> after,
+                int64_t instructions) {
+  return run(pool, nullptr, lengths, fresh, decay, beta, query, key, value, state, out->typed_data(), after->typed_data(),
+             instructions);
+}
+
+ffi::Error StepBySlot(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Marks fresh, ffi::AnyBuffer decay, PerHead beta,
+                      Numbers query, Numbers key, Numbers value, Numbers state, ffi::Result<Numbers> out,
+                      ffi::Result<Numbers> after, int64_t instructions) {
+  return run(pool, &slots, lengths, fresh, decay, beta, query, key, value, state, out->typed_data(), after->typed_data(),
+             instructions);
+}
+
+ffi::Error Read(ffi::ThreadPool pool, Lanes lengths, Marks fresh, ffi::AnyBuffer decay, PerHead beta, Numbers query,
+                Numbers key, Numbers value, Numbers state, ffi::Result<Numbers> out, int64_t instructions) {
+  return run(pool, nullptr, lengths, fresh, decay, beta, query, key, value, state, out->typed_data(), nullptr,
+             instructions);
+}
+
+}  // namespace
+
+#define OF_A_STEP                                                                                              \
+  Arg<Lanes>().Arg<Marks>().Arg<ffi::AnyBuffer>().Arg<PerHead>().Arg<Numbers>().Arg<Numbers>().Arg<Numbers>() \
+      .Arg<Numbers>().Ret<Numbers>()
+
+EXPORTED XLA_FFI_Error* hybridlm_recurrent_step(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_recurrent_step, Step,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().OF_A_STEP.Ret<Numbers>().Attr<int64_t>("instructions"));
+
+EXPORTED XLA_FFI_Error* hybridlm_recurrent_step_by_slot(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    hybridlm_recurrent_step_by_slot, StepBySlot,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Lanes>().OF_A_STEP.Ret<Numbers>().Attr<int64_t>("instructions"));
+
+EXPORTED XLA_FFI_Error* hybridlm_recurrent_read(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_recurrent_read, Read,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().OF_A_STEP.Attr<int64_t>("instructions"));

@@ -1,0 +1,35 @@
+// The forms of a linear recurrence over a few tokens, one for each instruction set.
+
+#ifndef MODELS_CPU_KERNELS_RECURRENT_STEPS_H_
+#define MODELS_CPU_KERNELS_RECURRENT_STEPS_H_
+
+#include <stdint.h>
+
+// Sizes that a thread has room for on its stack.
+constexpr int64_t MAX_STEP_TOKENS = 16;
+constexpr int64_t MAX_STEP_KEYS = 512;
+
+// One step of N lanes, T tokens, in row-major order. Of a lane only the first `lengths[lane]` tokens are read.
+struct RecurrentStep {
+  const int32_t* slots;    // [lane], the row of each lane in `state`; null where row i is of lane i
+  const int32_t* lengths;  // [lane], from 0 to T
+  const bool* fresh;       // [lane], whether it starts from zero, whatever its row holds
+  const float* decay;      // [lane, token, head], or [lane, token, head, key] where `by_channel`
+  const float* beta;       // [lane, token, head], the write strength of the delta rule; null in SSD
+  const float* query;      // [lane, token, key_head, key]
+  const float* key;        // the same
+  const float* value;      // [lane, token, head, value]
+  float* state;            // [row, head, value, key], read once and written once in its place
+  float* out;              // [lane, token, head, value], zero at padding tokens
+  int64_t lanes, tokens, heads, key_heads, values, keys;
+  bool by_channel;
+  bool keeps_state;  // nothing is written to `state`
+};
+
+// Advance the rows from `first` to before `last` of the state of one lane and head, by all tokens of the lane. A null
+// pointer where the compiler has no such instructions.
+using Advance = void (*)(const RecurrentStep&, int64_t lane, int64_t head, int64_t first, int64_t last);
+
+extern const Advance portable_advance, avx2_advance, avx512_advance;
+
+#endif  // MODELS_CPU_KERNELS_RECURRENT_STEPS_H_

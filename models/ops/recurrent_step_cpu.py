@@ -1,0 +1,77 @@
+"""Kernels for CPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
+
+The plain forms, `delta_rule_reference` and `ssd_reference`, define them; the tokens are those of `recurrent_step`. They
+are C++, which no proof reads: a contract declares each call by its target, and a step writes to its pool of states.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import Kernel
+from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.row_product import fastest
+
+MAX_TOKENS = 16
+"""Tokens that are computed one after the other."""
+MAX_KEY = 512
+"""Channels of the key; a thread keeps some rows of so many on its stack."""
+STEP = "hybridlm_recurrent_step"
+"""Target of a call with the operands lengths, fresh, decay, beta, query, key, value, state, and the results output and
+state, in the memory of the operand. Lanes and rows of the state are one and the same."""
+STEP_BY_SLOT = "hybridlm_recurrent_step_by_slot"
+"""Target of a call whose first operand has the row of each lane."""
+READ = "hybridlm_recurrent_read"
+"""Target of a call that writes no state."""
+
+
+def unsupported(inputs: RecurrenceInputs) -> str | None:
+    """Say why the kernels do not take these operands; None if they do."""
+    arrays = inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.state, inputs.beta
+    given = [one for one in arrays if one is not None]
+    if any(one.dtype != jnp.float32 for one in given):
+        return "numbers of another dtype than float32"
+    if any(jax.typeof(one).mat.varying for one in (*given, inputs.valid)):
+        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
+    if inputs.tokens > MAX_TOKENS:
+        return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
+    if inputs.state.shape[3] > MAX_KEY:
+        return f"{inputs.state.shape[3]} channels of the key: expected at most {MAX_KEY}"
+    return "the library of kernels is not there" if library() is None else None
+
+
+KERNEL = Kernel(STEP, ("cpu",), unsupported, interpreted=False)
+
+
+def recurrent_step_cpu(
+    inputs: RecurrenceInputs, *, keep_state: bool = False, instructions: str | None = None
+) -> RecurrenceOutputs:
+    """Run a few tokens of every lane.
+
+    The bits of a lane are the same whatever the other lanes are, and however many, with one instruction set; and those
+    of several tokens in one step are those of as many steps of one.
+
+    Args:
+        inputs: of a whole step.
+        keep_state: the state before the first token is needed afterwards, and no new one; there are no slots.
+        instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
+
+    Returns:
+        Outputs and the new state, None with `keep_state`.
+    """
+    assert not (keep_state and inputs.slots is not None), "there is no step that reads rows by slot alone"
+    lanes, tokens = inputs.valid.shape
+    beta = jnp.zeros((lanes, tokens, 0), jnp.float32) if inputs.beta is None else inputs.beta
+    operands: list[Any] = [] if inputs.slots is None else [inputs.slots]
+    operands += [jnp.sum(inputs.valid, axis=1, dtype=jnp.int32), inputs.fresh, jnp.exp(inputs.log_decay), beta]
+    operands += [inputs.query, inputs.key, inputs.value, inputs.state]
+    out, *state = jax.ffi.ffi_call(
+        READ if keep_state else STEP if inputs.slots is None else STEP_BY_SLOT,
+        [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (inputs.value, inputs.state)[: 2 - keep_state]],
+        vmap_method="sequential",
+        input_output_aliases={} if keep_state else {len(operands) - 1: 1},
+    )(*operands, instructions=np.int64(INSTRUCTIONS.index(instructions or fastest())))
+    return RecurrenceOutputs(out, None if keep_state else state[0])

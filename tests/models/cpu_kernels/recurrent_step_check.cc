@@ -1,0 +1,406 @@
+// Checks of steps of recurrences in every instruction set that this processor runs: numbers beside float64, equal bits of a
+// lane alone and in any batch and of tokens together and one by one, every lane disturbed, idle lanes and rows of nobody
+// left alone, and no byte read or written outside of the buffers, behind and in front of which there is no memory. Exit
+// status 1 and a line for each fault.
+//
+//   recurrent_step_check [brief]
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "recurrent_step_call.h"
+
+extern "C" Advance hybridlm_advance(int64_t instructions);
+extern "C" int32_t hybridlm_can_run(int64_t instructions);
+
+namespace {
+
+int faults = 0;
+
+void check(bool good, const std::string& what) {
+  if (!good && ++faults <= 20) std::printf("%s\n", what.c_str());
+}
+
+// Numbers whose end, or whose beginning, is that of the memory that the process may touch.
+template <typename T>
+class Guarded {
+ public:
+  Guarded(int64_t count, bool at_end) : count_(count) {
+    const int64_t page = sysconf(_SC_PAGESIZE), bytes = count * static_cast<int64_t>(sizeof(T));
+    inside_ = (bytes + page - 1) / page * page;
+    memory_ = static_cast<char*>(mmap(nullptr, inside_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory_ == MAP_FAILED) std::abort();
+    page_ = page;
+    allow(PROT_READ | PROT_WRITE);
+    data_ = reinterpret_cast<T*>(memory_ + page + (at_end ? inside_ - bytes : 0));
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(memory_, inside_ + 2 * page_); }
+  void allow(int protection) {
+    if (inside_ && mprotect(memory_ + page_, inside_, protection)) std::abort();
+  }
+  T* data() { return data_; }
+  T& operator[](int64_t k) { return data_[k]; }
+  int64_t size() const { return count_; }
+
+ private:
+  char* memory_;
+  T* data_;
+  int64_t count_, inside_, page_;
+};
+
+// One thread for each scheduled task, which begins when it likes.
+struct Threads {
+  std::vector<std::thread> running;
+  int64_t num_threads() const { return 3; }
+  template <typename F>
+  void Schedule(F&& work) {
+    running.emplace_back(std::forward<F>(work));
+  }
+  ~Threads() {
+    for (auto& one : running) one.join();
+  }
+};
+
+// Begins nothing until it is told to: tasks that come after the call has returned.
+struct Late {
+  std::vector<std::function<void()>> waiting;
+  int64_t num_threads() const { return 4; }
+  template <typename F>
+  void Schedule(F&& work) {
+    waiting.emplace_back(std::forward<F>(work));
+  }
+};
+
+struct Alone {
+  int64_t num_threads() const { return 1; }
+  template <typename F>
+  void Schedule(F&&) {
+    std::abort();
+  }
+};
+
+enum class Kind { head, channel, ssd };
+
+struct Sizes {
+  int64_t lanes, tokens, heads, key_heads, values, keys;
+};
+
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t SPARE_ROWS = 2;
+
+// The operands of a step; `disturbed` lane holds numbers that would show in any other.
+class Case {
+ public:
+  Case(std::string name, Advance advance, Kind kind, const Sizes& s, bool by_slot, bool at_end)
+      : name_(std::move(name)),
+        advance_(advance),
+        kind_(kind),
+        s_(s),
+        rows_(by_slot ? s.lanes + SPARE_ROWS : s.lanes),
+        by_slot_(by_slot),
+        slots_(s.lanes, at_end),
+        lengths_(s.lanes, at_end),
+        fresh_(s.lanes, at_end),
+        decay_(s.lanes * s.tokens * s.heads * (kind == Kind::channel ? s.keys : 1), at_end),
+        beta_(s.lanes * s.tokens * s.heads, at_end),
+        query_(s.lanes * s.tokens * s.key_heads * s.keys, at_end),
+        key_(query_.size(), at_end),
+        value_(s.lanes * s.tokens * s.heads * s.values, at_end),
+        out_(value_.size(), at_end),
+        state_(rows_ * s.heads * s.values * s.keys, at_end) {
+    std::mt19937 random(static_cast<unsigned>(s.keys * 1000 + s.values * 10 + s.tokens));
+    std::normal_distribution<float> normal;
+    std::uniform_real_distribution<float> share(0.05f, 0.95f);
+    for (int64_t lane = 0; lane < s.lanes; ++lane) {
+      // All, none, one, and so on; an idle lane names a row of another lane.
+      lengths_[lane] = static_cast<int32_t>(lane % 4 == 1 ? 0 : lane % 4 == 2 ? 1 : lane % 4 == 3 ? (s.tokens + 1) / 2 : s.tokens);
+      fresh_[lane] = lane % 3 == 2;
+      slots_[lane] = static_cast<int32_t>(lane % 4 == 1 ? slots_[lane - 1] : rows_ - 1 - lane);
+    }
+    for (auto* one : {&query_, &key_, &value_})
+      for (int64_t k = 0; k < one->size(); ++k) (*one)[k] = normal(random);
+    for (int64_t k = 0; k < key_.size(); ++k) key_[k] /= std::sqrt(static_cast<float>(s.keys));
+    for (auto* one : {&decay_, &beta_})
+      for (int64_t k = 0; k < one->size(); ++k) (*one)[k] = share(random);
+    start_.resize(static_cast<size_t>(state_.size()));
+    for (auto& one : start_) one = normal(random);
+    for (int64_t lane = 0; lane < s.lanes; ++lane) {
+      fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
+      if (fresh_[lane] && lengths_[lane]) fill_row(lane, NOT_A_NUMBER);
+    }
+  }
+
+  RecurrentStep step(bool keeps_state = false) {
+    return {by_slot_ ? slots_.data() : nullptr, lengths_.data(), fresh_.data(), decay_.data(),
+            kind_ == Kind::ssd ? nullptr : beta_.data(), query_.data(), key_.data(), value_.data(), state_.data(),
+            out_.data(), s_.lanes, s_.tokens, s_.heads, s_.key_heads, s_.values, s_.keys, kind_ == Kind::channel,
+            keeps_state};
+  }
+
+  struct Result {
+    std::vector<float> out, state;
+  };
+
+  template <typename Pool>
+  Result run(Pool& pool, bool keeps_state = false) {
+    std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
+    std::memset(out_.data(), 0xFF, static_cast<size_t>(out_.size()) * sizeof(float));
+    if (keeps_state) state_.allow(PROT_READ);
+    cpu_kernels::recurrent_step(pool, advance_, step(keeps_state));
+    state_.allow(PROT_READ | PROT_WRITE);
+    return result();
+  }
+
+  Result result() {
+    return {std::vector<float>(out_.data(), out_.data() + out_.size()),
+            std::vector<float>(state_.data(), state_.data() + state_.size())};
+  }
+
+  void all() {
+    Alone alone;
+    const Result whole = run(alone);
+    numbers(whole);
+    untouched(whole);
+    {
+      Threads threads;
+      same(run(threads), whole, "on several threads");
+    }
+    const Result kept = run(alone, true);
+    check(kept.out.size() == whole.out.size() && bits(kept.out.data(), whole.out.data(), out_.size()),
+          name_ + ": other outputs where the state is kept");
+    each_alone(whole);
+    token_by_token(whole);
+  }
+
+  // Each lane is replaced by numbers that would show in any other.
+  void every_lane_disturbed() {
+    Alone alone;
+    const Result whole = run(alone);
+    const std::vector<float> start = start_;
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (const float other : {NOT_A_NUMBER, std::numeric_limits<float>::infinity(), 3e38f}) {
+        std::vector<std::vector<float>> before;
+        for (auto* one : {&decay_, &beta_, &query_, &key_, &value_})
+          before.emplace_back(one->data(), one->data() + one->size());
+        fill_tokens(lane, 0, other);
+        if (lengths_[lane]) fill_row(lane, other);
+        const Result found = run(alone);
+        for (int64_t one = 0; one < s_.lanes; ++one) {
+          const bool equal = same_lane(found, whole, one);
+          if (one != lane) check(equal, name_ + ": lane " + std::to_string(lane) + " reaches another");
+          if (one == lane && lengths_[lane]) check(!equal, name_ + ": lane " + std::to_string(lane) + " is not read");
+        }
+        start_ = start;
+        int64_t k = 0;
+        for (auto* one : {&decay_, &beta_, &query_, &key_, &value_})
+          std::memcpy(one->data(), before[static_cast<size_t>(k++)].data(), sizeof(float) * static_cast<size_t>(one->size()));
+      }
+  }
+
+  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
+  void late_threads() {
+    Alone alone;
+    Late late;
+    const Result whole = run(alone);
+    same(run(late), whole, "without threads");
+    check(!late.waiting.empty(), name_ + ": too small for threads");
+    for (auto* one : {&decay_, &beta_, &query_, &key_, &value_, &out_, &state_}) one->allow(PROT_NONE);
+    lengths_.allow(PROT_NONE);
+    for (auto& work : late.waiting) work();
+  }
+
+ private:
+  int64_t row_size() const { return s_.heads * s_.values * s_.keys; }
+  int64_t row_of(int64_t lane) { return by_slot_ ? slots_[lane] : lane; }
+  static bool bits(const float* one, const float* other, int64_t count) {
+    return std::memcmp(one, other, static_cast<size_t>(count) * sizeof(float)) == 0;
+  }
+  void fill_row(int64_t lane, float number) {
+    std::fill_n(start_.begin() + row_of(lane) * row_size(), row_size(), number);
+  }
+  void fill_tokens(int64_t lane, int64_t first, float number) {
+    for (auto* one : {&decay_, &beta_, &query_, &key_, &value_}) {
+      const int64_t size = one->size() / (s_.lanes * s_.tokens);
+      std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
+    }
+  }
+  bool same_lane(const Result& one, const Result& other, int64_t lane) {
+    const int64_t shown = out_.size() / s_.lanes, row = row_of(lane) * row_size();
+    return bits(one.out.data() + lane * shown, other.out.data() + lane * shown, shown) &&
+           (lengths_[lane] == 0 || bits(one.state.data() + row, other.state.data() + row, row_size()));
+  }
+  void same(const Result& one, const Result& other, const std::string& how) {
+    check(bits(one.out.data(), other.out.data(), out_.size()) && bits(one.state.data(), other.state.data(), state_.size()),
+          name_ + ": other bits " + how);
+  }
+
+  // Rows of idle lanes and of nobody keep their bits; padding is zero.
+  void untouched(const Result& found) {
+    std::vector<bool> written(static_cast<size_t>(rows_));
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      if (lengths_[lane]) written[static_cast<size_t>(row_of(lane))] = true;
+    for (int64_t row = 0; row < rows_; ++row)
+      check(written[static_cast<size_t>(row)] ||
+                bits(found.state.data() + row * row_size(), start_.data() + row * row_size(), row_size()),
+            name_ + ": row " + std::to_string(row) + " belongs to nobody and changed");
+    const int64_t shown = s_.heads * s_.values;
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (int64_t k = lengths_[lane] * shown; k < s_.tokens * shown; ++k)
+        check(found.out[static_cast<size_t>(lane * s_.tokens * shown + k)] == 0, name_ + ": padding is not zero");
+  }
+
+  void each_alone(const Result& whole) {
+    for (int64_t lane = 0; lane < s_.lanes; ++lane) {
+      std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
+      RecurrentStep one = step();
+      const int64_t each = s_.tokens, row = row_of(lane);
+      one.slots = nullptr;
+      one.lengths += lane;
+      one.fresh += lane;
+      one.decay += lane * each * s_.heads * (one.by_channel ? s_.keys : 1);
+      if (one.beta) one.beta += lane * each * s_.heads;
+      one.query += lane * each * s_.key_heads * s_.keys;
+      one.key += lane * each * s_.key_heads * s_.keys;
+      one.value += lane * each * s_.heads * s_.values;
+      one.out += lane * each * s_.heads * s_.values;
+      one.state += row * row_size();
+      one.lanes = 1;
+      Alone alone;
+      cpu_kernels::recurrent_step(alone, advance_, one);
+      check(same_lane(result(), whole, lane), name_ + ": other bits of lane " + std::to_string(lane) + " alone");
+    }
+  }
+
+  // As many steps of one token have the bits of one step.
+  void token_by_token(const Result& whole) {
+    std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
+    for (int64_t token = 0; token < s_.tokens; ++token)
+      for (int64_t lane = 0; lane < s_.lanes; ++lane) {
+        const int32_t length = token < lengths_[lane];
+        const bool fresh = fresh_[lane] && token == 0;
+        const int64_t at = lane * s_.tokens + token;
+        RecurrentStep one = step();
+        one.slots = nullptr;
+        one.lengths = &length;
+        one.fresh = &fresh;
+        one.decay += at * s_.heads * (one.by_channel ? s_.keys : 1);
+        if (one.beta) one.beta += at * s_.heads;
+        one.query += at * s_.key_heads * s_.keys;
+        one.key += at * s_.key_heads * s_.keys;
+        one.value += at * s_.heads * s_.values;
+        one.out += at * s_.heads * s_.values;
+        one.state += row_of(lane) * row_size();
+        one.lanes = one.tokens = 1;
+        Alone alone;
+        cpu_kernels::recurrent_step(alone, advance_, one);
+      }
+    same(result(), whole, "token by token");
+  }
+
+  void numbers(const Result& found) {
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (int64_t head = 0; head < s_.heads; ++head)
+        for (int64_t v = 0; v < s_.values; ++v) {
+          const int64_t at = (row_of(lane) * s_.heads + head) * s_.values * s_.keys + v * s_.keys;
+          if (lengths_[lane]) row_numbers(found, lane, head, v, at);
+        }
+  }
+
+  // One row of a state beside float64; `size` bounds what is added up.
+  void row_numbers(const Result& found, int64_t lane, int64_t head, int64_t v, int64_t at) {
+    std::vector<double> row(static_cast<size_t>(s_.keys)), size(row.size());
+    for (int64_t k = 0; k < s_.keys; ++k) {
+      row[k] = fresh_[lane] ? 0.0 : static_cast<double>(start_[at + k]);
+      size[k] = std::fabs(row[k]);
+    }
+    for (int64_t token = 0; token < lengths_[lane]; ++token) {
+      const int64_t of_head = (lane * s_.tokens + token) * s_.heads + head;
+      const int64_t key_head = (lane * s_.tokens + token) * s_.key_heads + head / (s_.heads / s_.key_heads);
+      const auto key = [&](int64_t k) { return static_cast<double>(key_[key_head * s_.keys + k]); };
+      const auto query = [&](int64_t k) { return static_cast<double>(query_[key_head * s_.keys + k]); };
+      double delta = value_[of_head * s_.values + v], of_delta = std::fabs(delta), out = 0, of_out = 0;
+      for (int64_t k = 0; k < s_.keys; ++k) {
+        const double decay = decay_[kind_ == Kind::channel ? of_head * s_.keys + k : of_head];
+        row[k] *= decay;
+        size[k] *= decay;
+        if (kind_ == Kind::ssd) continue;
+        delta -= row[k] * key(k);
+        of_delta += size[k] * std::fabs(key(k));
+      }
+      if (kind_ != Kind::ssd) delta *= beta_[of_head], of_delta *= beta_[of_head];
+      for (int64_t k = 0; k < s_.keys; ++k) {
+        row[k] += delta * key(k);
+        size[k] += of_delta * std::fabs(key(k));
+        out += row[k] * query(k);
+        of_out += size[k] * std::fabs(query(k));
+      }
+      const double shown = found.out[of_head * s_.values + v];
+      check(std::fabs(shown - out) <= 4e-6 * of_out, name_ + ": " + std::to_string(shown) + " for " + std::to_string(out));
+    }
+    for (int64_t k = 0; k < s_.keys; ++k)
+      check(std::fabs(found.state[at + k] - row[k]) <= 4e-6 * size[k] + 1e-30, name_ + ": another state than that of float64");
+  }
+
+  std::string name_;
+  Advance advance_;
+  Kind kind_;
+  Sizes s_;
+  int64_t rows_;
+  bool by_slot_;
+  Guarded<int32_t> slots_, lengths_;
+  Guarded<bool> fresh_;
+  Guarded<float> decay_, beta_, query_, key_, value_, out_, state_;
+  std::vector<float> start_;
+};
+
+void check_form(const std::string& set, Advance advance, Kind kind, const std::string& form, bool brief) {
+  const auto name = [&](const Sizes& s) {
+    return set + " " + form + " " + std::to_string(s.tokens) + " x " + std::to_string(s.values) + " x " + std::to_string(s.keys);
+  };
+  int number = 0;
+  for (const int64_t keys : {1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 64, 130})
+    for (const int64_t values : {1, 2, 3, 5, 8, 9, 17, 34})
+      for (const int64_t tokens : {1, 2, 5}) {
+        if (++number % (brief ? 5 : 1)) continue;
+        const Sizes sizes{5, tokens, 4, kind == Kind::ssd ? 2 : 4, values, keys};
+        Case one(name(sizes), advance, kind, sizes, number % 2, number % 4 < 2);
+        one.all();
+        if (values == 9 && (keys == 1 || keys == 33)) one.every_lane_disturbed();
+      }
+  for (const Sizes& sizes : {Sizes{9, 1, 2, 2, 128, 128}, Sizes{5, 16, 2, 1, 40, 512}}) {
+    Case large(name(sizes), advance, kind, sizes, true, true);
+    large.all();
+    if (!brief) large.every_lane_disturbed();
+    large.late_threads();
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
+  const char* const names[] = {"portable", "avx2", "avx512"};
+  int sets = 0;
+  for (int64_t set = 0; set < 3; ++set) {
+    if (!hybridlm_can_run(set)) continue;
+    ++sets;
+    check_form(names[set], hybridlm_advance(set), Kind::head, "delta rule", brief);
+    check_form(names[set], hybridlm_advance(set), Kind::channel, "delta rule by channel", brief);
+    check_form(names[set], hybridlm_advance(set), Kind::ssd, "ssd", brief);
+  }
+  std::printf("%d instruction sets, %d faults\n", sets, faults);
+  return faults || !sets;
+}

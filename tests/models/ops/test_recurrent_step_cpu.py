@@ -1,0 +1,218 @@
+"""Kernels for a few tokens of a recurrence on CPUs, as XLA calls them: numbers, declarations, states in place."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instruction_sets import instruction_sets
+from jax.sharding import PartitionSpec
+from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
+
+from hybridlm.steps.structure import KERNEL_CALLS
+from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.xla_audit.findings import FindingKind
+from models.ops.delta_rule import delta_rule, delta_rule_step
+from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrent_step_cpu import KERNEL, MAX_KEY, MAX_TOKENS, READ, STEP, STEP_BY_SLOT, recurrent_step_cpu
+from models.ops.ssd import ssd
+from models.sharding.devices import Devices
+
+pytestmark = pytest.mark.cpu_kernels
+
+HERE = Devices(kernels="auto")
+STATE = Pool("state", dims=("row", "value_head", "value", "key"))
+CONTRACT = LaneContract((STATE, Lane(role="length"), Lane()), (Lane(), STATE), opaque=KERNEL_CALLS)
+
+
+def kernel(given: RecurrenceInputs, **settings: Any) -> Any:
+    return jax.jit(partial(recurrent_step_cpu, **settings))(given)
+
+
+def operation(form: str) -> Any:
+    return ssd if form.startswith("ssd") else delta_rule
+
+
+def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
+    valid = jnp.arange(rest["value"].shape[1])[None] < lengths[:, None]
+    return tuple(recurrent_step_cpu(RecurrenceInputs(**rest, state=state, valid=valid, slots=slots)))
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_computes_the_recurrence(form: str, instructions: str):
+    for values, keys in ((8, 4), (17, 33), (64, 16)):
+        given = inputs(form, values, keys)
+        found = kernel(given, instructions=instructions)
+        check(form, given, found)
+        np.testing.assert_array_equal(found.state[1], given.state[1])
+        assert not np.any(found.output[1])
+    given = several(form)
+    found = kernel(given, instructions=instructions)
+    check(form, zero_padding(given), found)
+    kept = kernel(given, keep_state=True, instructions=instructions)
+    np.testing.assert_array_equal(kept.output, found.output)
+    assert kept.state is None
+
+
+@pytest.mark.parametrize("form", ["channel", "ssd in groups"])
+def test_rows_by_slot(form: str):
+    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    given = inputs(form, 9, 20)
+    slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
+    pool = jnp.full((8, *given.state.shape[1:]), jnp.nan).at[slots].set(given.state)
+    expected = kernel(replace(given, state=pool[slots]))
+    found = kernel(replace(given, state=pool, slots=slots))
+    busy = jnp.array([0, 2, 3, 4])
+    np.testing.assert_array_equal(found.output, expected.output)
+    np.testing.assert_array_equal(found.state, pool.at[slots[busy]].set(expected.state[busy]))
+    turned = slots[jnp.array([3, 1, 4, 0, 2])]
+    again = kernel(replace(given, state=found.state, slots=turned))
+    np.testing.assert_array_equal(again.output, kernel(replace(given, state=found.state[turned])).output)
+    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
+            jax.block_until_ready(kernel(replace(given, state=pool, slots=jnp.array(wrong, jnp.int32))))
+
+
+def test_operations_choose_it():
+    def calls(given: RecurrenceInputs, form: str = "head", keep_state: bool = False) -> list[str]:
+        traced = str(jax.make_jaxpr(partial(operation(form), keep_state=keep_state))(given))
+        return [name for name in (STEP_BY_SLOT, READ, STEP) if f"target_name={name}\n" in traced]
+
+    for form in FORMS:
+        given = inputs(form, 8, 4, devices=HERE)
+        assert calls(given, form) == [STEP] and calls(replace(several(form), devices=HERE), form) == [STEP]
+        assert calls(given, form, keep_state=True) == [READ]
+        assert calls(replace(given, slots=jnp.arange(LANES, dtype=jnp.int32)), form) == [STEP_BY_SLOT]
+    given = inputs("head", 8, 4)
+    for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
+        assert not calls(replace(given, devices=other))
+    for tokens, keys in ((MAX_TOKENS + 1, 4), (1, MAX_KEY + 1)):
+        value, key = jnp.zeros((LANES, tokens, 2, 8)), jnp.zeros((LANES, tokens, 2, keys))
+        state, real = jnp.zeros((LANES, 2, 8, keys)), jnp.ones((LANES, tokens), bool)
+        assert KERNEL.unsupported(RecurrenceInputs(key, key, value, value[..., 0], state, real, real[:, 0]))
+
+
+@pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])
+def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
+    given = zero_padding(inputs(form, 8, 4) if tokens == 1 else several(form))
+    given = replace(given, fresh=jnp.zeros_like(given.fresh), state=jnp.nan_to_num(given.state))
+
+    def loss(devices: Devices, query: Any, value: Any, state: Any) -> Any:
+        made = operation(form)(replace(given, query=query, value=value, state=state, devices=devices))
+        return jnp.sum(jnp.tanh(made.output)) + jnp.sum(made.state**2)
+
+    at = given.query, given.value, given.state
+    found, expected = (jax.jit(jax.grad(partial(loss, one), (0, 1, 2)))(*at) for one in (HERE, Devices()))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mesh_is_left_to_xla():
+    given = replace(inputs("head", 8, 4, heads=4), devices=HERE)
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    heads = PartitionSpec(None, None, "model")
+
+    def of_heads(q: Any, k: Any, v: Any, g: Any, b: Any, state: Any) -> Any:
+        return delta_rule_step(replace(given, query=q, key=k, value=v, log_decay=g, beta=b, state=state)).output
+
+    split = jax.shard_map(of_heads, mesh=mesh, in_specs=(*[heads] * 5, PartitionSpec(None, "model")), out_specs=heads)
+    assert given.beta is not None
+    at = given.query, given.key, given.value, given.log_decay, given.beta, given.state
+    assert "ffi_call" not in str(jax.make_jaxpr(split)(*at))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_step_is_certified_and_in_place(form: str):
+    for given in (inputs(form, 8, 16), several(form, 8, 16)):
+        args = arguments(given)
+        compiled = compile_step(step, args, CONTRACT)
+        assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
+        (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+        assert assumed.about.startswith(STEP)
+        state = jnp.array(given.state)
+        where = state.unsafe_buffer_pointer()
+        output, after = compiled(state, *args[1:])
+        assert after.unsafe_buffer_pointer() == where
+        expected = kernel(replace(given, valid=jnp.arange(given.tokens)[None] < args[1][:, None]))
+        np.testing.assert_array_equal(output, expected.output)
+        np.testing.assert_array_equal(after, expected.state)
+
+
+def test_proof_believes_the_declaration_and_nothing_more():
+    args = arguments(inputs("head", 8, 8))
+
+    def always_busy(state: Any, lengths: Any, rest: Any) -> Any:
+        return step(state, jnp.maximum(lengths, 1), rest)
+
+    def other_lanes(state: Any, lengths: Any, rest: Any) -> Any:
+        return step(state, lengths, jax.tree.map(lambda x: x[::-1], rest))
+
+    def turned(state: Any, lengths: Any, rest: Any) -> Any:
+        output, after = step(jnp.swapaxes(state, 2, 3), lengths, rest)
+        return output, jnp.swapaxes(after, 2, 3)
+
+    def read_behind(state: Any, lengths: Any, rest: Any) -> Any:
+        output, after = step(state, lengths, rest)
+        return output + jnp.sum(state, axis=(1, 2, 3))[:, None, None, None], after
+
+    prove_isolation(step, args, CONTRACT)
+    for wrong in (always_busy, other_lanes, turned, read_behind):
+        with pytest.raises(IsolationError):
+            prove_isolation(wrong, args, CONTRACT)
+    with pytest.raises(IsolationError, match=STEP):
+        prove_isolation(step, args, replace(CONTRACT, opaque={}))
+
+
+def test_rows_by_slot_are_proved():
+    state, *args = arguments(inputs("ssd", 8, 16))
+    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {8: 1})
+    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
+    assert "idle" in {one.id for one in compile_step(step, (pool, *args, slots), contract).certificate.proved}
+
+    def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jnp.roll(slots, 1))
+
+    with pytest.raises(IsolationError):
+        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+
+
+def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
+    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
+    args = arguments(inputs("head", 8, 16))
+    called = jax.ffi.ffi_call
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
+
+    def beside(state: Any, lengths: Any, rest: Any) -> Any:
+        return step(state, lengths, rest)
+
+    with pytest.raises(IsolationError, match="aliases"):
+        compile_step(beside, args, CONTRACT)
+    undeclared = replace(CONTRACT, opaque={STEP: replace(KERNEL_CALLS[STEP], aliases={})})
+    with pytest.raises(AuditError) as found:
+        compile_step(beside, args, undeclared)
+    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
+        jax.block_until_ready(jax.jit(beside)(*args))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lanes_keep_their_bits(form: str):
+    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    given = several(form)
+    output, state = kernel(given)
+    for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):
+        poisoned = replace(given, state=given.state.at[lane].set(other), value=given.value.at[lane].set(other))
+        others = np.delete(np.arange(LANES), lane)
+        for found, expected in zip(kernel(poisoned), (output, state), strict=True):
+            np.testing.assert_array_equal(found[others], expected[others])
+    for lane in range(LANES):
+        alone = kernel(jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], given))
+        np.testing.assert_array_equal(alone.output[0], output[lane])
+        np.testing.assert_array_equal(alone.state[0], state[lane])

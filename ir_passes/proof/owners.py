@@ -59,17 +59,6 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Backwards:
-    """The reversal of rows, its own inverse; on a mesh, of each device's rows.
-
-    Attributes:
-        rows: the number of rows reversed; some may have been taken since.
-    """
-
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class LaneRows:
     """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
 
@@ -83,7 +72,7 @@ class LaneRows:
     axis: int
     inner: int = 1
     start: int = 0
-    order: Order | Backwards | None = None
+    order: Order | None = None
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     packed: bool = False
@@ -140,7 +129,7 @@ def describe(owner: Owner) -> str:
             noun = "token" if owner.packed else "lane"
             rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
             origin = f" from {noun} {start}" if start else ""
-            placed = {Order: ", permuted", Backwards: ", the last first"}.get(type(order), "")
+            placed = "" if order is None else ", permuted"
             return f"{rows} along axis {axis}{origin}{placed}"
         case PoolRows(_, group, axis):
             return f"pool {group!r}, rows along axis {axis}"

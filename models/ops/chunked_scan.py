@@ -13,14 +13,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.float32 import full_einsum, multiply_few
+from models.ops.float32 import full_einsum
 from models.ops.layout import materialize
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.state.shapes import RecurrentState, TokenMask
-
-MAX_SUMMED_ROWS = 16
-"""Rows up to which a CPU reads the state by sums of products instead of a matrix product. With 10 rows sums take 0.55
-of the time, with 16 rows 0.7, with 32 rows 1.7 times as long (8 lanes of 8 heads, 128 channels of keys and values)."""
+from models.state.shapes import TokenMask
 
 StateRead = Float32[Array, "lane value_head row value"]
 ChunkValues = Float32[Array, "lane value_head place value"]
@@ -79,7 +75,7 @@ def scan_chunks(
     def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
         (reads, keys, decay, rest), begins = operands
         # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
-        read = jnp.where(begins, 0.0, _read(for_all_heads(reads), state, inputs.devices.platform))
+        read = jnp.where(begins, 0.0, full_einsum("nhik,nhvk->nhiv", for_all_heads(reads), state))
         values, out = write(read, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
         written = materialize(full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)))
@@ -95,10 +91,3 @@ def scan_chunks(
         updated, out = lax.scan(advance, state, operands)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]
     return RecurrenceOutputs(jnp.where(valid[:, :, None, None], out, 0.0), updated)
-
-
-def _read(rows: Float32[Array, "lane value_head row key"], state: RecurrentState, platform: str) -> StateRead:
-    if platform == "cpu" and rows.shape[2] <= MAX_SUMMED_ROWS:
-        # ops/layout, fusion: every use would repeat the last additions.
-        return materialize(multiply_few(rows, state))
-    return full_einsum("nhik,nhvk->nhiv", rows, state)

@@ -20,7 +20,7 @@ from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
 from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
 from models.ops.chunk_scan import ScanOperands, chunk_scan
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
-from models.ops.float32 import full_einsum, multiply_few
+from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, unfused
 from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
 from models.ops.recurrent_step import by_kernel
@@ -73,7 +73,7 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     channels = g.ndim == k.ndim
     decay = jnp.exp(g if channels else g[:, :, None])
     reads = jnp.stack([decay * q, decay * k] if channels else [q, k], axis=2)
-    read = jnp.where(fresh[:, None, None, None], 0.0, multiply_few(reads, state, inputs.devices.platform))
+    read = jnp.where(fresh[:, None, None, None], 0.0, full_einsum("nhik,nhvk->nhiv", reads, state))
     read_q, read_k = jnp.moveaxis(read, 2, 0)
     if not channels:
         read_q, read_k = decay * read_q, decay * read_k

@@ -21,8 +21,6 @@ Other files refer to these rules by name ("ops/layout: in place"):
   both are computed as two.
 * gather: there is no gather of narrow floats. One is computed in float32, and together with a product of the same table
   it would convert the whole table in every step.
-* cores: each core computes a part of the lanes, and the last core to end goes on with the first part of the next
-  operation. `multiply_few` in `float32` is ordered for that.
 """
 
 import jax.numpy as jnp

@@ -21,7 +21,7 @@ from models.ops.chunk_decay import decays_between
 from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
 from models.ops.chunk_scan import ScanOperands, chunk_scan
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
-from models.ops.float32 import full_einsum, multiply_few
+from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
 from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
 from models.ops.recurrent_step import by_kernel, with_surroundings
@@ -65,8 +65,7 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     real = inputs.valid[:, :, None, None]
     decayed = jnp.where(inputs.fresh[:, None, None, None], 0.0, jnp.exp(g)[:, :, None, None] * inputs.state)
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
-    # ops/layout, fusion: every use would repeat the last additions.
-    out = unfused(multiply_few(q[:, :, None], updated, inputs.devices.platform)[:, None, :, 0], inputs.devices.platform)
+    out = unfused(full_einsum("nhik,nhvk->nhiv", q[:, :, None], updated)[:, None, :, 0], inputs.devices.platform)
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
 
 

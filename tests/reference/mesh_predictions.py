@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxpr_mutation import Subject
-from predicted_owners import Reality, differing, places_of, predictions
+from predicted_owners import Reality, differing, predictions
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, PoolRows, Symbol
@@ -125,7 +125,7 @@ def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) ->
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(owner.split) + owner.lane])
-    return device.first(owner.split) + owner.start + places_of(owner, shape[owner.axis + 1]) // owner.inner
+    return device.first(owner.split) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxpr_mutation import Subject
 from ir_passes import PageTable, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
-from ir_passes.proof.owners import Backwards, Common, LaneRows, OneLane, Order, PoolRows, Symbol
+from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
     Absent,
@@ -342,12 +342,6 @@ def _faults_of(
                 yield "is not spread from its vector"
 
 
-def places_of(owner: LaneRows, count: int) -> np.ndarray:
-    """Where rows were before they were reversed; of those that were not, or were sorted, where they are."""
-    places = np.arange(count)
-    return owner.order.rows - 1 - places if isinstance(owner.order, Backwards) else places
-
-
 def _changed(
     reality: Reality, array: np.ndarray, owner: Any, orders: Mapping[Any, np.ndarray], where: Any
 ) -> np.ndarray:
@@ -364,9 +358,9 @@ def _changed(
             return reality.outside_picked((number, where), _by_run(differing(array, array[base])), owner.packed)
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
-            lane = places_of(owner, rows.shape[1]) // inner + start
+            lane = np.arange(rows.shape[1]) // inner + start
             may = reality.tokens_may_differ if owner.packed else reality.may_differ
-            if isinstance(order, Order):
+            if order is not None:
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)
                 places = orders[order.number]

@@ -10,7 +10,7 @@ from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.intervals import dtype_range, hull
 from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
@@ -190,7 +190,7 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
-    if isinstance(owner, LaneRows) and isinstance(owner.order, Order) and owner.order.number >= mark:
+    if isinstance(owner, LaneRows) and owner.order is not None and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
 
@@ -284,7 +284,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
 def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
     """The lane, or the token, whose turn an iteration is."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
-    if isinstance(order, Order):
+    if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)
     else:
         form, operands = ("scan", layout, order), (loop,)

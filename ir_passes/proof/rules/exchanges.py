@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
-from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.rules.registry import SUMS, rule
 from ir_passes.proof.site import Site
@@ -64,7 +64,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
         message = f"it exchanges values over mesh axis {', '.join(crossing)}, over which {what} are split"
         remedy = "exchange over axes that split heads or experts only, or undo the exchange before anything else"
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
-    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and owner.order is not None:
         apart = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if apart:
             message = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
-from ir_passes.proof.owners import COMMON, Backwards, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, axis_of
+from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.rules import page_tables
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site, interpret
@@ -149,7 +149,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         )
         return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, LaneRows):
-        inside = isinstance(owner.order, Backwards) or (isinstance(owner.order, Order) and owner.order.number >= mark)
+        inside = owner.order is not None and owner.order.number >= mark
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
         if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())

@@ -1,7 +1,7 @@
 """Contractions, convolutions and decompositions."""
 
 from ir_passes.contract.statements import Assumption
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, axis_of, moved
 from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
@@ -61,7 +61,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = None
-    if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
+    if isinstance(owner, LaneRows) and owner.order is not None:
         sorted_by = site.prover.sort_keys.get(owner.order)
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         if not sizes.fact.every:

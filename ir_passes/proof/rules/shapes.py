@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from ir_passes.proof.numbering import NONE
-from ir_passes.proof.owners import COMMON, Backwards, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
+from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.rules.intervals import hull
 from ir_passes.proof.rules.packed_tokens import relocated
 from ir_passes.proof.rules.registry import rule
@@ -182,14 +182,10 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    """Reverse axes; lanes are in order again when they have been reversed twice."""
+    """Reverse axes, within a lane."""
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None and axis in site.params["dimensions"]:
-        backwards = Backwards(site.shape[axis])
-        if isinstance(owner, LaneRows) and owner.order in (None, backwards):
-            owner = replace(owner, order=backwards if owner.order is None else None)
-        else:
-            owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
+        owner = site.mixed("it reverses the axis that holds lanes", "reverse another axis")
     elif isinstance(owner, PoolRows):
         view = entered(owner.view, ("rev", site.params["dimensions"]))
         owner = replace(owner, view=view)

@@ -1,7 +1,4 @@
-"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional.
-
-More than 300 lines: a cache, what is written to it and what is read of it are one concept.
-"""
+"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

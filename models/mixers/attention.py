@@ -1,7 +1,4 @@
-"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional.
-
-More than 300 lines: a cache, what is written to it and what is read of it are one concept.
-"""
+"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,12 +27,10 @@ MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
 takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
 MAX_SUMMED_QUERIES = 8
-"""Query rows per key/value head up to which a GPU sums products of queries and keys: as many as XLA joins in one
-operation."""
-MAX_WEIGHTED_QUERIES = 4
-"""Query rows per key/value head up to which a GPU sums products of weights and values. XLA joins two such sums in one
-operation, so that values are read half as often as there are queries; a product has them read twice and written once.
-"""
+"""Query rows per key/value head up to which a GPU sums products of queries and keys, and of weights and values: as many
+sums as XLA joins in one operation."""
+SUMMED_POSITIONS = 8
+"""Positions, and such runs of them, that a thread sums for itself: as many as XLA does not split a sum for."""
 
 
 class KVCache(NamedTuple):
@@ -242,12 +237,14 @@ def _weighted(
 
     Positions that no query sees weigh nothing, and may hold NaN.
     """
-    if platform == "gpu" and weights.shape[2] <= MAX_WEIGHTED_QUERIES:
-        # Each sum masks the values as it reads them inside of the cache; a product is given a copy of them.
+    if platform == "gpu" and weights.shape[2] <= MAX_SUMMED_QUERIES:
+        # Sums mask the values as they read them; a product is given a copy. Two sums over all positions fill the shared
+        # memory of an operation (gpu_fusible.cc); those that a thread sums by itself are all in one, over short parts.
+        shape = (*value.shape[:2], SUMMED_POSITIONS, -1, SUMMED_POSITIONS, value.shape[3])
         weights, value = lax.optimization_barrier(weights), value.astype(jnp.float32)
         products = [jnp.where(seen, weights[:, :, i, :, None] * value, 0.0) for i in range(weights.shape[2])]
-        sums = [jnp.sum(product, axis=2) for product in products]
-        return jnp.stack(lax.optimization_barrier(sums), axis=2)
+        sums = lax.optimization_barrier([jnp.sum(one.reshape(shape), axis=(2, 4)) for one in products])
+        return jnp.sum(jnp.stack(sums, axis=2), axis=3)
     return full_einsum("nhqk,nhkd->nhqd", weights, jnp.where(seen, value, 0.0).astype(jnp.float32))
 
 

@@ -244,6 +244,36 @@ def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     assert [(one.operand, one.index) for one in hazards] == expected
 
 
+CALL = """
+HloModule called, is_scheduled=true
+
+ENTRY main {
+  x = f32[16,16]{1,0} parameter(0)
+  y = f32[16,16]{1,0} parameter(1)
+  z = f32[16,16]{1,0} parameter(2)
+  ROOT made = f32[16,16]{1,0} custom-call(x, y, z), custom_call_target="TARGET"MORE
+}
+"""
+OVER_THE_LAST = ", output_to_operand_aliasing={{}: (2, {})}"
+
+
+@pytest.mark.parametrize("target", ["__cublas$lt$matmul", "__cudnn$convBiasActivationForward", "__gpu$xla.gpu.triton"])
+@pytest.mark.parametrize(
+    ("said", "operand", "good"), [(OVER_THE_LAST, 2, True), (OVER_THE_LAST, 0, False), ("", 2, False)]
+)
+def test_a_call_of_a_library_writes_over_the_operand_alone_that_it_names(
+    target: str, said: str, operand: int, good: bool
+) -> None:
+    """A product that is added to an operand, or a kernel whose result takes one's bytes."""
+    module = read_module(serialized(CALL.replace("TARGET", target).replace("MORE", said)))
+    slices = {(one.id, ()): Slice(one.parameter, 0, 1024) for one in module.main.parameters.values()}
+    slices[module.main.root, ()] = Slice(operand, 0, 1024)
+    allocations = {i: Allocation(i, 1024, None, False, False, False) for i in range(3)}
+    executable = Executable(module, Buffers(allocations, slices), {i: i for i in range(3)}, "gpu", 0, "")
+    hazards = in_place_hazards(executable, live_values(executable))
+    assert [(one.operand, one.index) for one in hazards] == ([] if good else [(operand, ())])
+
+
 ALL_GATHER = """
 HloModule gathered, is_scheduled=true
 

@@ -86,9 +86,9 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     assert found.moved < (3.2 if step is delta_rule_step else 2.2) * once
 
 
-@pytest.mark.parametrize(("groups", "most"), [(2, 1.4), (4, 1.9), (8, 2.9)])
+@pytest.mark.parametrize(("groups", "most"), [(2, 1.3), (4, 1.5), (8, 1.9)])
 def test_keys_and_values_are_read_where_they_lie(groups: int, most: float) -> None:
-    """Keys once; values once for each two query rows, and for more than four read, written and read."""
+    """Once each, beside scores, weights and sums of eight parts of the positions."""
     lanes, kv_heads, size, context = 64, 2, 128, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
     _, found = compiled(

@@ -3,7 +3,7 @@
 States are copied out of a row, and changed in it, between steps of the model: a step ends with the token concerned.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -186,25 +186,26 @@ class Probing:
     def write(
         self,
         writer: CaptureWriter | TableWriter,
+        probe: Probe,
         read: ReadPositions,
-        hidden_states: Mapping[int, np.ndarray] | None,
+        hidden_states: Sequence[np.ndarray] | None,
         lane: int,
-        last: bool = False,
     ) -> None:
         """Store what a step has read.
 
         Args:
-            writer: of the sequence.
+            writer, probe: of the sequence.
             read: positions and states.
-            hidden_states: of the step, [lane, places*hidden] by index; None for none.
+            hidden_states: of the step, [lane, places*hidden] by slot; None for none.
             lane: of the sequence.
-            last: keep the last position alone.
         """
         states = None if read.kept is None else self.arrays.read(read.kept)
         hidden = self.arrays.places.hidden
+        # A step without slots reads states alone; one for other lanes may have more of them.
+        named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         for i, position in enumerate(read.positions):
-            own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in (hidden_states or {}).items()}
-            writer.put(position, own, states, last)
+            own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
+            writer.put(position, own, states, probe.last)
 
     def finish(self) -> None:
         """Give a table its name, once all sequences have ended."""
@@ -258,7 +259,7 @@ class RequestProbing(Probing):
         self,
         sequence: ActiveSequence,
         read: ReadPositions | None,
-        hidden_states: Mapping[int, np.ndarray] | None,
+        hidden_states: Sequence[np.ndarray] | None,
         lane: int,
     ) -> None:
         """Store what a step has read of a sequence that has sampled a token.
@@ -266,8 +267,9 @@ class RequestProbing(Probing):
         Args:
             sequence: the sequence.
             read: of its lane; None for nothing.
-            hidden_states: of all lanes, [lane, hidden] by index; None for none.
+            hidden_states: of all lanes, [lane, hidden] by slot; None for none.
             lane: of the sequence.
         """
-        if read is not None and sequence.writer is not None and sequence.request.probe is not None:
-            self.write(sequence.writer, read, hidden_states, lane, sequence.request.probe.last)
+        probe = sequence.request.probe
+        if read is not None and sequence.writer is not None and probe is not None:
+            self.write(sequence.writer, probe, read, hidden_states, lane)

@@ -144,8 +144,7 @@ class Programs:
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
-            hidden = shape.probes.hidden_states if shape.probes is not None else ()
-            step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts, hidden)
+            step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
             if shape.probes is not None:
                 return step, PROBED_GENERATE_CONTRACT
             return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
@@ -154,9 +153,9 @@ class Programs:
             return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
         if shape.step == "hidden":
             return hidden_step(self.structure), HIDDEN_CONTRACT
-        if shape.probes is not None:
-            return score_step(self.structure, shape.top or 0, shape.probes.hidden_states), PROBED_SCORE_CONTRACT
         step = score_step(self.structure, shape.top or 0)
+        if shape.probes is not None:
+            return step, PROBED_SCORE_CONTRACT
         return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:

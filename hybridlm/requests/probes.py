@@ -207,7 +207,7 @@ def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
         places: number of tokens of a lane whose hidden states are read, if any are.
     """
     given = [one for one in probes if one is not None]
-    hidden = tuple(sorted({i for one in given for i in one.hidden_states}))
+    hidden = slots(len(one.hidden_states) for one in given)
     vectors, ablations = slots(len(one.vectors) for one in given), slots(len(one.ablations) for one in given)
     return ProbeShape(hidden, places if hidden else 0, vectors, ablations)
 
@@ -226,7 +226,12 @@ def probe_operands(probes: Sequence[Probe | None], shape: ProbeShape, hidden: in
     def empty(count: int, fill: int) -> np.ndarray:
         return np.full((lanes, count), fill, np.int32)
 
-    vectors = ablations = None
+    layers = vectors = ablations = None
+    if shape.hidden_states:
+        layers = empty(shape.hidden_states, EMPTY_SLOT)
+        for lane, one in enumerate(probes):
+            if one is not None:
+                layers[lane, : len(one.hidden_states)] = one.hidden_states
     if shape.vectors:
         count = shape.vectors
         vector, replaces = np.zeros((lanes, count, hidden), np.float32), np.zeros((lanes, count), bool)
@@ -240,7 +245,7 @@ def probe_operands(probes: Sequence[Probe | None], shape: ProbeShape, hidden: in
         for lane, one in enumerate(probes):
             for slot, ablated in enumerate(() if one is None else one.ablations):
                 _set(ablations, (lane, slot), (site_of(ablated.layer, ablated.kind), ablated.unit, *ablated.run))
-    return Probes(places, vectors, ablations)
+    return Probes(places, layers, vectors, ablations)
 
 
 def _set(arrays: Sequence[Any], at: tuple[int, int], values: Sequence[Any]) -> None:

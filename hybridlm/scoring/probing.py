@@ -1,6 +1,6 @@
 """Probes of the texts of one call: the shape and the operand of each step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +67,7 @@ class TextProbing:
         ]
         own = self._shape
         if not any(read):
-            own = own._replace(hidden_states=(), places=0)
+            own = own._replace(hidden_states=0, places=0)
         if not any(probe.vectors for probe in given):
             own = own._replace(vectors=0)
         if not any(probe.ablations for probe in given):
@@ -96,15 +96,15 @@ class TextProbing:
         return self.probing.read(pool, text.slot, text, text.probe, feed.position, feed.position + len(feed.tokens))
 
     def take(
-        self, text: QueuedText, read: ReadPositions | None, hidden_states: Mapping[int, np.ndarray] | None, lane: int
+        self, text: QueuedText, read: ReadPositions | None, hidden_states: Sequence[np.ndarray] | None, lane: int
     ) -> None:
         """Store what a step has read of a text.
 
         Args:
             text: the text.
             read: positions and states; None for nothing.
-            hidden_states: of all lanes, [lane, places*hidden] by index; None for none.
+            hidden_states: of all lanes, [lane, places*hidden] by slot; None for none.
             lane: of the text.
         """
-        if read is not None and text.writer is not None:
-            self.probing.write(text.writer, read, hidden_states, lane)
+        if read is not None and text.writer is not None and text.probe is not None:
+            self.probing.write(text.writer, text.probe, read, hidden_states, lane)

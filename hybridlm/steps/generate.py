@@ -92,7 +92,6 @@ def generate_step(
     top: int | None,
     processor: LogitsProcessor | None,
     mtp_drafts: int = 0,
-    hidden_states: tuple[int, ...] = (),
 ) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
 
@@ -105,7 +104,6 @@ def generate_step(
         processor: changes the logits of each lane before sampling.
         mtp_drafts: number of tokens that the MTP head drafts after the sampled one; `kv_blocks` must have room for as
             many more positions.
-        hidden_states: indices of the hidden states that are returned, for a step with `Probes`.
     """
 
     def step(
@@ -123,9 +121,9 @@ def generate_step(
         model = structure.rebuild(params)
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         devices = model.config.devices
-        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states, devices)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices, last)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
@@ -133,8 +131,8 @@ def generate_step(
         sampled = sample_with_logprobs(
             logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, devices, changes
         )
-        if hooks is not None and hidden_states:
-            sampled = sampled._replace(hidden_states=hooks.hidden_states(last))
+        if hooks is not None:
+            sampled = sampled._replace(hidden_states=hooks.hidden_states)
         lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
         return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
 

@@ -3,7 +3,6 @@
 Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -29,18 +28,18 @@ class ProbeShape(NamedTuple):
     """Part of the compilation key of a step with `Probes`.
 
     Attributes:
-        hidden_states: indices of those that are returned, as in `LM.forward`: 0 after the embedding.
+        hidden_states: slots of each lane for those that are returned.
         places: number of tokens of a lane whose hidden states are returned; of a generating step 1, the last.
         vectors, ablations: slots of each lane.
     """
 
-    hidden_states: tuple[int, ...] = ()
+    hidden_states: int = 0
     places: int = 0
     vectors: int = 0
     ablations: int = 0
 
     def __str__(self) -> str:
-        hidden = f"hidden_states={','.join(map(str, self.hidden_states))}@{self.places}" if self.places else ""
+        hidden = f"hidden_states={self.hidden_states}@{self.places}" if self.places else ""
         slots = [f"{name}={count}" for name, count in zip(self._fields[2:], self[2:], strict=True) if count]
         return " ".join([hidden, *slots] if hidden else slots)
 
@@ -83,16 +82,18 @@ class Probes(NamedTuple):
     Attributes:
         places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
             those of the last token are.
+        layers: index of the hidden states that each slot returns, as in `LM.forward`: 0 after the embedding.
         vectors, ablations: what is changed.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
+    layers: Int32[Array | np.ndarray, "lane slot"] | None
     vectors: Vectors | None
     ablations: Ablations | None
 
 
-HiddenRows = dict[int, Float32[Array, "lane places_hidden"]]
-"""Hidden states of some tokens of each lane, one after another, by index: never of the shape of an array of a state, in
+HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
+"""Hidden states of some tokens of each lane, one after another, by slot: never of the shape of an array of a state, in
 whose place XLA would write them."""
 
 
@@ -103,16 +104,26 @@ class ProbeHooks(Hooks):
         probes: operands.
         positions: position of each lane's first token.
         tokens: T.
-        wanted: indices of the hidden states that are returned.
         devices: that share the model.
+        last: each lane's last token, whose hidden states are returned where the operands have no places.
+
+    Attributes:
+        hidden_states: of the layers so far, by slot, zeros where a slot is empty or a place is T; None if none are
+            returned.
     """
 
     def __init__(
-        self, probes: Probes, positions: Int32[Array, "lane"], tokens: int, wanted: Sequence[int], devices: Devices
+        self,
+        probes: Probes,
+        positions: Int32[Array, "lane"],
+        tokens: int,
+        devices: Devices,
+        last: Int32[Array, "lane one"] | None = None,
     ):
-        self._probes, self._wanted, self._devices = probes, wanted, devices
+        self._probes, self._devices = probes, devices
         self._at = positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
-        self._found: dict[int, Array] = {}
+        self._places = last if probes.places is None else jnp.asarray(probes.places)
+        self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
         given = self._probes.vectors
@@ -123,9 +134,18 @@ class ProbeHooks(Hooks):
                 vector = jnp.asarray(given.vector)[:, slot][:, None]
                 replaces = jnp.asarray(given.replaces)[:, slot][:, None, None]
                 x = jnp.where(hit[:, :, slot, None], jnp.where(replaces, vector, x + vector), x)
-        if index in self._wanted:
-            self._found[index] = x
+        if self._probes.layers is not None:
+            self._read(x, index, jnp.asarray(self._probes.layers))
         return x
+
+    def _read(self, x: Activations, index: int, layers: Int32[Array, "lane slot"]) -> None:
+        assert self._places is not None
+        rows = jnp.take_along_axis(x, self._places[:, :, None], axis=1, mode="fill", fill_value=0)
+        rows = rows.reshape((len(rows), -1))
+        before = self.hidden_states or (jnp.zeros_like(rows),) * layers.shape[1]
+        self.hidden_states = tuple(
+            jnp.where((layers[:, slot] == index)[:, None], rows, found) for slot, found in enumerate(before)
+        )
 
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
@@ -142,14 +162,6 @@ class ProbeHooks(Hooks):
     ) -> Float32[Array, "lane token choice"]:
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
-
-    def hidden_states(self, places: Int32[Array, "lane place"]) -> HiddenRows:
-        """Return the hidden states of these tokens of each lane, by index; zeros for a place T."""
-        index = places[:, :, None]
-        return {
-            i: jnp.take_along_axis(self._found[i], index, axis=1, mode="fill", fill_value=0).reshape((len(places), -1))
-            for i in self._wanted
-        }
 
     def _hit(self, given: Array | np.ndarray, wanted: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
         """Return whether a slot is meant at each token, bool [lane, token, slot]."""

@@ -68,7 +68,7 @@ PROBED_SCORE_CONTRACT = replace(CHOSEN_CONTRACT, inputs=(*CHOSEN_CONTRACT.inputs
 """Contract of a scoring step with `Probes`; `Chosen` may be None."""
 
 
-def score_step(structure: Structure, top: int, hidden_states: tuple[int, ...] = ()) -> Step:
+def score_step(structure: Structure, top: int) -> Step:
     """`step(params, rows, tokens, lengths, positions, kv_blocks, targets[, chosen[, probes]]) -> (Scored, rows)`.
 
     `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning. With `chosen`,
@@ -77,7 +77,6 @@ def score_step(structure: Structure, top: int, hidden_states: tuple[int, ...] = 
     Args:
         structure: structure of the model.
         top: number of most likely tokens to report at each position.
-        hidden_states: indices of the hidden states that are returned, for a step with `Probes`.
     """
 
     def step(
@@ -93,11 +92,11 @@ def score_step(structure: Structure, top: int, hidden_states: tuple[int, ...] = 
     ) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
         devices = model.config.devices
-        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], hidden_states, devices)
+        hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         scored = score_tokens(model, hidden, targets, top, chosen)
-        if hooks is not None and probes is not None and probes.places is not None:
-            scored = scored._replace(hidden_states=hooks.hidden_states(jnp.asarray(probes.places)))
+        if hooks is not None:
+            scored = scored._replace(hidden_states=hooks.hidden_states)
         return scored, Rows(layers, rows.token)
 
     return step

@@ -109,7 +109,7 @@ def test_nothing_is_compiled_for_other_requests(text_lm: hybridlm.LM) -> None:
             Intervention.ablate_head(layer, head),
             Intervention.scale_state(0, 0.1 * head, head=head, positions=at),
         ]
-        read: Any = {"hidden_states": [1], "states": True, "positions": ["last", "all"][layer]}
+        read: Any = {"hidden_states": [2 * layer], "states": True, "positions": ["last", "all"][layer]}
         asked = [[], first, [Intervention.ablate_head(1 - layer, head, positions=at)]]
         return text_lm.generate(PROMPTS[:3], max_tokens=COUNT, min_tokens=COUNT, interventions=asked, **read)
 

@@ -82,7 +82,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> Probes:
     """Vectors at every second lane, ablations at the others, everywhere in the text or from its third token on."""
     assert shape.probes is not None
-    _, wanted, vectors, ablations = shape.probes
+    hidden, wanted, vectors, ablations = shape.probes
 
     def slots(values: Any, count: int) -> np.ndarray:
         return np.tile(repeated(values, np.int32)[:, None], (1, count))
@@ -96,7 +96,8 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
     given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, "recurrent"), -1, -1], ablations)
-    return Probes(places, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
+    return Probes(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:

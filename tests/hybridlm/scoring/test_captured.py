@@ -1,7 +1,9 @@
 """Hidden states and states that scoring reads: against `forward`, in files, with the bits of the scores unchanged."""
 
+import gc
 import re
 import resource
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
+from hybridlm.requests import captured_table
 from hybridlm.requests.captured import parse_path
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -107,6 +110,19 @@ def test_behind_a_prefix_and_a_prompt(text_lm: hybridlm.LM) -> None:
         text_lm.score([TEXTS[0][6:]], prefix=prefix, states=True, positions=[5])
 
 
+def test_nothing_is_compiled_for_other_layers_and_positions(text_lm: hybridlm.LM) -> None:
+    """Nor for fewer of them; what is returned is what `forward` has there."""
+    stream = text_lm.forward(TEXTS[0]).hidden_states
+    text_lm.score(TEXTS, hidden_states=[0, 2], positions=[[3, 12], [], [5, 1], [0, 10]])
+    compiled = text_lm.stats["compiled"]
+    for layers, positions in (([1, 2], [2, 11]), ([0, 1], [3, 12]), ([2, 1], [0, 1])):
+        found = text_lm.score(TEXTS, hidden_states=layers, positions=[positions, [0], [], [4]])[0].captured
+        assert found is not None and sorted(found.hidden_states) == sorted(layers)
+        for layer, rows in found.hidden_states.items():
+            np.testing.assert_allclose(rows, np.asarray(stream[layer])[positions], atol=2e-4, rtol=2e-4)
+    assert text_lm.stats["compiled"] == compiled
+
+
 def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"hidden_states": [0, 2], "states": True, "positions": [[1, 5], [], [5], "last"]}
     kept = text_lm.score(TEXTS, **settings)
@@ -143,6 +159,32 @@ def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path
     assert len(states) == 60 and set(states) == {states[0]}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["", ".parquet"])
+def test_memory_holds_what_is_in_flight(
+    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """What is read of more texts adds to the memory of a call without files, and not to that of one with them."""
+    monkeypatch.setattr(captured_table, "MAX_GROUP_BYTES", 1 << 15)
+    texts: Any = [TEXTS[0] * 4] * 40
+    settings: dict[str, Any] = {"hidden_states": [0, 1, 2], "positions": "all"}
+
+    def peak(count: int, **where: Any) -> int:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            assert len(text_lm.score(texts[:count], **settings, **where)) == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    text_lm.score(texts[:1], **settings, capture_to=tmp_path / f"first{ending}")  # compiles and imports
+    in_files = [peak(count, capture_to=tmp_path / f"{count}{ending}") for count in (10, 40)]
+    in_memory = [peak(count) for count in (10, 40)]
+    added = 30 * len(texts[0]) * 3 * text_lm.config.hidden_size * 4
+    assert (in_memory[1] - in_memory[0]) - (in_files[1] - in_files[0]) > 0.8 * added
+
+
 def test_nothing_is_left_of_a_run_that_fails(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +200,21 @@ def test_nothing_is_left_of_a_run_that_fails(
     with pytest.raises(KeyboardInterrupt):
         text_lm.score([TEXTS[0], TEXTS[3]], states=True, positions="all", capture_to=tmp_path / "texts")
     assert list((tmp_path / "texts").iterdir()) == []
+
+
+def test_several_processes_are_refused(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.jsonl").write_text('{"token_ids": [5, 6]}\n')
+    monkeypatch.setattr(type(text_lm.engine.placement), "several_processes", property(lambda self: True))
+    reads: dict[str, Any] = {"hidden_states": [1]}
+    for run in (
+        lambda: text_lm.score(TEXTS, **reads),
+        lambda: text_lm.score(TEXTS, interventions=[]),
+        lambda: text_lm.generate(TEXTS, **reads),
+        lambda: text_lm.score_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", interventions=[]),
+        lambda: text_lm.forward(TEXTS[0]),
+    ):
+        with pytest.raises(ValueError, match="not supported for a model over several processes"):
+            run()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ More than 300 lines: the public methods of one class, and most lines are their d
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -470,8 +470,7 @@ class LM:
                 with is computed once; they are written in the order of the input. 0 sorts nothing.
             hidden_states, states, positions: what is read inside the model, as for `score`, at the last token or at all
                 of each row: columns "positions", "hidden_states[i]" and the names of the states, the numbers of all
-                positions one after another. Not together with questions about distributions, nor for lists of
-                completions.
+                positions one after another. Not for lists of completions.
             interventions: changes inside the model: a list for all rows, or the name of the field or column that has
                 them for each row, objects with `kind` and the arguments of the method of that name of `Intervention`;
                 null for none. Rows with changes share no beginnings.
@@ -485,8 +484,6 @@ class LM:
         """
         settings = DistributionSettings(token_ids, top, start, temperature, entropy).of_file(self.config.vocab_size)
         inside = ProbeSettings(hidden_states, positions, states)
-        if inside.given and settings.given:
-            raise ValueError("hidden_states, states: expected none with token_ids, top, temperature or entropy")
         scorer = replace(self._scorer, settings=settings)
         if inside.given or interventions is not None:
             arrays = inside.arrays_of(self.engine, "score_file")
@@ -551,9 +548,9 @@ class LM:
             found, wrong = self._compare(other, ids)
             return [RowValues(found.of(i), len(one), wrong.get(i)) for i, one in enumerate(ids)]
 
-        scorer = ValueScorer(DIVERGENCE_COLUMNS, lambda item, where: self._compared(other, item, where), values)
         origin = {f"other {name}": value for name, value in other._origin().items()}
-        return with_means(self._value_file(scorer, origin, input, output, options))
+        scorer = self._value_scorer(DIVERGENCE_COLUMNS, partial(self._compared, other), values, origin)
+        return with_means(score_file(scorer, input, output, **options))
 
     def _require_comparable(self, other: "LM") -> None:
         if not isinstance(other, LM):
@@ -630,8 +627,9 @@ class LM:
             ]
 
         kind = f"{pooling} token, {'normalised' if normalised else 'as it is'}"
-        scorer = ValueScorer({"embedding": "floats"}, self._text_inputs.encode, values)
-        return self._value_file(scorer, {"embedding": kind}, input, output, options)
+        encode = self._text_inputs.encode
+        scorer = self._value_scorer({"embedding": "floats"}, encode, values, {"embedding": kind})
+        return score_file(scorer, input, output, **options)
 
     def classify_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
@@ -666,25 +664,19 @@ class LM:
                 for i, (one, text) in enumerate(zip(fields, ids, strict=True))
             ]
 
-        scorer = ValueScorer(columns, self._text_inputs.encode, values)
-        return self._value_file(scorer, {"logits": "score.weight"}, input, output, options)
-
-    def _value_file(
-        self,
-        values: ValueScorer,
-        origin: Mapping[str, str | int],
-        input: str | os.PathLike[str],
-        output: str | os.PathLike[str],
-        options: FileOptions,
-    ) -> ScoreFileReport:
-        scorer = Scorer(
-            lambda item, where: [],
-            lambda ids: [],
-            {**self._origin(), **origin},
-            saved=lambda: self.engine.stats["prefix_tokens_saved"],
-            values=values,
-        )
+        scorer = self._value_scorer(columns, self._text_inputs.encode, values, {"logits": "score.weight"})
         return score_file(scorer, input, output, **options)
+
+    def _value_scorer(
+        self,
+        columns: Columns,
+        encode: Callable[[Any, str], Any],
+        values: Callable[[Any], list[RowValues]],
+        origin: Mapping[str, str | int],
+        request: tuple[str, ...] | None = None,
+    ) -> ValueScorer:
+        saved = partial(self.engine.stats.__getitem__, "prefix_tokens_saved")
+        return ValueScorer(columns, encode, values, {**self._origin(), **origin}, saved, request)
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
         """Answer typed questions about a state with a probability for every option, without generating a token.
@@ -762,8 +754,10 @@ class LM:
                 rows.append(RowValues({"answers": said}, tokens, wrong))
             return rows
 
-        scorer = ValueScorer({"answers": "object"}, lambda item, where: decider.encode(item), values, REQUEST_FIELDS)
-        return self._value_file(scorer, {"decisions": decider.prompts.settings.digest}, input, output, options)
+        origin: dict[str, str | int] = {"decisions": decider.prompts.settings.digest}
+        columns: Columns = {"answers": "object"}
+        scorer = self._value_scorer(columns, lambda item, where: decider.encode(item), values, origin, REQUEST_FIELDS)
+        return score_file(scorer, input, output, **options)
 
     @property
     def _decider(self) -> Decider:
@@ -1231,7 +1225,7 @@ class LM:
             found,
             self._origin(),
             vocab_size=self.config.vocab_size,
-            saved=lambda: self.engine.stats["prefix_tokens_saved"],
+            saved=partial(self.engine.stats.__getitem__, "prefix_tokens_saved"),
         )
 
     @property

@@ -23,7 +23,7 @@ import ray
 from ray.data import ActorPoolStrategy, Dataset
 
 from hybridlm.loading import load
-from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of_scores, table_of_scores
+from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
 from hybridlm.score_files.score_rows import score_rows
 
 DEFAULT_BATCH_ROWS = 1024
@@ -110,7 +110,8 @@ class _Worker:
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
         rows = list(read_rows(batch, 0))
         # A batch does not know its place in the dataset, so messages do not name rows.
-        return table_of_scores(score_rows(self._scorer, rows, None), schema_of_scores(pa.types.is_integer(value)))
+        columns = self._scorer.columns
+        return table_of(score_rows(self._scorer, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hybridlm.errors import require_extra
 from hybridlm.requests.results import Completion, Score, known
 from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.score_files.score_columns import DISTRIBUTIONS, score_fields
 from hybridlm.scoring.choice import Choice
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     require_extra("to_table", "pyarrow", "data")
     import pyarrow as pa
 
-    from hybridlm.score_files.distribution_columns import distribution_columns
+    from hybridlm.score_files.arrow import column_of
 
     if not isinstance(results, list | tuple) or not results:
         raise ValueError(f"results: expected a list of at least one result, got {results!r}")
@@ -55,20 +56,11 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
-    scores = [one for one in results if isinstance(one, Score)]
-    for name, values in distribution_columns(scores, _reported(scores)).items():
-        table = table.append_column(name, values)
+    fields = [score_fields(one) for one in results if isinstance(one, Score)]
+    for name, column in DISTRIBUTIONS.items():
+        if fields and name in fields[0]:
+            table = table.append_column(name, column_of([one.get(name) for one in fields], column))
     return table
-
-
-def _reported(scores: Sequence[Score]) -> list[str]:
-    """Return the columns of what scores, if there are any, report about the distributions."""
-    first = scores[0] if scores else None
-    if first is None or first.ranks is None:
-        return []
-    names = ["ranks"] if first.entropy is None else ["ranks", "entropy"]
-    names += [] if first.top is None else ["top_token_ids", "top_logprobs"]
-    return names + ([] if first.chosen is None else ["chosen_token_ids", "chosen_logprobs", "chosen_ranks"])
 
 
 def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
@@ -86,7 +78,7 @@ def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> li
         MissingExtra: pyarrow is not installed.
     """
     require_extra("token_logprobs", "pyarrow", "data")
-    from hybridlm.score_files.distribution_columns import read_token_logprobs
+    from hybridlm.score_files.arrow import read_token_logprobs
 
     return read_token_logprobs(table, kind)
 

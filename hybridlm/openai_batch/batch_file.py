@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +21,22 @@ import numpy as np
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files.atomic import replaceable
-from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows, write_in_order
+from hybridlm.files.json_lines import MAX_WINDOW_BYTES, dump, numbered_lines, parse_object, windows
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.progress import FileProgress, file_progress
+from hybridlm.score_files.jsonl import JsonScores
 from hybridlm.score_files.order import (
     DEFAULT_SORT_WINDOW,
     MIN_SAVED,
+    InOrder,
     Limits,
     SortWindow,
     check_sort_window,
     common_share,
+    grouped,
     sorted_parts,
 )
 from hybridlm.score_files.rows import InputRow
@@ -69,24 +72,6 @@ class BatchFileReport:
     kept: int = 0
     first_errors: tuple[str, ...] = ()
     prefix_tokens_saved: int = 0
-
-
-class _Lines:
-    """The format of the output: parts are whole lines."""
-
-    def __init__(self, windows: Sequence[SortWindow]):
-        self._windows = windows
-
-    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
-        first = 0
-        for window in self._windows:
-            mine = parts[first : first + window.parts]
-            first += window.parts
-            if window.order is not None:
-                write_in_order(mine, window.order, file)
-            else:
-                for part in mine:
-                    file.write(part)
 
 
 def batch_file(
@@ -126,7 +111,7 @@ def batch_file(
             # As in vLLM, blank lines are skipped.
             lines = ((number, line) for number, line in numbered_lines(source) if line.strip())
             before, number, sorted_windows = len(parts.done), 0, list[SortWindow]()
-            for group in _sort_windows(windows(lines, window), sort_window):
+            for group in grouped(windows(lines, window), _bytes, sort_window):
                 numbered = list(itertools.chain.from_iterable(group))
                 # All custom_ids of the group first: a line may be answered before an earlier one with the same.
                 rows = [_row(at, line, first_use) for at, line in numbered]
@@ -142,7 +127,7 @@ def batch_file(
                     number += 1
                     bar(done, total, kept_bytes)
             if not parts.joined:
-                parts.join(_Lines(sorted_windows))
+                parts.join(InOrder(JsonScores({}, {}), sorted_windows))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)
@@ -213,6 +198,10 @@ def _report(parts: Parts, kept: int) -> BatchFileReport:
     return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first), saved)
 
 
+def _bytes(window: list[Numbered]) -> int:
+    return sum(len(line) for _, line in window)
+
+
 def _row(number: int, line: bytes, first_use: Callable[[str, int], int]) -> InputRow:
     """Return the prompt of a line, to sort the lines by, and record its custom_id."""
     try:
@@ -224,20 +213,6 @@ def _row(number: int, line: bytes, first_use: Callable[[str, int], int]) -> Inpu
     body = value.get("body")
     prompt = {name: body[name] for name in PROMPT_FIELDS if name in body} if isinstance(body, dict) else {}
     return InputRow(number, None, "body", prompt, len(line))
-
-
-def _sort_windows(windows: Iterable[list[Numbered]], size: int) -> Iterator[list[list[Numbered]]]:
-    """Yield consecutive windows together, as long as they have at most `size` bytes; at least one."""
-    group, held = list[list[Numbered]](), 0
-    for window in windows:
-        own = sum(len(line) for _, line in window)
-        if group and held + own > size:
-            yield group
-            group, held = [], 0
-        group.append(window)
-        held += own
-    if group:
-        yield group
 
 
 def _parts_of(rows: Sequence[InputRow], windows: Sequence[int], limits: Limits) -> list[np.ndarray]:

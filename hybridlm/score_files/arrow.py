@@ -1,16 +1,14 @@
 """Texts and scores as Arrow columns, for Parquet files and Ray datasets. Needs pyarrow."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from hybridlm.files.json_lines import Id
 from hybridlm.requests.results import known
-from hybridlm.score_files.distribution_columns import distribution_columns, distribution_types
-from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields
-from hybridlm.scoring.distributions import DistributionSettings
+from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields
 from hybridlm.scoring.items import FORMS, form_of
 
 COLUMNS = ("id", *FORMS, "completion")
@@ -160,96 +158,90 @@ def _value(one: pa.Scalar) -> Any:
         return error
 
 
-def schema_of_scores(whole_numbers: bool, settings: DistributionSettings | None = None) -> pa.Schema:
-    """Return the columns of scores; ids are whole numbers or strings.
-
-    Args:
-        whole_numbers: whether ids are.
-        settings: what was asked about the distributions; None for nothing.
-    """
-    asked = {} if settings is None else distribution_types(settings)
-    return pa.schema(
-        {
-            "id": pa.int64() if whole_numbers else pa.string(),
-            "token_ids": pa.list_(pa.int32()),
-            "logprobs": pa.list_(pa.float32()),
-            "sum_logprob": pa.float64(),
-            "perplexity": pa.float64(),
-            **asked,
-            "error": pa.string(),
-        }
-    )
-
-
-def table_of_scores(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
-    """Return a table of scores; missing values are null.
-
-    Raises:
-        OverflowError: an id has more than 64 bits.
-    """
-    scores = [row.score for row in rows]
-    ids: list[Id] = [row.id for row in rows]
-    columns = {
-        "id": ids,
-        "token_ids": [None if one is None else one.token_ids for one in scores],
-        "sum_logprob": [None if one is None else one.sum_logprob for one in scores],
-        "perplexity": [None if one is None else known(one.perplexity) for one in scores],
-        # Messages may quote lone surrogates, which UTF-8 cannot hold.
-        "error": [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows],
-    }
-    logprobs = _float_lists([None if one is None else one.logprobs for one in scores])
-    ready = distribution_columns(scores, schema.names) | {"logprobs": logprobs}
-    arrays = [
-        ready[field.name] if field.name in ready else pa.array(columns[field.name], field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-_VALUES = {
+_TYPES = {
     "floats": pa.list_(pa.float32()),
     "ids": pa.list_(pa.int32()),
+    "ranks": pa.list_(pa.int32()),
     "flags": pa.list_(pa.bool_()),
     "number": pa.float64(),
     "text": pa.string(),
+    "float lists": pa.list_(pa.list_(pa.float32())),
+    "id lists": pa.list_(pa.list_(pa.int32())),
 }
 
 
-def schema_of_values(whole_numbers: bool, columns: Columns) -> pa.Schema:
-    """Return the columns of a file of values; ids are whole numbers or strings.
+def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
+    """Return the columns of an output; ids are whole numbers or strings.
 
     Raises:
         ValueError: a column that holds any JSON.
     """
-    wrong = [name for name, kind in columns.items() if kind not in _VALUES]
+    wrong = [name for name, kind in columns.items() if kind not in _TYPES]
     if wrong:
         raise ValueError(f"column {wrong[0]}: expected an output of JSON lines, objects of any kind have no column")
     ids = pa.int64() if whole_numbers else pa.string()
-    return pa.schema({"id": ids, **{name: _VALUES[kind] for name, kind in columns.items()}, "error": pa.string()})
+    return pa.schema({"id": ids, **{name: _TYPES[kind] for name, kind in columns.items()}, "error": pa.string()})
 
 
-def table_of_values(rows: Sequence[OutputRow], schema: pa.Schema) -> pa.Table:
-    """Return a table of values; those of a row with an error are null. Raises as `table_of_scores`."""
+def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
+    """Return a table of rows; the fields of a row with an error are null.
 
-    def column(field: pa.Field) -> pa.Array:
-        if field.name == "id":
-            return pa.array([row.id for row in rows], field.type)
-        if field.name == "error":
-            errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
-            return pa.array(errors, field.type)
-        values = [None if row.values is None else row.values[field.name] for row in rows]
-        if field.type == _VALUES["floats"]:
-            return _float_lists(values)
-        if field.type == _VALUES["number"]:
-            values = [None if one is None else known(one) for one in values]
-        return pa.array(values, field.type)
-
-    return pa.Table.from_arrays([column(field) for field in schema], schema=schema)
+    Raises:
+        OverflowError: an id has more than 64 bits.
+    """
+    # Messages may quote lone surrogates, which UTF-8 cannot hold.
+    errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
+    arrays = [pa.array([row.id for row in rows], schema.field("id").type)]
+    for name, kind in columns.items():
+        arrays.append(column_of([None if row.fields is None else row.fields[name] for row in rows], kind))
+    return pa.Table.from_arrays([*arrays, pa.array(errors, pa.string())], schema=schema)
 
 
-def _float_lists(values: Sequence[np.ndarray | None]) -> pa.Array:
-    """Return lists of float32; NaN, as in the first place of log-probabilities, becomes null."""
-    arrays = [np.zeros(0, np.float32) if one is None else one for one in values]
-    flat = np.concatenate([np.zeros(0, np.float32), *arrays])
-    offsets = np.cumsum([0, *(len(one) for one in arrays)], dtype=np.int32)
-    missing = np.array([one is None for one in values], bool)
-    return pa.ListArray.from_arrays(offsets, pa.array(flat, mask=np.isnan(flat)), mask=pa.array(missing))
+def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
+    """Return the values of a field as an array; None, NaN and rank 0 are null."""
+    if kind in ("float lists", "id lists"):
+        empty = np.zeros(0, np.float32 if kind == "float lists" else np.int32)
+        there = [one for one in values if one is not None]
+        counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(one.offsets) for one in there)])
+        entries = pa.array(np.concatenate([empty, *(one.entries for one in there)]))
+        places = pa.ListArray.from_arrays(_offsets(counts), entries)
+        return _lists([None if one is None else len(one.offsets) - 1 for one in values], places)
+    if kind in ("floats", "ranks"):
+        empty = np.zeros(0, np.float32 if kind == "floats" else np.int32)
+        flat = np.concatenate([empty, *(one for one in values if one is not None)])
+        entries = pa.array(flat, mask=np.isnan(flat) if kind == "floats" else flat == 0)
+        return _lists([None if one is None else len(one) for one in values], entries)
+    if kind == "number":
+        values = [None if one is None else known(one) for one in values]
+    return pa.array(values, _TYPES[kind])
+
+
+def _lists(counts: Sequence[int | None], entries: pa.Array) -> pa.Array:
+    """Return lists of so many consecutive entries; None is null."""
+    missing = pa.array([count is None for count in counts], pa.bool_())
+    return pa.ListArray.from_arrays(_offsets([count or 0 for count in counts]), entries, mask=missing)
+
+
+def _offsets(counts: Sequence[int] | np.ndarray) -> pa.Array:
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    if total[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"scores: expected at most 2^31 - 1 numbers in a column, got {total[-1]:,}; use fewer rows")
+    return pa.array(total.astype(np.int32))
+
+
+def read_token_logprobs(table: pa.Table, kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
+    """Return the ids of each row of a table; see `hybridlm.token_logprobs`."""
+    wanted = [f"{kind}_{name}" for name in ("token_ids", "logprobs", "ranks") if (kind, name) != ("top", "ranks")]
+    if kind not in ("top", "chosen") or any(name not in table.column_names for name in wanted):
+        raise ValueError(f"kind: expected columns {', '.join(wanted)}, found {', '.join(table.column_names)}")
+    rows: list[TokenLogprobs | None] = []
+    for values in zip(*(table.column(name) for name in wanted), strict=True):
+        if not values[0].is_valid:
+            rows.append(None)
+            continue
+        offsets = np.concatenate([[0], np.cumsum(values[0].values.value_lengths().to_numpy(zero_copy_only=False))])
+        ids, logprobs, *ranks = (value.values.flatten().to_numpy(zero_copy_only=False) for value in values)
+        places = np.repeat(offsets[:-1], np.diff(offsets))
+        ranked = ranks[0] if ranks else np.arange(1, len(ids) + 1, dtype=np.int32) - places.astype(np.int32)
+        rows.append(TokenLogprobs(ids, logprobs, ranked, offsets.astype(np.int64)))
+    return rows

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hybridlm.errors import require_extra
 from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
-from hybridlm.scoring.distributions import DistributionSettings
 
 
 def format_of(path: Path) -> str:
@@ -56,12 +55,8 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
     return ParquetRows(path, fields)
 
 
-def target_for(path: Path) -> Callable[[IdKinds, DistributionSettings, Columns | None], ScoreTarget]:
-    """Return the class of an output's format; raises as `format_of`.
-
-    It takes the kinds of the ids, what was asked about the distributions, and the columns of values, if it has those
-    instead of scores.
-    """
+def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
+    """Return the class of an output's format, which takes the kinds of the ids and the columns; see `format_of`."""
     if format_of(path) == ".jsonl":
         from hybridlm.score_files.jsonl import JsonScores
 

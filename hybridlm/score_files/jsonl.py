@@ -1,16 +1,26 @@
 """Lines of texts, JSON or plain, read from any line on, and JSON lines of scores."""
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item, write_in_order
-from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, InputRow, Mark, OutputRow, RowFields, SortedParts
-from hybridlm.scoring.distributions import DistributionSettings
+from hybridlm.score_files.rows import (
+    NO_FIELDS,
+    Columns,
+    IdKinds,
+    InputRow,
+    Kind,
+    Lists,
+    Mark,
+    OutputRow,
+    RowFields,
+    SortedParts,
+)
 from hybridlm.scoring.items import form_of
 
 OBJECTS = {"prompt", "completion", "messages"}
@@ -117,17 +127,33 @@ def _content_end(file: BinaryIO) -> int:
 
 
 class JsonScores:
-    """One line per row: id, token_ids, logprobs, sum_logprob, perplexity, and what was asked; or id and error.
+    """One line per row: id and fields, or id and error.
 
     Args:
-        ids, settings, columns: ignored; lines hold ids of all kinds, and whatever was asked.
+        ids: ignored; lines hold ids of all kinds.
+        columns: names of the fields.
     """
 
-    def __init__(self, ids: IdKinds, settings: DistributionSettings, columns: Columns | None = None):
-        del ids, settings, columns
+    several = True
+
+    def __init__(self, ids: IdKinds, columns: Columns):
+        del ids
+        self._columns = columns
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        return "".join(dump(_object(row)) + "\n" for row in rows).encode("ascii")
+        lines = [
+            {"id": row.id, "error": row.error} if row.fields is None else {"id": row.id, **self._object(row.fields)}
+            for row in rows
+        ]
+        return "".join(dump(line) + "\n" for line in lines).encode("ascii")
+
+    def _object(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: [self._object(one) for one in value]
+            if name == "completions"
+            else _json(value, self._columns.get(name))
+            for name, value in fields.items()
+        }
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
         del saved  # a line is a row
@@ -139,50 +165,15 @@ class JsonScores:
                 write_in_order(contents, order, file)
 
 
-def _object(row: OutputRow) -> dict[str, Any]:
-    if row.values is not None:
-        return {"id": row.id, **{name: _value(value) for name, value in row.values.items()}}
-    if row.score is None:
-        return {"id": row.id, "error": row.error}
-    before = {"prompt_tokens": row.score.prefix_tokens} if row.score.prefix_tokens else {}
-    if row.completions:
-        return {"id": row.id, **before, "completions": [_scored(score) for score in row.completions]}
-    return {"id": row.id, **before, **_scored(row.score)}
-
-
-def _value(value: Any) -> Any:
+def _json(value: Any, kind: Kind | None) -> Any:
     """Return a value of a row as JSON."""
+    if isinstance(value, Lists):
+        entries = _json(value.entries, None)
+        return [entries[begin:end] for begin, end in itertools.pairwise(value.offsets.tolist())]
     if isinstance(value, np.ndarray):
-        return [finite(one) for one in value.tolist()] if value.dtype.kind == "f" else value.tolist()
+        values = value.tolist()
+        none = ~np.isfinite(value) if value.dtype.kind == "f" else value == 0 if kind == "ranks" else np.zeros(0)
+        for place in np.flatnonzero(none).tolist():
+            values[place] = None
+        return values
     return finite(value) if isinstance(value, float) else value
-
-
-def _scored(score: Score) -> dict[str, Any]:
-    """Return the fields of a score."""
-    values = _of_tokens(score)
-    if score.ranks is not None:
-        values["ranks"] = [rank or None for rank in score.ranks.tolist()]
-    if score.entropy is not None:
-        values["entropy"] = [finite(value) for value in score.entropy.tolist()]
-    for name, part in (("top", score.top), ("chosen", score.chosen)):
-        if part is not None:
-            places = [part.at(token) for token in range(len(part))]
-            values[f"{name}_token_ids"] = [ids.tolist() for ids, _, _ in places]
-            values[f"{name}_logprobs"] = [list(map(finite, logprobs.tolist())) for _, logprobs, _ in places]
-            if name == "chosen":
-                values["chosen_ranks"] = [ranks.tolist() for _, _, ranks in places]
-    return values
-
-
-def _of_tokens(score: Score) -> dict[str, Any]:
-    total = finite(score.sum_logprob)
-    values: list[float] = score.logprobs.tolist()
-    # The sum is finite if all values are: it has too few of them for a float64 to overflow.
-    first = score.first_predicted
-    logprobs = [*[None] * first, *values[first:]] if total is not None else [finite(value) for value in values]
-    return {
-        "token_ids": score.token_ids,
-        "logprobs": logprobs,
-        "sum_logprob": total,
-        "perplexity": finite(score.perplexity),
-    }

@@ -8,15 +8,18 @@ import json
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from operator import attrgetter
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from hybridlm.score_files.rows import InputRow, TextSource
+from hybridlm.score_files.rows import InputRow, ScoreTarget, SortedParts, TextSource
 from hybridlm.score_files.survey import RowWindow
+
+T = TypeVar("T")
 
 DEFAULT_SORT_WINDOW = 1 << 26
 """Bytes of consecutive rows that are sorted together."""
@@ -57,6 +60,28 @@ class SortWindow:
     order: np.ndarray | None
 
 
+class InOrder:
+    """The format of an output whose parts are those of sort windows.
+
+    Args:
+        target: the format of the rows.
+        order: of the sort windows.
+        saved: tokens that were not computed again because rows begin alike.
+    """
+
+    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow], saved: int = 0):
+        self._target, self._order, self._saved = target, order, saved
+
+    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
+        self._target.join(self._windows(parts), file, self._saved)
+
+    def _windows(self, parts: Sequence[bytes]) -> Iterator[SortedParts]:
+        first = 0
+        for window in self._order:
+            yield parts[first : first + window.parts], window.order
+            first += window.parts
+
+
 def check_sort_window(given: Any) -> None:
     """Raise ValueError if a user's size of a sort window is none."""
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
@@ -76,7 +101,7 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
     if not windows:
         return
     ahead, behind = source.rows(windows[0].start), source.rows(windows[0].start)
-    for group in _groups(windows, limits.sorted):
+    for group in grouped(windows, attrgetter("size"), limits.sorted):
         count = sum(window.rows for window in group)
         share = common_share(row for row, _ in islice(ahead, count)) if limits.sorted else 0.0
         rows = (row for row, _ in islice(behind, count))
@@ -89,14 +114,16 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
             deque(rows, maxlen=0)  # those that were not needed
 
 
-def _groups(windows: Sequence[RowWindow], size: int) -> Iterator[list[RowWindow]]:
-    """Yield consecutive windows together, as long as they have at most `size` bytes; at least one."""
-    group: list[RowWindow] = []
+def grouped(windows: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield consecutive windows together, as long as they have at most `most` bytes; at least one."""
+    group, held = list[T](), 0
     for window in windows:
-        if group and sum(one.size for one in group) + window.size > size:
+        size = size_of(window)
+        if group and held + size > most:
             yield group
-            group = []
+            group, held = [], 0
         group.append(window)
+        held += size
     if group:
         yield group
 

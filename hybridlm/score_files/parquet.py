@@ -8,16 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hybridlm.score_files.arrow import (
-    columns_of,
-    read_rows,
-    schema_of_scores,
-    schema_of_values,
-    table_of_scores,
-    table_of_values,
-)
+from hybridlm.score_files.arrow import columns_of, read_rows, schema_of, table_of
 from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, InputRow, Mark, OutputRow, RowFields, SortedParts
-from hybridlm.scoring.distributions import DistributionSettings
 
 BATCH_ROWS = 1024
 MAX_GROUP_ROWS = 1 << 16
@@ -90,18 +82,19 @@ class ParquetRows:
 
 
 class ParquetScores:
-    """Columns id, token_ids, logprobs, sum_logprob, perplexity and error; missing values are null.
+    """Columns id, those of the fields, and error; missing values are null.
 
     Args:
         ids: kinds of the ids.
-        settings: what was asked about the distributions, each a column more.
-        columns: those of values, in the place of those of scores; None for scores.
+        columns: of the fields.
 
     Raises:
-        ValueError: ids that one column cannot hold.
+        ValueError: ids that one column cannot hold, or fields that are any JSON.
     """
 
-    def __init__(self, ids: IdKinds, settings: DistributionSettings, columns: Columns | None = None):
+    several = False
+
+    def __init__(self, ids: IdKinds, columns: Columns):
         for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
             if kind in ids:
                 raise ValueError(
@@ -110,13 +103,11 @@ class ParquetScores:
         if len(ids) > 1:
             where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
             raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
-        self._columns, whole = columns, "whole number" in ids
-        self._schema = schema_of_scores(whole, settings) if columns is None else schema_of_values(whole, columns)
+        self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:
         sink = pa.BufferOutputStream()
-        make = table_of_scores if self._columns is None else table_of_values
-        pq.write_table(make(rows, self._schema), sink)
+        pq.write_table(table_of(rows, self._schema, self._columns), sink)
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:

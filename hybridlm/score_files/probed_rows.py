@@ -11,8 +11,7 @@ from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.places import Places
 from hybridlm.requests.probes import CaptureSettings, Probe, probe, runs_of
 from hybridlm.requests.read_interventions import digest, read_interventions
-from hybridlm.requests.results import Score
-from hybridlm.score_files.rows import Columns, OutputRow
+from hybridlm.score_files.rows import Columns
 from hybridlm.scoring.items import ScoredIds
 
 MAX_CAPTURED_BYTES = 1 << 28
@@ -49,12 +48,9 @@ class ProbedRows:
         return self.interventions if isinstance(self.interventions, str) else None
 
     @property
-    def columns(self) -> Columns | None:
-        """The columns of scores with what is read; None where nothing is."""
-        if not self.capture.given:
-            return None
-        columns: Any = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
-        return {**columns, "positions": "ids", **dict.fromkeys(self._arrays(), "floats")}
+    def columns(self) -> Columns:
+        """The columns of what is read."""
+        return {"positions": "ids", **dict.fromkeys(self._arrays(), "floats")} if self.capture.given else {}
 
     @property
     def most_rows(self) -> int | None:
@@ -98,16 +94,3 @@ class ProbedRows:
             runs = runs_of(self.positions, text.prompt, 0, length, "positions") if self.capture.given else ()
             found.append(probe(self.places, self.capture, runs, changes, length, name))
         return found
-
-
-def captured_row(id: Any, score: Score) -> OutputRow:
-    """Return the row of a score with what was read: of each array the numbers of all positions, one after another."""
-    captured = score.captured
-    assert captured is not None
-    arrays = {HIDDEN.format(i): rows for i, rows in captured.hidden_states.items()} | dict(captured.states)
-    fields: dict[str, Any] = {
-        "token_ids": np.array(score.token_ids, np.int32), "logprobs": score.logprobs, "sum_logprob": score.sum_logprob,
-        "perplexity": score.perplexity, "positions": captured.positions,
-    }  # fmt: skip
-    flat = {name: np.asarray(array, np.float32).reshape(-1) for name, array in arrays.items()}
-    return OutputRow(id, None, None, values=fields | flat, tokens=len(score.token_ids))

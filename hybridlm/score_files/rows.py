@@ -6,7 +6,6 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 import numpy as np
 
 from hybridlm.files.json_lines import Id
-from hybridlm.requests.results import Score
 
 
 class Mark(NamedTuple):
@@ -68,24 +67,30 @@ class InputRow(NamedTuple):
         return isinstance(given, list) and not all(isinstance(one, int) for one in given)
 
 
-Columns = Mapping[str, Literal["floats", "ids", "flags", "number", "text", "object"]]
-"""Names of the fields of a file that holds no scores, and what each has: lists of numbers, of ids or of booleans, one
-number, one text, or any JSON."""
+Kind = Literal["floats", "ids", "ranks", "flags", "number", "text", "float lists", "id lists", "object"]
+Columns = Mapping[str, Kind]
+"""Names of the fields of an output, and what each has: lists of numbers, of ids, of ranks or of booleans, one number,
+one text, a list of numbers or of ids for each token (`Lists`), any JSON. NaN, and rank 0, become null."""
+
+
+class Lists(NamedTuple):
+    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` are those of token t."""
+
+    entries: np.ndarray
+    offsets: np.ndarray
 
 
 class OutputRow(NamedTuple):
-    """A row of the output: its score, the scores of its list of completions, its values, or its error.
+    """A row of the output: its fields, or its error.
 
     Attributes:
-        values: field -> value, in a file that holds no scores; lists are arrays, and a number that is none is null.
-        tokens: number of tokens that the values are of.
+        fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
+        tokens: number of tokens that the fields are of.
     """
 
     id: Id
-    score: Score | None
+    fields: Mapping[str, Any] | None
     error: str | None
-    completions: tuple[Score, ...] = ()
-    values: Mapping[str, Any] | None = None
     tokens: int = 0
 
 
@@ -108,7 +113,13 @@ SortedParts = tuple[Sequence[bytes], np.ndarray | None]
 
 
 class ScoreTarget(Protocol):
-    """A format of scores. Its output is a function of the rows alone."""
+    """A format of scores. Its output is a function of the rows alone.
+
+    Attributes:
+        several: whether a row can have several completions.
+    """
+
+    several: bool
 
     def part(self, rows: list[OutputRow]) -> bytes:
         """Return a part of the output, complete in itself."""

@@ -2,18 +2,18 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
-from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, plan
-from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, SortedParts, TextSource
-from hybridlm.score_files.score_rows import Scorer, score_rows
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, InOrder, Limits, SortWindow, check_sort_window, plan
+from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
+from hybridlm.score_files.score_rows import RowScorer, score_rows
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey, used_twice
 
 DEFAULT_WINDOW = 4096
@@ -23,6 +23,9 @@ MAX_WINDOW_IDS = 1 << 24
 """Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
 MAX_SORT_IDS = 1 << 26
 """The same of a sort window, whose rows are put back into their places together."""
+
+SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
+"""Fault of a row whose completions do not fit the output."""
 
 
 class FileOptions(TypedDict, total=False):
@@ -58,7 +61,7 @@ class ScoreFileReport:
 
 
 def score_file(
-    scorer: Scorer,
+    scorer: RowScorer,
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     strict: bool = False,
@@ -79,17 +82,14 @@ def score_file(
     check_sort_window(sort_window)
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)
-    make_target, values = target_for(path), scorer.values
-    source = open_source(texts, scorer.fields, None if values is None else values.request)
-    if scorer.probed is not None and (most := scorer.probed.most_rows) is not None:
-        window = min(window, most)
-    ids = _ids(scorer)
-    window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // ids)
-    limits = Limits(window, window_bytes, min(sort_window, MAX_SORT_IDS // ids))
+    make_target, source = target_for(path), open_source(texts, scorer.row_fields, scorer.request)
+    window = window if scorer.most_rows is None else min(window, scorer.most_rows)
+    window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // scorer.ids)
+    limits = Limits(window, window_bytes, min(sort_window, MAX_SORT_IDS // scorer.ids))
     with parts_of(path) as parts, score_progress(progress) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.settings, scorer.columns)
+        target = make_target(found.ids, scorer.columns)
         parts.resume(_origin(scorer, path, found, limits, shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
@@ -108,7 +108,7 @@ def score_file(
                     if number <= len(parts.done):
                         continue
                     saved = scorer.saved()
-                    scored = score_rows(scorer, _checked(source, found, rows), source.unit)
+                    scored = score_rows(scorer, _checked(source, target, found, rows), source.unit)
                     if strict:
                         _refuse(texts, _errors(rows, scored))
                     _add(parts, target, scored, scorer.saved() - saved)
@@ -118,29 +118,13 @@ def score_file(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
                 )
             if not parts.joined:
-                parts.join(_InOrder(target, order, sum(part.saved for part in parts.done)))
+                parts.join(InOrder(target, order, sum(part.saved for part in parts.done)))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)
                 error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
             raise
         return _report(path, parts, kept)
-
-
-class _InOrder:
-    """The format of an output whose parts are those of sort windows."""
-
-    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow], saved: int):
-        self._target, self._order, self._saved = target, order, saved
-
-    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
-        self._target.join(self._windows(parts), file, self._saved)
-
-    def _windows(self, parts: Sequence[bytes]) -> Iterator[SortedParts]:
-        first = 0
-        for window in self._order:
-            yield parts[first : first + window.parts], window.order
-            first += window.parts
 
 
 def _shard(shard: str | None) -> tuple[int, int]:
@@ -158,19 +142,11 @@ def _output(output: Path, input: Path, index: int, count: int) -> Path:
     return replaceable(output, input)
 
 
-def _ids(scorer: Scorer) -> int:
-    """Return how many ids are reported about a position, at least 1: they are held until they are written."""
-    given = scorer.settings.token_ids
-    return max(scorer.settings.top + (0 if given is None or isinstance(given, str) else len(given)), 1)
-
-
-def _origin(scorer: Scorer, output: Path, found: Survey, limits: Limits, shard: str | None) -> Origin:
+def _origin(scorer: RowScorer, output: Path, found: Survey, limits: Limits, shard: str | None) -> Origin:
     """Return everything that the bytes of the output depend on."""
     return {
         "input": f"sha256 {found.sha256}",
-        **scorer.origin,
-        **({"distributions": repr(scorer.settings)} if scorer.settings.given else {}),
-        **({} if scorer.probed is None else scorer.probed.origin),
+        **scorer.depends_on,
         "window": f"{limits.rows} rows, {limits.bytes} bytes",
         "sort window": f"{limits.sorted} bytes",
         "shard": shard or "none",
@@ -178,9 +154,10 @@ def _origin(scorer: Scorer, output: Path, found: Survey, limits: Limits, shard: 
     }
 
 
-def _checked(source: TextSource, found: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """Return the same rows, with a fault for an id that an earlier row of the file has."""
-    faults = {
+def _checked(source: TextSource, target: ScoreTarget, found: Survey, rows: list[InputRow]) -> list[InputRow]:
+    """Return the same rows, with a fault for what the output cannot hold, or an id that an earlier row has."""
+    faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
+    faults |= {
         row.number: used_twice(source, found.repeated[row.number]) for row in rows if row.number in found.repeated
     }
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
@@ -199,7 +176,7 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
 
 def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], saved: int) -> None:
     errors = [row.error for row in rows if row.error is not None]
-    tokens = sum(row.tokens if row.score is None else len(row.score.token_ids) for row in rows)
+    tokens = sum(row.tokens for row in rows)
     parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None, saved=saved)
 
 

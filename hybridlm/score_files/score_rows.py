@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.parts import Origin
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.results import Score
-from hybridlm.score_files.probed_rows import ProbedRows, captured_row
-from hybridlm.score_files.rows import Columns, InputRow, OutputRow, RowFields
+from hybridlm.score_files.probed_rows import ProbedRows
+from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields
+from hybridlm.score_files.score_columns import score_columns, score_fields
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
 
 
 class RowValues(NamedTuple):
-    """Values of one row, in the place of scores.
+    """Values of one row.
 
     Attributes:
         fields: field -> value.
@@ -28,37 +29,98 @@ class RowValues(NamedTuple):
     wrong: int | None = None
 
 
-@dataclass(frozen=True)
-class ValueScorer:
-    """Values of rows, in the place of scores.
+class RowScorer(Protocol):
+    """A model as files of scores need it.
 
     Attributes:
-        columns: the fields of the output.
+        saved: tokens so far that were not prefilled because texts begin alike.
+        request: fields of the input's objects, of which each is one request; None for texts and token ids.
+    """
+
+    @property
+    def saved(self) -> Callable[[], int]: ...
+
+    @property
+    def columns(self) -> Columns:
+        """The fields of the output."""
+        ...
+
+    @property
+    def request(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def row_fields(self) -> RowFields:
+        """The fields or columns that rows have beside those of texts."""
+        ...
+
+    @property
+    def ids(self) -> int:
+        """Number of ids that are reported about a position, at least 1: they are held until they are written."""
+        ...
+
+    @property
+    def most_rows(self) -> int | None:
+        """Maximum number of rows of a window; None for any."""
+        ...
+
+    @property
+    def depends_on(self) -> Origin:
+        """Everything that the output depends on beside the input: the model and all settings."""
+        ...
+
+    def read(self, row: InputRow) -> Any:
+        """Return what is computed with; raises ValueError or TypeError."""
+        ...
+
+    def of_rows(self, rows: Sequence[Any]) -> Sequence[RowValues]:
+        """Return the values of several rows that were read, in order: a function of their order and content."""
+        ...
+
+
+@dataclass(frozen=True)
+class ValueScorer:
+    """Other values of rows than scores.
+
+    Attributes:
+        columns, origin, saved, request: as for `RowScorer`.
         encode: (text, token ids or object, name in messages) -> what is computed with; raises ValueError or TypeError.
         values: what was encoded of several rows -> the values of each, in order.
-        request: fields of the input's objects, of which each is one request; None for texts and token ids.
     """
 
     columns: Columns
     encode: Callable[[Any, str], Any]
     values: Callable[[Sequence[Any]], Sequence[RowValues]]
+    origin: Origin
+    saved: Callable[[], int] = lambda: 0
     request: tuple[str, ...] | None = None
+    row_fields: RowFields = NO_FIELDS
+    ids: int = 1
+    most_rows: int | None = None
+
+    @property
+    def depends_on(self) -> Origin:
+        return self.origin
+
+    def read(self, row: InputRow) -> Any:
+        return self.encode(row.item, row.key)
+
+    def of_rows(self, rows: Sequence[Any]) -> Sequence[RowValues]:
+        return self.values(rows)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model as scoring files needs it.
+    """Log-probabilities of rows.
 
     Attributes:
         encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
             completion; raises ValueError or TypeError.
         score: token ids -> scores, in order, a function of their order and content; takes `question=` if anything is
             asked about the distributions, and `probes=` with `probed`.
-        origin: everything else that the scores depend on: the model and its settings.
+        origin: everything else that the scores depend on but the settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
-        saved: tokens so far that were not prefilled because texts begin alike.
-        values: gives values instead of scores; None for scores.
+        saved: as for `RowScorer`.
         probed: what is read and changed inside the model; None for nothing.
     """
 
@@ -68,82 +130,50 @@ class Scorer:
     settings: DistributionSettings = NOTHING_ASKED
     vocab_size: int = 0
     saved: Callable[[], int] = lambda: 0
-    values: ValueScorer | None = None
     probed: ProbedRows | None = None
+    request: tuple[str, ...] | None = None
 
     @property
-    def fields(self) -> RowFields:
-        """The fields or columns that rows have beside those of texts."""
+    def depends_on(self) -> Origin:
+        asked = {"distributions": repr(self.settings)} if self.settings.given else {}
+        return {**self.origin, **asked, **({} if self.probed is None else self.probed.origin)}
+
+    @property
+    def columns(self) -> Columns:
+        return {**score_columns(self.settings), **({} if self.probed is None else self.probed.columns)}
+
+    @property
+    def row_fields(self) -> RowFields:
         chosen = self.settings.token_ids if isinstance(self.settings.token_ids, str) else None
         return RowFields(chosen, None if self.probed is None else self.probed.field)
 
     @property
-    def columns(self) -> Columns | None:
-        """The fields of an output of values; None for one of scores."""
-        if self.values is not None:
-            return self.values.columns
-        return None if self.probed is None else self.probed.columns
+    def most_rows(self) -> int | None:
+        return None if self.probed is None else self.probed.most_rows
 
-    def ask(self, row: InputRow, ids: Sequence[ScoredIds]) -> list[TextQuestion]:
-        """Return what is asked about the texts of a row; raises TypeError or ValueError."""
-        if not self.settings.given:
-            return []
-        own = self.fields.chosen
-        given = (self.settings.token_ids if own is None else row.chosen) or ()
-        return [about(one, self.settings.start, given, own or "token_ids", self.vocab_size) for one in ids]
+    @property
+    def ids(self) -> int:
+        given = self.settings.token_ids
+        return max(self.settings.top + (0 if given is None or isinstance(given, str) else len(given)), 1)
 
+    def read(self, row: InputRow) -> "_EncodedRow":
+        ids, asked, probes = self.encode(row.item, row.key), list[TextQuestion](), list[Probe | None]()
+        if self.settings.given:
+            name = self.row_fields.chosen
+            given = (self.settings.token_ids if name is None else row.chosen) or ()
+            asked = [about(one, self.settings.start, given, name or "token_ids", self.vocab_size) for one in ids]
+        if self.probed is not None:
+            probes = self.probed.probes(ids, row.interventions, row.key)
+        return _EncodedRow(ids, asked, probes, row.several)
 
-def score_rows(scorer: Scorer, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Return the scores or errors of rows, in order.
-
-    Args:
-        scorer: scores the texts, all of them in one call.
-        rows: texts, unchecked.
-        unit: the word before a row's number in messages; None for messages without numbers.
-    """
-    names = [None if unit is None else f"{unit} {row.number}" for row in rows]
-    if scorer.values is not None:
-        return _value_rows(scorer.values, rows, names)
-    encoded = [_encode(scorer, row, name) for row, name in zip(rows, names, strict=True)]
-    good = [found for found in encoded if not isinstance(found, str)]
-    texts = [one.token_ids for row in good for one in row.texts]
-    given: dict[str, Any] = {}
-    if scorer.settings.given:
-        given["question"] = scorer.settings.together([one for row in good for one in row.asked])
-    if scorer.probed is not None:
-        given["probes"] = [one for row in good for one in row.probes]
-    scores = iter(scorer.score(texts, **given))
-    output = []
-    for row, name, one_row in zip(rows, names, encoded, strict=True):
-        if isinstance(one_row, str):
-            output.append(OutputRow(row.id, None, one_row))
-            continue
-        found = [own(next(scores), one.prompt) for one in one_row.texts]
-        wrong = next((one.first_nan for one in found if one.first_nan is not None), None)
-        if wrong is not None:
-            output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, wrong))))
-        elif scorer.columns is not None:
-            output.append(captured_row(row.id, found[0]))
-        else:
-            output.append(OutputRow(row.id, found[0], None, tuple(found) if row.several else ()))
-    return output
-
-
-def _value_rows(scorer: ValueScorer, rows: Sequence[InputRow], names: Sequence[str | None]) -> list[OutputRow]:
-    """Return the values or errors of rows, in order."""
-    encoded = [_read(scorer.encode, row, name) for row, name in zip(rows, names, strict=True)]
-    found = iter(scorer.values([one for one, fault in encoded if fault is None]))
-    output: list[OutputRow] = []
-    for row, name, (_, fault) in zip(rows, names, encoded, strict=True):
-        if fault is not None:
-            output.append(OutputRow(row.id, None, fault))
-            continue
-        one = next(found)
-        if one.wrong is None:
-            output.append(OutputRow(row.id, None, None, values=one.fields, tokens=one.tokens))
-        else:
-            output.append(OutputRow(row.id, None, str(NumericalError(name or row.key, one.wrong))))
-    return output
+    def of_rows(self, rows: Sequence["_EncodedRow"]) -> list[RowValues]:
+        given: dict[str, Any] = {}
+        if self.settings.given:
+            given["question"] = self.settings.together([one for row in rows for one in row.asked])
+        if self.probed is not None:
+            given["probes"] = [one for row in rows for one in row.probes]
+        scores = iter(self.score([one.token_ids for row in rows for one in row.texts], **given))
+        return [_of_row([own(next(scores), one.prompt) for one in row.texts], row.several) for row in rows]
 
 
 class _EncodedRow(NamedTuple):
@@ -152,26 +182,45 @@ class _EncodedRow(NamedTuple):
     texts: list[ScoredIds]
     asked: list[TextQuestion]
     probes: list[Probe | None]
+    several: bool
 
 
-def _encode(scorer: Scorer, row: InputRow, name: str | None) -> _EncodedRow | str:
-    """Return the texts of a row, or its error."""
-
-    def encoded(item: Any, key: str) -> _EncodedRow:
-        ids = scorer.encode(item, key)
-        probes = [] if scorer.probed is None else scorer.probed.probes(ids, row.interventions, key)
-        return _EncodedRow(ids, scorer.ask(row, ids), probes)
-
-    found, fault = _read(encoded, row, name)
-    return found if fault is None else fault
+def _of_row(scores: list[Score], several: bool) -> RowValues:
+    wrong = next((one.first_nan for one in scores if one.first_nan is not None), None)
+    fields: dict[str, Any] = {"prompt_tokens": scores[0].prefix_tokens} if scores[0].prefix_tokens else {}
+    fields |= {"completions": list(map(score_fields, scores))} if several else score_fields(scores[0])
+    return RowValues(fields, len(scores[0].token_ids), wrong)
 
 
-def _read(encode: Callable[[Any, str], Any], row: InputRow, name: str | None) -> tuple[Any, str | None]:
+def score_rows(scorer: RowScorer, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
+    """Return the scores or errors of rows, in order.
+
+    Args:
+        scorer: scores the texts, all of them in one call.
+        rows: texts, unchecked.
+        unit: the word before a row's number in messages; None for messages without numbers.
+    """
+    names = [None if unit is None else f"{unit} {row.number}" for row in rows]
+    given = [_read(scorer, row, name) for row, name in zip(rows, names, strict=True)]
+    found = iter(scorer.of_rows([one for one, fault in given if fault is None]))
+    output: list[OutputRow] = []
+    for row, name, (_, fault) in zip(rows, names, given, strict=True):
+        if fault is None:
+            fields, tokens, wrong = next(found)
+            if wrong is None:
+                output.append(OutputRow(row.id, fields, None, tokens))
+                continue
+            fault = str(NumericalError(name or row.key, wrong))
+        output.append(OutputRow(row.id, None, fault))
+    return output
+
+
+def _read(scorer: RowScorer, row: InputRow, name: str | None) -> tuple[Any, str | None]:
     """Return what is made of a row, and the error if nothing can be made of it."""
     fault = row.fault
     if fault is None:
         try:
-            return encode(row.item, row.key), None
+            return scorer.read(row), None
         except (ValueError, TypeError) as error:
             fault = str(error)
     return None, fault if name is None else f"{name}: {fault}"

@@ -106,7 +106,6 @@ def test_a_run_goes_on_with_the_same_settings_alone(
 
 def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, texts: Path) -> None:
     wrong: list[tuple[str, dict[str, Any]]] = [
-        ("token_ids, top", {"states": True, "top": 2}),
         ("positions: expected last or all", {"states": True, "positions": [1]}),
         ("hidden_states: expected indices 0..2", {"hidden_states": [3]}),
         ("window", {"hidden_states": [1], "window": 0}),
@@ -147,14 +146,16 @@ def test_rows_with_interventions_of_their_own(text_lm: hybridlm.LM, tmp_path: Pa
 
 def test_interventions_of_all_rows_beside_what_is_read(text_lm: hybridlm.LM, texts: Path) -> None:
     changes, output = [Intervention.add(VECTOR, hidden_state=1, positions=[0])], texts.parent / "out.jsonl"
-    report = text_lm.score_file(texts, output, interventions=changes, hidden_states=[2])
+    report = text_lm.score_file(texts, output, interventions=changes, hidden_states=[2], entropy=True)
     rows = {row["id"]: row for row in read_back(output)}
     assert (report.texts, report.errors) == (4, 2)
-    scored = text_lm.score(list(GOOD.values()), interventions=changes, hidden_states=[2])
+    scored = text_lm.score(list(GOOD.values()), interventions=changes, hidden_states=[2], entropy=True)
     for id, one in zip(GOOD, scored, strict=True):
         assert one.captured is not None
         np.testing.assert_allclose(rows[id]["hidden_states[2]"], one.captured.hidden_states[2][0], atol=1e-4)
         np.testing.assert_allclose(rows[id]["logprobs"][1:], one.logprobs[1:], atol=1e-4)
+        assert one.entropy is not None
+        np.testing.assert_allclose(rows[id]["entropy"][1:], one.entropy[1:], atol=1e-4)
     with pytest.raises(ValueError, match="parts"):  # of a run with another vector
         _interrupted(text_lm, texts, changes, [Intervention.add(VECTOR + 1, hidden_state=1, positions=[0])])
 

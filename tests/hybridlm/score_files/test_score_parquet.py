@@ -198,3 +198,11 @@ def test_shards(tmp_path: Path):
     outputs = [score_file(TOY, path, tmp_path / "out.parquet", window=3, shard=f"{i}/4").output for i in range(4)]
     assert [pq.read_table(output).column("id").to_pylist() for output in outputs] == [[], [0, 1, 2], [3, 4, 5], [6]]
     assert len({str(pq.read_schema(output)) for output in outputs}) == 1
+
+
+def test_a_list_of_completions_is_an_error_and_not_its_first_one(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": ["b", "c"]}, {"text": "ab"}]
+    report = score_file(TOY, write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    several, one = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert (report.texts, report.errors) == (1, 1) and several["logprobs"] is None and one["error"] is None
+    assert "write .jsonl" in several["error"]

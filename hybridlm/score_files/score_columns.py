@@ -1,0 +1,49 @@
+"""Columns of scores: log-probabilities, and what was asked about the distributions."""
+
+from typing import Any
+
+import numpy as np
+
+from hybridlm.requests.captured import HIDDEN
+from hybridlm.requests.results import Score
+from hybridlm.score_files.rows import Columns, Kind, Lists
+from hybridlm.scoring.distributions import DistributionSettings
+
+SCORES: dict[str, Kind] = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
+DISTRIBUTIONS: dict[str, Kind] = {
+    "ranks": "ranks",
+    "entropy": "floats",
+    "top_token_ids": "id lists",
+    "top_logprobs": "float lists",
+    "chosen_token_ids": "id lists",
+    "chosen_logprobs": "float lists",
+    "chosen_ranks": "id lists",
+}
+"""A token without a prediction, or before `start`, has a null rank and entropy and empty lists. The ranks of the most
+likely ids are 1, 2, 3, ..."""
+
+
+def score_columns(settings: DistributionSettings) -> Columns:
+    """Return the columns of scores, with those for what was asked about the distributions."""
+    if not settings.given:
+        return SCORES
+    asked = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
+    more: Columns = {name: DISTRIBUTIONS[name] for name in DISTRIBUTIONS if asked.get(name.partition("_")[0], True)}
+    return {**SCORES, **more}
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """Return the columns that a score has a value for; of what was read inside the model all positions in a row."""
+    fields: dict[str, Any] = {name: getattr(score, name) for name in (*SCORES, "ranks", "entropy")}
+    for name, part in (("top", score.top), ("chosen", score.chosen)):
+        if part is not None:
+            fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)
+            fields[f"{name}_logprobs"] = Lists(part.logprobs, part.offsets)
+            fields[f"{name}_ranks"] = Lists(part.ranks, part.offsets)
+    fields = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    if score.captured is not None:
+        hidden = {HIDDEN.format(i): rows for i, rows in score.captured.hidden_states.items()}
+        arrays = {**hidden, **score.captured.states}
+        fields |= {"positions": score.captured.positions}
+        fields |= {name: np.asarray(array, np.float32).reshape(-1) for name, array in arrays.items()}
+    return fields

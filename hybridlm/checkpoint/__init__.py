@@ -23,7 +23,6 @@ from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath,
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.checkpoint.shards import Shards
-from hybridlm.checkpoint.weights import load_weights
 from hybridlm.errors import CheckpointError
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "head_tensors",
     "is_gguf",
     "load_parameters",
-    "load_weights",
     "open_adapter",
     "open_checkpoint",
     "open_directory",

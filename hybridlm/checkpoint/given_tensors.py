@@ -57,7 +57,7 @@ def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
 
 
 def given_checkpoint(arrays: Mapping[str, Any], config: dict[str, Any], where: str) -> CheckpointDirectory:
-    """Return arrays as an opened checkpoint, for `load_weights`.
+    """Return arrays as an opened checkpoint, for `load_parameters`.
 
     Args:
         arrays: by the names of tensors.

@@ -15,11 +15,12 @@ from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, packed_forms
+from hybridlm.checkpoint.read_settings import ReadSettings
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.saved.index import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved.read import head_parameters, load_saved_weights, saved_forms
+from hybridlm.checkpoint.saved.read import head_parameters, read_saved, saved_forms
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
-from hybridlm.checkpoint.weights import load_weights
+from hybridlm.checkpoint.weights import read_tensors
 from hybridlm.gguf_files import BLOCK_TYPES
 from models import Family
 
@@ -98,10 +99,28 @@ def load_parameters(
     only: Collection[ParameterPath] | None = None,
     packed: PackedParameters | None = None,
 ) -> LoadedWeights:
-    """Read every parameter of a model, by `load_weights` or `load_saved_weights`."""
+    """Read every parameter of a model.
+
+    Args:
+        checkpoint: an opened one.
+        family: lists the parameters and how they are built from tensors.
+        config: the result of `family.read_config(checkpoint.config)`.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
+        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        shards: layout of parameters over devices; others are whole on JAX's default device.
+        adapters: are merged in float32, in order; the result is rounded once.
+        only: paths of the parameters that are read; None for all.
+        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
+
+    Raises:
+        CheckpointError: all faults of the headers; a tile of a saved model that has changed since, or values that
+            `dtype` cannot hold.
+        ValueError: an unknown `dtype`.
+    """
+    settings = ReadSettings(dtype, progress, shards, adapters, only, packed)
     if isinstance(checkpoint, SavedDirectory):
-        return load_saved_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
-    return load_weights(checkpoint, family, config, dtype, progress, shards, adapters, only, packed)
+        return read_saved(checkpoint, family, config, settings)
+    return read_tensors(checkpoint, family, config, settings)
 
 
 def packed_parameters(

@@ -1,6 +1,6 @@
 """Parameters of a model from a Hugging Face checkpoint: headers are checked first, then tensors are read one by one."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,51 +10,27 @@ from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
-from hybridlm.checkpoint.packed.parameters import PackedParameters, load_packed
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress, ReadParameter, gather, kept_dtypes
+from hybridlm.checkpoint.packed.parameters import load_packed
+from hybridlm.checkpoint.read_settings import ReadSettings
+from hybridlm.checkpoint.report import LoadedWeights, ReadParameter, gather, kept_dtypes
 from hybridlm.checkpoint.safetensors import READABLE
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
+from hybridlm.checkpoint.shards import Shards, shards_of
 from hybridlm.quantised.health import lost_rows
 from models import Family
 from models.weights.sources import ArraySlice
 
 
-def load_weights(
-    checkpoint: CheckpointDirectory,
-    family: Family,
-    config: Any,
-    dtype: str,
-    progress: Progress | None = None,
-    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
-    adapters: Sequence[BoundAdapter] = (),
-    only: Collection[ParameterPath] | None = None,
-    packed: PackedParameters | None = None,
-) -> LoadedWeights:
-    """Read every parameter of a model.
+def read_tensors(checkpoint: CheckpointDirectory, family: Family, config: Any, settings: ReadSettings) -> LoadedWeights:
+    """Read the parameters of a model; see `load_parameters`.
 
     Only the tensors, and the parts of them, that devices of this process need are read, and they are converted directly
     into their final place. Beside the result about one tensor is in memory at a time (without file-backed pages, which
     the system can drop at any time), and on an accelerator one shard of a parameter. The arrays share no memory with
     the files.
-
-    Args:
-        checkpoint: an opened directory.
-        family: lists the parameters and how they are built from tensors.
-        config: the result of `family.read_config(checkpoint.config)`.
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
-        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: layout of parameters over devices; others are whole on JAX's default device.
-        adapters: are merged in float32, in order; the result is rounded once.
-        only: paths of the parameters that are read; None for all.
-        packed: quantised matrices that are kept packed (`packed_parameters`, with the same checkpoint, family,
-            configuration, adapters and shards); None: none.
-
-    Raises:
-        CheckpointError: all faults of the headers (see `check`); or a value that `dtype` cannot hold.
-        ValueError: an unknown `dtype`.
     """
+    dtype, packed = settings.dtype, settings.packed
     plan = check(checkpoint, family, config) if packed is None or packed.plan is None else packed.plan
-    choices = [choice for choice in plan.choices if only is None or choice.weight.path in only]
+    choices = [choice for choice in plan.choices if settings.reads(choice.weight)]
     weights = [choice.weight for choice in choices]
     kept = kept_dtypes(weights, dtype)
     layouts = {} if packed is None else packed.layouts
@@ -68,14 +44,16 @@ def load_weights(
                     checkpoint.release(name)
                 yield ReadParameter(found, [], lost)
                 continue
-            merged = [adapter for adapter in adapters if adapter.touches(choice.weight)]
-            array, lost = _load(checkpoint, choice, kind, shards_of(choice.weight, shards), merged)
+            merged, shards = settings.adapters_of(choice.weight), shards_of(choice.weight, settings.shards)
+            array, lost = _load(checkpoint, choice, kind, shards, merged)
             stored = {checkpoint.stored_as(name) for name in names}
             for name in names:
                 checkpoint.release(name)
             yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind], lost)
 
-    return gather(checkpoint.path, weights, kept, read(), progress, plan.skipped, (*checkpoint.notes, *plan.notes))
+    return gather(
+        checkpoint.path, weights, kept, read(), settings.progress, plan.skipped, (*checkpoint.notes, *plan.notes)
+    )
 
 
 def _load(

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointDirectory, load_weights, open_directory
+from hybridlm.checkpoint import CheckpointDirectory, load_parameters, open_directory
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
 from models import Family, ShardedDim, Weight, WeightSource, family_of
@@ -180,7 +180,7 @@ def main(case: str, folder: Path, stored: str, wanted: str, *more: str) -> None:
         checkpoint = open_directory(folder)
 
         def load() -> list[jax.Array]:
-            return list(load_weights(checkpoint, TOY, None, wanted, shards=shards).arrays.values())
+            return list(load_parameters(checkpoint, TOY, None, wanted, shards=shards).arrays.values())
 
         jax.block_until_ready(jax.device_put(np.zeros(8, np.float32)))
     print(json.dumps(measure(load)))

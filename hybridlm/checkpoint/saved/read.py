@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,18 +12,17 @@ import numpy as np
 from hybridlm.checkpoint.adapter import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, converted
 from hybridlm.checkpoint.packed.layout import Rows, packed_layout
-from hybridlm.checkpoint.packed.parameters import PackedParameters
+from hybridlm.checkpoint.read_settings import ReadSettings
 from hybridlm.checkpoint.report import (
     LoadedWeights,
     ParameterPath,
-    Progress,
     ReadParameter,
     dotted,
     gather,
     kept_dtypes,
 )
 from hybridlm.checkpoint.saved.index import AGAIN, SavedDirectory, Tile, checksum
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
+from hybridlm.checkpoint.shards import Shards, shards_of
 from hybridlm.errors import CheckpointError
 from hybridlm.quantised.packed import PackedForm
 from models import Family, Weight
@@ -33,46 +32,19 @@ READERS = 4
 """Parameters that are read at the same time."""
 
 
-def load_saved_weights(
-    saved: SavedDirectory,
-    family: Family,
-    config: Any,
-    dtype: str,
-    progress: Progress | None = None,
-    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
-    adapters: Sequence[BoundAdapter] = (),
-    only: Collection[ParameterPath] | None = None,
-    packed: PackedParameters | None = None,
-) -> LoadedWeights:
-    """Read every parameter of a model.
+def read_saved(saved: SavedDirectory, family: Family, config: Any, settings: ReadSettings) -> LoadedWeights:
+    """Read the parameters of a model; see `load_parameters`.
 
     Beside the result a few parameters are in memory at a time. The arrays share no memory with the files. A tile that
     is read whole is compared with its checksum.
-
-    Args:
-        saved: an opened directory.
-        family: lists the parameters.
-        config: the result of `family.read_config(saved.config)`.
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
-        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: layout of parameters over devices; others are whole on JAX's default device.
-        adapters: are merged in float32, in order; the result is rounded once.
-        only: paths of the parameters that are read; None for all.
-        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
-
-    Raises:
-        CheckpointError: every parameter that is missing, unexpected or of another shape; or a tile that has changed
-            since it was saved, or values that `dtype` cannot hold.
-        ValueError: an unknown `dtype`.
     """
-    weights = family.weights(config)
+    weights, dtype, packed = family.weights(config), settings.dtype, settings.packed
     _require_parameters(saved, family, weights)
-    weights = [weight for weight in weights if only is None or weight.path in only]
+    weights = [weight for weight in weights if settings.reads(weight)]
     kept = kept_dtypes(weights, dtype)
 
     def read(weight: Weight, kind: np.dtype) -> ReadParameter:
-        name, own = dotted(weight.path), shards_of(weight, shards)
-        merged = [adapter for adapter in adapters if adapter.touches(weight)]
+        name, own, merged = dotted(weight.path), shards_of(weight, settings.shards), settings.adapters_of(weight)
         if name in saved.packed:
             parts = _Parts(saved, name)
             if packed is not None and weight.path in packed.layouts:
@@ -111,7 +83,7 @@ def load_saved_weights(
         return ReadParameter(array, [] if stored == kind else [stored.name])
 
     with ThreadPoolExecutor(READERS) as readers:
-        return gather(saved.path, weights, kept, readers.map(read, weights, kept), progress)
+        return gather(saved.path, weights, kept, readers.map(read, weights, kept), settings.progress)
 
 
 def saved_forms(

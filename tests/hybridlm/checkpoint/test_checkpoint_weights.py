@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, LoadedWeights, cast, load_weights, open_directory
+from hybridlm.checkpoint import (
+    CheckpointDirectory,
+    CheckpointError,
+    LoadedWeights,
+    cast,
+    load_parameters,
+    open_directory,
+)
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
@@ -72,7 +79,7 @@ def save(directory: Path, arrays: Mapping[str, np.ndarray], **config: Any) -> Ch
 
 def load(checkpoint: CheckpointDirectory, dtype: str = "float32", **options: Any) -> LoadedWeights:
     # The family's functions take no configuration here.
-    return load_weights(checkpoint, FAMILY, None, dtype, **options)
+    return load_parameters(checkpoint, FAMILY, None, dtype, **options)
 
 
 def faults(checkpoint: CheckpointDirectory) -> tuple[str, ...]:
@@ -178,7 +185,7 @@ def test_aligned_data_is_copied_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weight = Weight(("s",), (1024,), (WeightSource({"s": (1024,)}),))
     family = Family("s", ("s",), lambda _: _config(), lambda _: [weight], (), ())
-    array = load_weights(open_directory(tmp_path), family, None, "float32").arrays[("s",)]
+    array = load_parameters(open_directory(tmp_path), family, None, "float32").arrays[("s",)]
     with path.open("r+b") as handle:
         handle.seek(128)
         handle.write(b"\xaa" * 4096)
@@ -273,5 +280,5 @@ def test_scalars(tmp_path: Path) -> None:
     family = Family(
         "s", ("s",), lambda _: _config(), lambda _: [Weight(("s",), (), (WeightSource({"s": ()}),))], (), ()
     )
-    loaded = load_weights(save(tmp_path, {"s": np.array(2.5, np.float32)}), family, None, "bfloat16")
+    loaded = load_parameters(save(tmp_path, {"s": np.array(2.5, np.float32)}), family, None, "bfloat16")
     assert loaded.arrays[("s",)] == 2.5

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointError, LoadedWeights, load_weights, open_checkpoint
+from hybridlm.checkpoint import CheckpointError, LoadedWeights, load_parameters, open_checkpoint
 from hybridlm.engine.arguments import check_arguments
 from models import family_of
 
@@ -37,7 +37,7 @@ def load(directory: Path) -> LoadedWeights:
     checkpoint = open_checkpoint(directory)
     assert not hasattr(checkpoint, "parameters")
     family = family_of(checkpoint.config)
-    return load_weights(checkpoint, family, family.read_config(checkpoint.config), "float32")  # pyright: ignore
+    return load_parameters(checkpoint, family, family.read_config(checkpoint.config), "float32")  # pyright: ignore
 
 
 def equal(one: LoadedWeights, two: LoadedWeights) -> bool:

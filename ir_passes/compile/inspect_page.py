@@ -24,16 +24,12 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 """
 
 
-def inspect_page(
-    title: str, step: CompiledStep, before: CompiledStep | None = None, measured: Dependence | None = None
-) -> str:
+def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = None) -> str:
     """Return the page as HTML that loads nothing from outside.
 
     Args:
         title: its heading.
         step: the step.
-        before: the same step without the rewrites, to compare the copies with; None if they did no more than to drop
-            dead equations.
         measured: the dependence measured by changing one lane after the other, shown beside the proof's.
     """
     certificate = step.certificate
@@ -57,8 +53,7 @@ def inspect_page(
         "<h2>Rewrites</h2>",
         table(("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)),
         "<h2>Pool-sized copies in one call</h2>",
-        _copies("before the rewrites", certificate if before is None else before.certificate),
-        _copies("after", certificate),
+        _copies(certificate),
         *_collectives(certificate),
         *_kernels(step),
         "<h2>Scratch: when each value is live</h2>",
@@ -116,10 +111,10 @@ def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
     )
 
 
-def _copies(heading: str, certificate: Certificate) -> str:
+def _copies(certificate: Certificate) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
     count = len(certificate.copies)
-    return f"<p>{heading}: {count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
+    return f"<p>{count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
 
 
 def _collectives(certificate: Certificate) -> Iterable[str]:

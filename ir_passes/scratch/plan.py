@@ -18,8 +18,6 @@ class PlacedBuffer:
         name: for reports.
         offset, bytes: its place, from the start of the arena or of the body's own part of it.
         start, end: the equations between which the bytes are its own, both included.
-        lane_axis: the axis whose entry i belongs to lane i; None if it has none or it is not known.
-        lane_bytes: bytes of one lane's slice; None where `lane_axis` is.
     """
 
     equation: int
@@ -29,8 +27,6 @@ class PlacedBuffer:
     bytes: int
     start: int
     end: int
-    lane_axis: int | None = None
-    lane_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,9 +77,8 @@ class Plan:
             f"arena of {self.size} bytes; {self.lower_bound} are live at once, {self.naive} if nothing were shared"
         ]
         for p in sorted(self.placements, key=lambda p: (p.offset, p.start))[:rows]:
-            slices = "" if p.lane_bytes is None else f", {p.lane_bytes} B for each lane along axis {p.lane_axis}"
             source = ir.source_of(self.jaxpr.jaxpr.eqns[p.equation])
-            lines.append(f"  [{p.offset}, {p.offset + p.bytes}) at [{p.start}, {p.end}] {p.name}{slices}  {source}")
+            lines.append(f"  [{p.offset}, {p.offset + p.bytes}) at [{p.start}, {p.end}] {p.name}  {source}")
         left_out = 0 if rows is None else len(self.placements) - rows
         if left_out > 0:
             lines.append(f"  and {left_out} values further up")

@@ -11,7 +11,7 @@ from typing import Any
 from ir_passes.contract.contract import LaneContract, Opaque
 from ir_passes.contract.declared import opaque_of
 from ir_passes.jaxpr import ir
-from ir_passes.scratch.liveness import Liveness, Scratch, exclusive, liveness
+from ir_passes.scratch.liveness import Liveness, exclusive, liveness
 from ir_passes.scratch.packing import Buffer, aligned, height, pack
 from ir_passes.scratch.plan import Block, PlacedBuffer, Plan
 from ir_passes.scratch.verifier import verify_plan
@@ -25,7 +25,6 @@ def plan(
     args: tuple[Any, ...],
     contract: LaneContract | None = None,
     *,
-    lane_axis: Mapping[ir.Var, int] | None = None,
     target: Target | str | None = None,
 ) -> Plan:
     """A verified arena plan of the scratch of `fn(*args)`, which is traced and not run.
@@ -34,20 +33,18 @@ def plan(
         fn: any JAX function.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: of the function; gives the number of lanes.
-        lane_axis: variable of the inlined jaxpr -> the axis along which entry i belongs to lane i.
         target: machine that the function is for, as "nvidia-h100:4"; a mesh of the arguments is one of its devices.
             None for the devices that the arguments lie on.
 
     Raises:
         ContractError: the contract does not fit the function.
         TargetError: there is no such target, its compiler is not installed, or the arguments lie on other devices.
-        ValueError: a lane axis that does not hold a whole number of entries per lane.
     """
     args = args if target is None else as_target(target).place(args)
     lanes = None if contract is None else contract.bind(fn, args).lanes
     scratch = declared_scratch(contract.opaque, lanes) if contract is not None and lanes is not None else None
     live = liveness(fn, args)
-    made = plan_liveness(live, lanes=lanes, lane_axis=lane_axis, opaque_scratch=scratch)
+    made = plan_liveness(live, lanes=lanes, opaque_scratch=scratch)
     verify_plan(made.jaxpr, made, opaque_scratch=scratch)
     return made
 
@@ -71,29 +68,20 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
     return scratch if opaque else lambda eqn: 0
 
 
-def plan_liveness(
-    live: Liveness,
-    *,
-    lanes: int | None = None,
-    lane_axis: Mapping[ir.Var, int] | None = None,
-    opaque_scratch: OpaqueScratch | None = None,
-) -> Plan:
+def plan_liveness(live: Liveness, *, lanes: int | None = None, opaque_scratch: OpaqueScratch | None = None) -> Plan:
     """A plan for live ranges that are taken as they are; nothing is verified. Parameters as in `plan`.
 
     Args:
         opaque_scratch: scratch bytes of the operations that have some beside their results.
     """
-    axes = {} if lane_axis is None else lane_axis
-    if axes and lanes is None:
-        raise ValueError("lane axes without a number of lanes: give the contract too")
-    return _Planner(lanes, axes, opaque_scratch).plan(live)
+    return _Planner(lanes, opaque_scratch).plan(live)
 
 
 class _Planner:
     """Plans of a function and its bodies; live ranges that several equations share are planned once."""
 
-    def __init__(self, lanes: int | None, axes: Mapping[ir.Var, int], opaque_scratch: OpaqueScratch | None):
-        self.lanes, self.axes, self.opaque_scratch = lanes, axes, opaque_scratch
+    def __init__(self, lanes: int | None, opaque_scratch: OpaqueScratch | None):
+        self.lanes, self.opaque_scratch = lanes, opaque_scratch
         self.done: dict[int, Plan] = {}  # by the id of live ranges, which those of the whole keep alive
 
     def plan(self, live: Liveness) -> Plan:
@@ -113,16 +101,7 @@ class _Planner:
         buffers += [Buffer(block.bytes, equation, equation) for equation, block in blocks.items()]
         offsets = pack(buffers)
         placements = tuple(
-            PlacedBuffer(
-                value.equation,
-                value.result,
-                value.name,
-                offset,
-                value.bytes,
-                value.start,
-                value.end,
-                *_lane_slice(value, self.axes.get(value.variable), self.lanes),
-            )
+            PlacedBuffer(value.equation, value.result, value.name, offset, value.bytes, value.start, value.end)
             for value, offset in zip(live.scratch, offsets, strict=False)
         )
         own = offsets[len(live.scratch) :]
@@ -186,13 +165,3 @@ def _lay_out(bodies: list[Plan], share: bool) -> Block:
         offsets.append(0 if share else top)
         top = max(top, offsets[-1] + body.size)
     return Block(0, top, tuple(zip(offsets, bodies, strict=True)))
-
-
-def _lane_slice(value: Scratch, axis: int | None, lanes: int | None) -> tuple[int | None, int | None]:
-    if axis is None or lanes is None:
-        return None, None
-    if not 0 <= axis < len(value.shape) or value.shape[axis] % lanes:
-        raise ValueError(
-            f"{value.name} ({value.source}) of shape {value.shape} has no axis {axis} of a multiple of {lanes} lanes"
-        )
-    return axis, value.bytes // lanes

@@ -15,6 +15,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.scratch.plan import Block, PlacedBuffer, Plan, PlanError
 
 Key = tuple[int, int]
+ALIGNMENT = 64  # XLA's on CPU, and a cache line
 NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
 
 
@@ -25,42 +26,29 @@ class _Range:
     high: int
     first: int
     last: int
-    key: Key
 
     def __str__(self) -> str:
         return f"{self.what} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
 
 
-def verify_plan(
-    closed: ir.ClosedJaxpr,
-    plan: Plan,
-    *,
-    in_place: Collection[tuple[Key, Key]] = (),
-    alignment: int = 64,
-    opaque_scratch: Callable[[Any], int] | None = None,
-) -> int:
+def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[[Any], int] | None = None) -> int:
     """Check a plan; return the number of pairs of values that share bytes at different times.
 
     Args:
         closed: the inlined jaxpr that the plan is for.
         plan: the plan to check.
-        in_place: (result, operand) of equations that are declared to overwrite that operand; those two may be in the
-            same bytes if the equation is the last to read the operand.
-        alignment: of every offset.
         opaque_scratch: scratch bytes that an equation's operation uses beside its results; None if none does.
 
     Raises:
         PlanError: names the equation, both values and both byte ranges.
     """
     need = opaque_scratch or (lambda eqn: 0)
-    return _verify(closed.jaxpr, plan, frozenset(in_place), alignment, need, None)
+    return _verify(closed.jaxpr, plan, need, None)
 
 
 def _verify(
     jaxpr: Any,
     plan: Plan,
-    in_place: frozenset[tuple[Key, Key]],
-    alignment: int,
     need: Callable[[Any], int],
     done: dict[tuple[int, int], tuple[Any, int]] | None,
 ) -> int:
@@ -74,15 +62,15 @@ def _verify(
     homes = _homes(jaxpr, plan.views)
     last = _last_reads(jaxpr, homes, outermost)
     placed = _placements(jaxpr, plan, homes, last, outermost)
-    ranges = [_Range(p.name, p.offset, p.offset + p.bytes, key[0], last[key], key) for key, p in placed.items()] + list(
+    ranges = [_Range(p.name, p.offset, p.offset + p.bytes, key[0], last[key]) for key, p in placed.items()] + list(
         _block_ranges(jaxpr, plan, need)
     )
     for r in ranges:
-        if r.low % alignment:
-            raise PlanError(f"equation {r.first}: {r} is not aligned to {alignment} bytes")
+        if r.low % ALIGNMENT:
+            raise PlanError(f"equation {r.first}: {r} is not aligned to {ALIGNMENT} bytes")
         if r.low < 0 or r.high > plan.size:
             raise PlanError(f"equation {r.first}: {r} is outside the arena of {plan.size} bytes")
-    shared = _check_overlap(ranges, in_place)
+    shared = _check_overlap(ranges)
     for key, p in placed.items():
         if (p.start, p.end) != (key[0], last[key]):
             raise PlanError(
@@ -91,12 +79,12 @@ def _verify(
             )
     for equation, block in plan.blocks.items():
         bodies = _bodies(jaxpr.eqns[equation])
-        _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond", alignment)
+        _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond")
         for body, (_, inner) in zip(bodies, block.bodies, strict=True):
             pair = id(body.jaxpr), id(inner)
             if pair not in done:
                 try:
-                    found = _verify(body.jaxpr, inner, frozenset(), alignment, need, done)
+                    found = _verify(body.jaxpr, inner, need, done)
                 except PlanError as error:
                     raise PlanError(f"equation {equation}, in its body: {error}") from error
                 done[pair] = body.jaxpr, found
@@ -154,17 +142,13 @@ def _placements(
         size = _size(jaxpr.eqns[p.equation].outvars[p.result].aval)
         if p.bytes != size:
             raise PlanError(f"equation {p.equation}: {p.name} has {size} bytes, the plan has {p.bytes} for it")
-        if p.lane_bytes is not None and p.lane_bytes * (plan.lanes or 0) != size:
-            raise PlanError(
-                f"equation {p.equation}: {p.name} has {size} bytes, the plan {plan.lanes} slices of {p.lane_bytes}"
-            )
         placed[key] = p
     for i, j in sorted(set(last) - set(placed) - outputs - set(plan.views)):
         raise PlanError(f"equation {i}: result {j} of {jaxpr.eqns[i].primitive.name} has no place in the plan")
     return placed
 
 
-def _check_overlap(ranges: list[_Range], in_place: frozenset[tuple[Key, Key]]) -> int:
+def _check_overlap(ranges: list[_Range]) -> int:
     """Compare every pair; returns how many share bytes at different times."""
     ranges = sorted((r for r in ranges if r.high > r.low), key=lambda r: r.first)
     low, high = np.array([r.low for r in ranges], np.int64), np.array([r.high for r in ranges], np.int64)
@@ -173,12 +157,9 @@ def _check_overlap(ranges: list[_Range], in_place: frozenset[tuple[Key, Key]]) -
     for i, new in enumerate(ranges):
         same_bytes = (low[:i] < new.high) & (high[:i] > new.low)
         both_live = same_bytes & (last[:i] >= new.first)
-        for j in np.flatnonzero(both_live).tolist():
-            old = ranges[j]
-            overwrites = (new.key, old.key) in in_place and old.last == new.first
-            if not (overwrites and (old.low, old.high) == (new.low, new.high)):
-                raise PlanError(f"equation {new.first}: {new} overlaps {old}")
-        shared += int(np.count_nonzero(same_bytes & ~both_live))
+        if both_live.any():
+            raise PlanError(f"equation {new.first}: {new} overlaps {ranges[int(both_live.argmax())]}")
+        shared += int(np.count_nonzero(same_bytes))
     return shared
 
 
@@ -194,17 +175,15 @@ def _block_ranges(jaxpr: Any, plan: Plan, need: Callable[[Any], int]) -> Iterato
                 f"equation {i}: {name} uses {size} bytes of scratch, the plan gives it {plan.blocks[i].bytes}"
             )
     for i, block in plan.blocks.items():
-        yield _Range(
-            f"bodies of {jaxpr.eqns[i].primitive.name}.{i}", block.offset, block.offset + block.bytes, i, i, (i, -1)
-        )
+        yield _Range(f"bodies of {jaxpr.eqns[i].primitive.name}.{i}", block.offset, block.offset + block.bytes, i, i)
 
 
-def _check_block(equation: int, block: Block, bodies: list[ir.ClosedJaxpr], one_runs: bool, alignment: int) -> None:
+def _check_block(equation: int, block: Block, bodies: list[ir.ClosedJaxpr], one_runs: bool) -> None:
     if len(bodies) != len(block.bodies):
         raise PlanError(f"equation {equation} runs {len(bodies)} bodies, the plan has {len(block.bodies)}")
     end = 0
     for offset, inner in sorted(block.bodies, key=lambda body: body[0]):
-        if offset % alignment or offset < 0 or offset + inner.size > block.bytes:
+        if offset % ALIGNMENT or offset < 0 or offset + inner.size > block.bytes:
             raise PlanError(
                 f"equation {equation}: a body in bytes [{offset}, {offset + inner.size}) of a block of {block.bytes}"
             )

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.scratch.liveness import liveness
 from ir_passes.scratch.packing import ALIGNMENT, Buffer, height, live_bytes, pack
-from ir_passes.scratch.planner import plan, plan_liveness, scratch_sizes
+from ir_passes.scratch.planner import plan, scratch_sizes
 
 
 def drawn(text: str) -> list[Buffer]:
@@ -116,20 +115,6 @@ def test_scratch_grows_with_the_lanes() -> None:
     assert sizes[3].bytes >= 8 * sizes[2].lower_bound
     with pytest.raises(ValueError, match=r"args_for\(2\) made arguments for 3 lanes"):
         scratch_sizes(program.fn, lambda n: program.args(n + 1), (2,), CONTRACT)
-
-
-def test_lane_slices_are_an_equal_share_of_the_bytes() -> None:
-    program = PROGRAMS["delta"]
-    live = liveness(program.fn, program.args(4))
-    axes = {value.variable: 0 for value in live.scratch if value.shape[:1] == (4,)}
-    made = plan_liveness(live, lanes=4, lane_axis=axes)
-    assert {p.lane_bytes * 4 == p.bytes for p in made.placements if p.lane_bytes is not None} == {True}
-    assert len(axes) == sum(p.lane_axis == 0 for p in made.placements)
-    assert "B for each lane along axis 0" in made.report()
-    with pytest.raises(ValueError, match="has no axis 2 of a multiple of 4 lanes"):
-        plan_liveness(live, lanes=4, lane_axis=dict.fromkeys(axes, 2))
-    with pytest.raises(ValueError, match="without a number of lanes"):
-        plan_liveness(live, lane_axis=axes)
 
 
 def test_the_report_lists_offsets_lines_and_bodies() -> None:

@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="tiny models only, also on a CPU: a check of this script")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reference")]
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="hybridlm-device-") as folder:
         if options.wheels is not None:

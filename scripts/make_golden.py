@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference"))
+sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
 from comparison import Greedy
 from tiny_checkpoint import write_checkpoint

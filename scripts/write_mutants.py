@@ -13,7 +13,7 @@ REFERENCE = ROOT / "tests" / "reference"
 
 def pages() -> dict[str, str]:
     """Run all mutants of steps and return the pages by file name; an uncaught mutant is an error."""
-    sys.path[:0] = [str(ROOT), str(REFERENCE)]
+    sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/"))]
     from engine_mutants.table import table as engine_table
     from mutants.catalogue import MUTANTS
     from mutants.verdict import kill, table

@@ -13,7 +13,7 @@ from pathlib import Path
 
 # XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
 # older and simpler way, which later versions do not have. Tests about XLA's own programs compile those as for users
-# (tests/reference/as_for_users.py); parts of .ci/run and .ci/long compile everything so.
+# (tests/reference/compiled/as_for_users.py); parts of .ci/run and .ci/long compile everything so.
 _flags = os.environ.get("XLA_FLAGS", "").split()
 if not any("xla_backend_optimization_level" in flag for flag in _flags):
     _flags.append("--xla_backend_optimization_level=0")

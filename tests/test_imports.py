@@ -78,8 +78,8 @@ INTERNAL = re.compile(r"\bjax\.(extend|interpreters|core)\b|from jax import (ext
 ADAPTERS = {
     "hybridlm models ir_passes scripts": (("ir_passes/jaxpr/jax_private.py",), ("ir_passes/jaxpr/ir.py",)),
     "tests": (
-        ("tests/reference/hlo_text.py", "tests/reference/installed_primitives.py"),
-        ("tests/reference/installed_primitives.py",),
+        ("tests/reference/compiled/hlo_text.py", "tests/reference/proofs/installed_primitives.py"),
+        ("tests/reference/proofs/installed_primitives.py",),
     ),
 }
 """Folders -> the files in them that may use what JAX keeps private, and those that may use its intermediate form."""

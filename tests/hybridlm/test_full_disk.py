@@ -36,7 +36,7 @@ def test_every_size_of_a_full_disk(tmp_path: Path):
         "OPENBLAS_NUM_THREADS": "1",
         "SQLITE_TMPDIR": str(tmp_path / "disk"),
     }
-    command = [*namespace(), sys.executable, REFERENCE / "full_disk.py", tmp_path]
+    command = [*namespace(), sys.executable, REFERENCE / "processes" / "full_disk.py", tmp_path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from random_checkpoint import FAMILIES
 
-SCRIPT = Path(__file__).resolve().parents[1] / "reference" / "parity.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "reference" / "scenes" / "parity.py"
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1}
 """Most that another chunk size changes log-probabilities by; what docs/research.md says."""
 
@@ -24,7 +24,8 @@ def compared(directory: Path, name: str, dtype: str, *more: str, **flags: str) -
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | flags
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), name, dtype, str(directory), *more],
-        env=environment | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), str(SCRIPT.parent)])},
+        env=environment
+        | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[3]), str(SCRIPT.parents[1] / "checkpoints")])},
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-LOADING = Path(__file__).resolve().parents[2] / "reference" / "load_memory.py"
+LOADING = Path(__file__).resolve().parents[2] / "reference" / "processes" / "load_memory.py"
 MIB = 1 << 20
 
 pytestmark = [

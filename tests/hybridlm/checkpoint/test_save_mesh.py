@@ -111,7 +111,7 @@ def test_several_processes(tmp_path: Path):
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, REFERENCE / "save_processes.py", str(port), "2"]
+    command = [sys.executable, REFERENCE / "processes" / "save_processes.py", str(port), "2"]
     running = [
         subprocess.Popen(
             [*command, str(number), tmp_path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -14,7 +14,7 @@ from random_checkpoint import write_random_checkpoint
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
 from hybridlm.multiprocess.launch import _free_port
 
-SCRIPT = Path(__file__).parents[2] / "reference/keep_together.py"
+SCRIPT = Path(__file__).parents[2] / "reference/processes/keep_together.py"
 FLAGS = "--xla_force_host_platform_device_count=1"
 
 

@@ -22,7 +22,7 @@ from hybridlm.cli.main import app
 
 COUNT, TIMEOUT = 4, 20.0
 ROOT = Path(__file__).parents[3]
-START = ROOT / "tests/reference/start_together.py"
+START = ROOT / "tests/reference/processes/start_together.py"
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ LINES, KILLS = 400, 4
 
 @pytest.mark.long
 def test_killed_at_every_moment(tmp_path: Path):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{REFERENCE}"}
-    command = [sys.executable, REFERENCE / "kill_batch.py", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, REFERENCE / "processes" / "kill_batch.py", tmp_path]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(result.stdout) > 20

@@ -54,7 +54,7 @@ def test_key_is_found_without_tracing_and_is_the_same_again(
 
 CHILD = """
 import sys
-sys.path[:0] = ["tests/reference"]
+sys.path[:0] = ["tests/reference/checkpoints"]
 import hybridlm
 from text_checkpoint import SETTINGS
 from hybridlm.programs.shapes import Shape

@@ -30,7 +30,7 @@ def test_neither_input_nor_output_is_held(tmp_path: Path, root: Path, ending: st
     assert input.stat().st_size > 40 * MB
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "reference")]),
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "reference" / "processes")]),
         "JAX_PLATFORMS": "cpu",
         # What is freed goes back at once: otherwise allocators keep more than what is held.
         "ARROW_DEFAULT_MEMORY_POOL": "system",

@@ -58,7 +58,7 @@ def interrupt(texts: Path, output: Path, windows: int = 2, **settings: Any) -> P
 
 @pytest.mark.long
 def test_killed_at_every_moment(tmp_path: Path):
-    command = [sys.executable, REFERENCE / "kill_scoring.py", tmp_path]
+    command = [sys.executable, REFERENCE / "processes" / "kill_scoring.py", tmp_path]
     package = str(Path(hybridlm.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": package, "PYTHONWARNINGS": "ignore", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

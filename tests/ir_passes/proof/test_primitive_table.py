@@ -37,7 +37,7 @@ OTHER_ELEMENTWISE = {"add_any", "clamp", "convert_element_type"}
 @pytest.fixture(scope="module")
 def primitives() -> dict[str, set[str]]:
     """The primitives of a new process: imports of other tests would add their own."""
-    script = pathlib.Path(__file__).parents[2] / "reference/installed_primitives.py"
+    script = pathlib.Path(__file__).parents[2] / "reference/proofs/installed_primitives.py"
     found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
     return {name: set(values) for name, values in json.loads(found.stdout).items()}
 

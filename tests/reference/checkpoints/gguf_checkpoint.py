@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 OF = {"qwen35": "dense_interval", "qwen35moe": "sparse_base", "lfm2": "lfm2_base"}
 END = "<end>"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

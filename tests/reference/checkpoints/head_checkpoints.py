@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "dense_multimodal"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
 """A head of random weights, whose drafts are right by chance only."""
 
 

@@ -25,7 +25,7 @@ STEPS = (
     "decoding, 1 x 1, bfloat16",
 )
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
     "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base", "falcon_base", "olmo_base",

@@ -20,7 +20,7 @@ import hybridlm
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import Shape
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 MAX_ROUNDING = 4.0
 """Error of a device in a dtype of 16 bits, over that of a CPU in the same dtype. Both round, at different places."""
 ROUNDING = 1e-3

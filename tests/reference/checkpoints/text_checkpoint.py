@@ -9,7 +9,7 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "dense_interval"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_interval"
 END = "<end>"
 SETTINGS: dict[str, Any] = {"lanes": 3, "context": 256, "dtype": "float32", "chunk": 5}
 """How tests of behaviour load it, all alike: what one file compiles, the tests' cache holds for the others."""

@@ -1,6 +1,6 @@
 """Checkpoints that a device is checked with, and the process that writes the large one and computes a CPU's numbers.
 
-python tests/reference/device_cases.py FOLDER [small]    # that process
+python tests/reference/device/device_cases.py FOLDER [small]    # that process
 """
 
 import os
@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
 
 from device_checks import LARGE, SMALL, Case, Check, golden_case, write_expected  # noqa: E402
 from device_kernels import kernels  # noqa: E402

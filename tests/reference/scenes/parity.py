@@ -1,6 +1,6 @@
 """Compare what `LM.score` and `LM.forward` compute for one family, with XLA's programs as users have them.
 
-    python tests/reference/parity.py NAME DTYPE DIRECTORY [gradient] [DATAxMODELxEXPERT]
+    python tests/reference/scenes/parity.py NAME DTYPE DIRECTORY [gradient] [DATAxMODELxEXPERT]
 
 prints one line of JSON. With three numbers the model lies on a mesh of so many devices.
 """

@@ -5,13 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from as_for_users import compiled
 from flax import nnx
 
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.layers.mlp import MlpConfig
 
-OPTIMISED: dict[str, str | bool] = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": True}
-"""As for users; the tests' level does not multiply and add in one instruction."""
 CONFIG = DecoderConfig(
     "toy", 41, 16, 64, ((MlpConfig(24),),), 1e-6, 0.0, True, (), "float32", (), embedding_multiplier=1.7
 )
@@ -29,7 +28,7 @@ def test_given_embeddings_give_the_bits_of_the_tokens() -> None:
         return nnx.merge(graph, weights)(tokens, lengths, 0 * lengths, ((None,),), 2, embeddings=embeddings)[0]
 
     def run(fn: Any, *operands: Any) -> np.ndarray:
-        return np.asarray(jax.jit(fn).lower(*operands).compile(compiler_options=OPTIMISED)(*operands))
+        return np.asarray(compiled(jax.jit(fn).lower(*operands), loops=True)(*operands))
 
     embeddings = run(looked_up, weights)
     np.testing.assert_array_equal(run(hidden, weights, None), run(hidden, weights, embeddings))

@@ -7,7 +7,13 @@ import jax
 OLDER = "--xla_cpu_use_fusion_emitters=false"
 
 
-def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile with the same fusions and scatters as for users; the loops in them stay as the tests have them."""
+def compiled(lowered: jax.stages.Lowered, loops: bool = False) -> jax.stages.Compiled:
+    """Compile with the same fusions and scatters as for users; the loops in them only with `loops`.
+
+    Loops as for users multiply and add in one instruction, for instance.
+    """
     older = OLDER in os.environ.get("XLA_FLAGS", "")
-    return lowered.compile(compiler_options={"xla_cpu_use_fusion_emitters": True} if older else None)
+    options: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": True} if older else {}
+    if loops:
+        options["xla_backend_optimization_level"] = "3"
+    return lowered.compile(compiler_options=options)

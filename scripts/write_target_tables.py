@@ -2,7 +2,7 @@
 
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
-Takes the extras target-cuda and target-tpu, and two hours on two cores. The page is written after every checkpoint;
+Takes the extras target-cuda and target-tpu, and half an hour of a core. The page is written after every checkpoint;
 rows of others stay as they are, and steps without a fault that were compiled before, by the same sources, are not
 compiled again. The exit status is 1 if a step of this run has a finding.
 """

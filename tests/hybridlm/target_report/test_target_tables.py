@@ -48,7 +48,7 @@ def test_page() -> None:
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text
     assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
     assert "| olmo_base | generate 4x1 | audited | 1.5 | 1.50 | 2.5 |" in text
-    assert text.count("Not compiled: next_dense_layers, ") == 2 and "falcon_base." in text
+    assert text.count("Without rows: next_dense_layers, ") == 2 and "falcon_base." in text
     assert "| olmo_base | copy 4 to 4 | REFUSED | 1.5 |  | 2.5 |" in text
 
 

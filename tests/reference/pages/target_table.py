@@ -173,7 +173,7 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
         lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
         absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
-        lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
+        lines += ["", f"Without rows: {', '.join(absent)}."] if absent else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -102,13 +102,16 @@ Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const
     fault = "expected scales of float32, bfloat16 or float16";
   const int64_t wholes = static_cast<int64_t>(whole.element_count()), zeros = static_cast<int64_t>(zero.element_count());
   if (wholes && (wholes != outputs || whole.element_type() != ffi::F32)) fault = "expected one second scale for each row";
-  if (zeros && (zeros != outputs * found.groups || zero.element_type() != byte || !(four || byte == ffi::S8)))
+  const bool offsets = zeros && zero.element_type() == ffi::F32;
+  if (zeros && (zeros != outputs * found.groups || !(offsets || (zero.element_type() == byte && (four || byte == ffi::S8)))))
     fault = "expected one zero point for each scale";
   if (zeros && (found.kind == Kind::e4m3 || found.kind == Kind::e2m1)) fault = "floats have no zero points";
   found.codes = static_cast<const uint8_t*>(codes.untyped_data());
   found.scale = scale.untyped_data();
   found.whole = wholes ? static_cast<const float*>(whole.untyped_data()) : nullptr;
-  found.zero = zeros ? static_cast<const uint8_t*>(zero.untyped_data()) : nullptr;
+  if (offsets && wholes) fault = "offsets are not behind second scales";
+  found.zero = zeros && !offsets ? static_cast<const uint8_t*>(zero.untyped_data()) : nullptr;
+  found.offset = offsets ? static_cast<const float*>(zero.untyped_data()) : nullptr;
   return found;
 }
 

@@ -9,7 +9,7 @@
 enum class Kind : int64_t { e4m3, e2m1, int8, int4 };
 enum class ScaleDtype { float32, bfloat16, float16 };
 
-// A matrix [outputs, inputs], the numbers of which are (code - zero) * scale * whole.
+// A matrix [outputs, inputs], the numbers of which are (code - zero) * scale * whole - offset.
 struct Packed {
   const uint8_t* codes;    // [outputs, inputs], or half as many bytes for codes of four bits, the even one in the low bits
   const void* scale;       // [outputs, groups]
@@ -18,6 +18,9 @@ struct Packed {
   int64_t inputs, groups;  // `groups` divides `inputs`
   Kind kind;
   ScaleDtype scale_dtype;
+  // [outputs, groups], with codes of which 0 is the zero; null for 0. Codes times scales are exact there, so that it does not
+  // matter whether a compiler rounds them before it subtracts.
+  const float* offset = nullptr;
 };
 
 struct Product;

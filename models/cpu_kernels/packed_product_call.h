@@ -82,6 +82,7 @@ inline Packed of_expert(const Packed& all, int64_t expert, int64_t outputs) {
   one.scale = static_cast<const char*>(all.scale) + rows * all.groups * scale_bytes;
   if (one.whole != nullptr) one.whole += rows;
   if (one.zero != nullptr) one.zero += rows * all.groups;
+  if (one.offset != nullptr) one.offset += rows * all.groups;
   return one;
 }
 

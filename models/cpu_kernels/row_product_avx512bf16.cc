@@ -34,18 +34,34 @@ struct Bfloat16 {
 inline __m512bh rounded(__m512 low, __m512 high) { return _mm512_cvtne2ps_pbh(high, low); }
 inline __m512bh as_numbers(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
 inline __m128i sixteen(const uint8_t* codes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)); }
-inline __m512 scales_of(const Packed& given, int64_t at) { return _mm512_set1_ps(scale_of(given, at)); }
+inline __m512 scales_of(const Packed& given, int64_t at) {
+  if (given.scale_dtype != ScaleDtype::float16) return _mm512_set1_ps(scale_of(given, at));
+  return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<const int16_t*>(given.scale)[at]));
+}
 
+// Groups of 32 columns or more, or two of 16 at a time.
+template <int GROUPS_AT_ONCE, bool OFFSETS>
 struct Int8 {
-  static constexpr int BITS = 8, STEP = 32, GROUPS = 1;
-  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
+  static constexpr int BITS = 8, STEP = 32, GROUPS = GROUPS_AT_ONCE;
+  static bool takes(const Packed& given, int64_t width) {
+    const bool fits = GROUPS == 1 ? width % STEP == 0 : width * GROUPS == STEP && given.groups % GROUPS == 0;
+    return fits && !given.whole && !given.zero && (given.offset != nullptr) == OFFSETS;
+  }
   struct Group {
-    __m512 scale;
-    void start(const Packed& given, int64_t, int64_t at) { scale = scales_of(given, at); }
+    __m512 scale[GROUPS], offset[GROUPS];
+    void start(const Packed& given, int64_t, int64_t at) {
+      for (int one = 0; one < GROUPS; ++one) {
+        scale[one] = scales_of(given, at + one);
+        if constexpr (OFFSETS) offset[one] = _mm512_set1_ps(offset_of(given, at + one));
+      }
+    }
+    __m512 scaled(const uint8_t* codes, int group) const {
+      const __m512 values = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes))), scale[group]);
+      if constexpr (OFFSETS) return _mm512_sub_ps(values, offset[group]);
+      return values;
+    }
     void numbers(const uint8_t* codes, __m512bh* to) const {
-      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes)));
-      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(codes + 16)));
-      to[0] = rounded(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
+      to[0] = rounded(scaled(codes, 0), scaled(codes + 16, GROUPS - 1));
     }
   };
 };
@@ -112,7 +128,8 @@ struct FourBits {
     void start(const Packed& given, int64_t, int64_t at) {
       const __m512 codes = KIND == Kind::e2m1 ? _mm512_loadu_ps(E2M1)
                                               : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const __m512 values = _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(zero_of(given, at))), scales_of(given, at));
+      const __m512 scaled = _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(zero_of(given, at))), scales_of(given, at));
+      const __m512 values = _mm512_sub_ps(scaled, _mm512_set1_ps(offset_of(given, at)));
       table = reinterpret_cast<__m512i>(rounded(values, values));
     }
     void numbers(const uint8_t* codes, __m512bh* to) const {
@@ -143,7 +160,9 @@ struct Nvfp4 {
 bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
   switch (given.kind) {
     case Kind::int8:
-      return product_of_codes<Bfloat16, Int8>(given, all, first, last, kept);
+      return product_of_codes<Bfloat16, Int8<1, false>>(given, all, first, last, kept) ||
+             product_of_codes<Bfloat16, Int8<2, false>>(given, all, first, last, kept) ||
+             product_of_codes<Bfloat16, Int8<1, true>>(given, all, first, last, kept);
     case Kind::e4m3:
       return product_of_codes<Bfloat16, E4m3>(given, all, first, last, kept);
     case Kind::int4:

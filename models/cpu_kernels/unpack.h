@@ -37,10 +37,12 @@ inline float scale_of(const Packed& given, int64_t at) {
 }
 
 inline float zero_of(const Packed& given, int64_t at) {
-  if (given.zero == nullptr) return given.kind == Kind::int4 ? 8.0f : 0.0f;
+  if (given.zero == nullptr) return given.kind == Kind::int4 && given.offset == nullptr ? 8.0f : 0.0f;
   return given.kind == Kind::int8 ? static_cast<float>(static_cast<int8_t>(given.zero[at]))
                                   : static_cast<float>(given.zero[at]);
 }
+
+inline float offset_of(const Packed& given, int64_t at) { return given.offset == nullptr ? 0.0f : given.offset[at]; }
 
 // A float8 without its scale. No denormal float32 on the way: a processor may be told to take it for zero.
 inline float number_of_e4m3(uint8_t code) {
@@ -56,10 +58,10 @@ inline void store(float number, uint16_t* to) { *to = static_cast<uint16_t>(roun
 // The sixteen numbers that codes of four bits stand for within a group.
 template <typename Number>
 void numbers_of_group(const Packed& given, int64_t at, float whole, Number* numbers) {
-  const float scale = scale_of(given, at), zero = zero_of(given, at);
+  const float scale = scale_of(given, at), zero = zero_of(given, at), offset = offset_of(given, at);
   for (int code = 0; code < 16; ++code) {
     const float value = given.kind == Kind::e2m1 ? E2M1[code] : static_cast<float>(code);
-    store((value - zero) * scale * whole, numbers + code);
+    store((value - zero) * scale * whole - offset, numbers + code);
   }
 }
 
@@ -84,10 +86,11 @@ void unpack_bytes(const Packed& given, int64_t out, Number* to) {
   const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
   const uint8_t* codes = given.codes + out * given.inputs;
   for (int64_t group = 0; group < given.groups; ++group, codes += width, to += width) {
-    const float scale = scale_of(given, out * given.groups + group), zero = zero_of(given, out * given.groups + group);
+    const int64_t at = out * given.groups + group;
+    const float scale = scale_of(given, at), zero = zero_of(given, at), offset = offset_of(given, at);
     for (int64_t k = 0; k < width; ++k) {
       const float value = FLOAT8 ? number_of_e4m3(codes[k]) : static_cast<float>(static_cast<int8_t>(codes[k]));
-      store((value - zero) * scale * whole, to + k);
+      store((value - zero) * scale * whole - offset, to + k);
     }
   }
 }

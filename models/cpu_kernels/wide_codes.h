@@ -15,7 +15,9 @@ inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC
 template <typename Simd, bool FLOAT8>
 struct Bytes {
   static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
-  static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
+  static bool takes(const Packed& given, int64_t width) {
+    return width % STEP == 0 && !given.whole && !given.zero && !given.offset;
+  }
   struct Group {
     typename Simd::Numbers scale;
     void start(const Packed& given, int64_t, int64_t at) { scale = Simd::all(quiet(scale_of(given, at))); }
@@ -35,9 +37,10 @@ struct FourBits {
     void start(const Packed& given, int64_t out, int64_t at) {
       const float* const values = given.kind == Kind::e2m1 ? E2M1 : INTEGERS;
       const auto scale = Simd::all(quiet(scale_of(given, at))), zero = Simd::all(zero_of(given, at));
+      const auto offset = Simd::all(offset_of(given, at));
       const auto whole = Simd::all(quiet(given.whole == nullptr ? 1.0f : given.whole[out]));
       for (int part = 0; part < 16 / STEP; ++part)
-        table[part] = Simd::rounded((Simd::load(values + part * STEP) - zero) * scale * whole);
+        table[part] = Simd::rounded((Simd::load(values + part * STEP) - zero) * scale * whole - offset);
     }
     void numbers(const uint8_t* codes, typename Simd::Numbers* to) const { to[0] = Simd::chosen(table, codes); }
   };

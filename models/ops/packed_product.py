@@ -28,8 +28,6 @@ def _unsupported(x: Any, weight: Any, most: int) -> str | None:
         return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
     if not 1 <= x.shape[0] <= most:
         return f"{x.shape[0]} rows: expected 1 to {most}"
-    if weight.has_offsets:
-        return "offsets behind the scales"
     return "the library of kernels is not there" if library() is None else None
 
 

@@ -1,6 +1,6 @@
 """The kernels for rows x packed weights on CPUs: the bits of the row product with the unpacked weight."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,11 @@ from models.sharding.devices import Devices
 pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
-Form = tuple[Codes, bool, bool]
-FORMS = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]
-FORMS += [("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)]
-"""Kind of codes, and whether there are second scales and zero points."""
+Form = tuple[Codes, bool, bool | Literal["offsets"]]
+FORMS: list[Form] = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]
+FORMS.extend([("int8", False, "offsets"), ("int4", False, "offsets")])
+FORMS.extend([("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)])
+"""Kind of codes, whether there are second scales, and whether zero points or offsets."""
 
 
 def weight_of(
@@ -44,12 +45,13 @@ def weight_of(
         codes = np.where(codes & 127 == 127, 3, codes).astype(np.uint8)
     codes = codes.view(np.int8) if kind == "int8" else codes
     scale = rng.normal(size=(*shape[:-1], groups)) * 2.0 ** rng.integers(-9, 9, (*shape[:-1], groups))
-    offsets = rng.integers(0, 16, scale.shape).astype(codes.dtype)
+    zeros = rng.integers(0, 16, scale.shape).astype(codes.dtype)
+    offsets = (rng.normal(size=scale.shape) * np.abs(scale) * 20).astype(np.float32)
     return QuantisedWeight(
         jnp.asarray(codes),
         jnp.asarray(scale, scales),
         jnp.asarray(rng.normal(size=(*shape[:-1], 1)), jnp.float32) if whole else None,
-        jnp.asarray(offsets) if zero else None,
+        None if not zero else jnp.asarray(offsets if zero == "offsets" else zeros),
         kind,
         dtype,
     )
@@ -91,7 +93,7 @@ def rows(count: int, inputs: int) -> jax.Array:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str) -> None:
     """Groups that fill no vector, one that is a whole row, and outputs that fill no tile."""
-    for inputs, groups, outputs, count in ((768, 6, 40, 1), (160, 4, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3)):
+    for inputs, groups, outputs, count in ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3)):
         for dtype in ("bfloat16", "float32"):
             weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")
             x = rows(count, inputs)

@@ -31,6 +31,8 @@ from models.weights.sources import ArraySlice
 
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 MIXERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "in_proj_qkv", "in_proj_z", "out_proj"})
+HEAD = frozenset({"embed_tokens", "lm_head"})
+"""Matrices of the vocabulary: one tensor in models whose head is the embedding."""
 # Engines multiply these two at once, with one scale of the matrix.
 _TOGETHER = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 
@@ -78,6 +80,7 @@ def quantise_checkpoint(
     *,
     scheme: str,
     group_size: int | None = None,
+    head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
     """Write a quantised copy of a checkpoint; it gets its name when all of it is on the disk.
@@ -89,6 +92,7 @@ def quantise_checkpoint(
         target: a directory that does not exist yet.
         scheme: "fp8-block", "int8", "int4" or "nvfp4".
         group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
+        head: the head and the embedding are quantised, too, which the published recipes leave plain; 8 bits only.
         progress: called as `progress(bytes_done, bytes_total, tensor)`.
 
     Raises:
@@ -97,12 +101,14 @@ def quantise_checkpoint(
         OSError: it cannot be written; nothing is left behind.
     """
     rounding, target = rounding_scheme(scheme, group_size), new_path(Path(target))
+    if head and rounding.bits < 8:
+        raise ValueError(f"head: expected a scheme of 8 bits, got {scheme}: a head in 4 bits costs too much accuracy")
     checkpoint, family, config = open_model(Path(source))
     if not isinstance(checkpoint, CheckpointDirectory) or is_gguf(checkpoint.path):
         raise ValueError(f"{source}: expected a checkpoint in Hugging Face's layout")
     if checkpoint.grouped.quantised or checkpoint.settings.method:
         raise ValueError(f"{source}: is quantised already; take the plain release of the model")
-    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, rounding)
+    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, rounding, head)
     if not plan:
         why = (
             f"groups do not divide the rows of {len(ragged)} ragged tensors"
@@ -114,7 +120,7 @@ def quantise_checkpoint(
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
-        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan))
+        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan), head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
@@ -144,14 +150,16 @@ def forms_of_copy(
     return found
 
 
-def _recommended(weight: Weight, source: WeightSource, shape: tuple[int, ...], rounding: RoundingScheme) -> bool:
-    """Whether the published recipes quantise a tensor of a parameter."""
-    allowed = FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS
+def _recommended(
+    weight: Weight, source: WeightSource, shape: tuple[int, ...], rounding: RoundingScheme, head: bool = False
+) -> bool:
+    """Whether the published recipes quantise a tensor of a parameter; matrices of the vocabulary with `head`."""
+    allowed = (FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS) | (HEAD if head else frozenset())
     return weight.path[-1] in allowed and not weight.float32 and source.keeps_rows and len(shape) in (2, 3)
 
 
 def _plan(
-    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], rounding: RoundingScheme
+    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], rounding: RoundingScheme, head: bool
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
     """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
     plan: dict[str, list[Quantised]] = {}
@@ -159,7 +167,7 @@ def _plan(
     for choice in choices:
         for canonical, raw in choice.names.items():
             shape = choice.source.shapes[canonical]
-            if not _recommended(choice.weight, choice.source, shape, rounding):
+            if not _recommended(choice.weight, choice.source, shape, rounding, head):
                 refused.add(raw)
             elif raw.endswith(".weight"):
                 plan[raw] = [Quantised(raw, None, shape)]

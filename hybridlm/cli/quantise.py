@@ -29,6 +29,9 @@ def quantise(
         int | None,
         typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
     ] = None,
+    head: Annotated[
+        bool, typer.Option("--head", help="Quantise the head and the embedding, too; with 8 bits only.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint with quantised weights, rounded to nearest, as compressed-tensors.
@@ -37,7 +40,7 @@ def quantise(
     """
     with reported(debug), load_progress(None) as progress:
         report = quantise_checkpoint(
-            resolve(source), target, scheme=scheme.value, group_size=group_size, progress=progress
+            resolve(source), target, scheme=scheme.value, group_size=group_size, head=head, progress=progress
         )
         if report.ragged:
             typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")

@@ -71,11 +71,12 @@ class RoundingScheme:
         tensor = QuantisedTensor(scheme, shape, {}, (_BLOCK, _BLOCK), bits, groups=groups)
         return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
-    def settings(self, ignored: list[str]) -> dict[str, Any]:
+    def settings(self, ignored: list[str], embedding: bool = False) -> dict[str, Any]:
         """Return `quantization_config` of config.json.
 
         Args:
             ignored: modules that stay plain.
+            embedding: the embedding is quantised, too.
         """
         weights: dict[str, Any] = {"num_bits": self.bits, "type": "float", "symmetric": True, "dynamic": False}
         activations = None
@@ -92,7 +93,7 @@ class RoundingScheme:
             form = "pack-quantized"
             weights |= {"type": "int", "strategy": "group" if self.group else "channel", "group_size": self.group}
         group = {
-            "targets": ["Linear"],
+            "targets": ["Linear", "Embedding"] if embedding else ["Linear"],
             "weights": weights,
             "input_activations": activations,
             "output_activations": None,

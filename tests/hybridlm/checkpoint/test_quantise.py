@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
+import hybridlm
 import hybridlm.checkpoint.quantise as module
 from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, SafetensorsFile, open_checkpoint
 from hybridlm.checkpoint.header_check import check
@@ -19,6 +20,7 @@ from hybridlm.cli.main import app
 from hybridlm.quantised import group_tensors, read_settings
 from hybridlm.quantised.codes import E2M1
 from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
+from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SCHEMES = [("fp8-block", None), ("int8", None), ("int8", 16), ("int4", 8), ("nvfp4", None)]
@@ -122,6 +124,27 @@ def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) 
         if one in original.files:
             expected = original.read(one).astype(np.float32)
             assert np.abs(copy.read(one) - expected).max() <= worst * np.abs(expected).max()
+
+
+def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
+    report = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
+    without = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")
+    copy, original = opened(tmp_path / "out"), opened(GOLDEN / "dense_interval")
+    vocabulary = [one for one in original.files if "embed_tokens" in one or "lm_head" in one]
+    assert vocabulary and set(vocabulary) <= set(copy.grouped.quantised)
+    assert report.quantised == without.quantised + len(vocabulary)
+    for one in vocabulary:
+        expected = original.read(one).astype(np.float32)
+        assert np.abs(copy.read(one) - expected).max() <= 0.005 * np.abs(expected).max()
+    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed = hybridlm.load(tmp_path / "out", **given)
+    plain = hybridlm.load(tmp_path / "out", dequantise="float32", **given)
+    assert isinstance(packed.params["embed_tokens"], QuantisedWeight)
+    assert not isinstance(plain.params["embed_tokens"], QuantisedWeight)
+    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    with pytest.raises(ValueError, match="head"):
+        quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "four", scheme="int4", group_size=8, head=True)
 
 
 def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> None:

@@ -26,14 +26,17 @@ LIBRARY = FOLDER / NAME
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 """Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
-X86_FLAGS = {
+INSTRUCTION_FLAGS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"),
     "avx512bf16": (
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mavx2", "-mfma"),
     ),
+    "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""Instruction set -> flags of its files. Others compile these files, too, and leave their inside out."""
+"""Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out."""
+ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
+"""Those that zig has in place of others: it takes no name of an architecture."""
 
 
 class BuildError(Exception):
@@ -120,7 +123,10 @@ def build(
         objects = {path: Path(temporary) / f"{path.stem}.o" for path in sources}
 
         def compile_one(path: Path) -> None:
-            own = X86_FLAGS.get(path.stem.rpartition("_")[2], ()) if machine == "x86_64" else ()
+            name = path.stem.rpartition("_")[2]
+            here = machine == "x86_64" if name.startswith("avx") else machine in ("aarch64", "arm64")
+            known = INSTRUCTION_FLAGS if tag is None else INSTRUCTION_FLAGS | ZIG_FLAGS
+            own = known.get(name, ()) if here else ()
             defined = f'-DHYBRIDLM_SOURCES="{sources_hash(machine)}"'
             places = ("-isystem", str(include), "-I", str(FOLDER))
             _run([*command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "packed_product_call.h"
+#include "processor.h"
 #include "row_product_call.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -15,18 +16,15 @@ using Rows = ffi::Buffer<ffi::F32, 2>;
 using Experts = ffi::Buffer<ffi::S32, 1>;
 
 // In the order of INSTRUCTIONS in library.py.
-const Forms* const FORMS[] = {&portable_forms, &avx2_forms, &avx512_forms, &avx512bf16_forms};
+const Forms* const FORMS[] = {&portable_forms,   &avx2_forms, &avx512_forms,
+                              &avx512bf16_forms, &neon_forms, &neonbf16_forms};
 constexpr int64_t SETS = sizeof FORMS / sizeof FORMS[0];
 
+// Asked once: a virtual machine may take microseconds to answer.
+const cpu_kernels::Processor HERE = cpu_kernels::this_processor();
+
 bool can_run(int64_t instructions) {
-#if defined(__x86_64__)
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool can[SETS] = {true, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), avx512,
-                          avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")};
-#else
-  const bool can[SETS] = {true};
-#endif
+  const bool can[SETS] = {true, HERE.avx2, HERE.avx512, HERE.avx512bf16, HERE.neon, HERE.neonbf16};
   return instructions >= 0 && instructions < SETS && can[instructions] &&
          FORMS[instructions]->bfloat16.product != nullptr;
 }
@@ -57,7 +55,8 @@ ffi::Error RowProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer weight, ffi::
   return ffi::Error::Success();
 }
 
-const Unpack* const UNPACKS[SETS] = {&portable_unpack, &avx2_unpack, &avx512_unpack, &avx512bf16_unpack};
+const Unpack* const UNPACKS[SETS] = {&portable_unpack,   &avx2_unpack, &avx512_unpack,
+                                     &avx512bf16_unpack, &neon_unpack, &neon_unpack};
 
 // How numbers are unpacked by an instruction set, or by the next lesser one that has code for this dtype.
 const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {
@@ -201,6 +200,7 @@ EXPORTED const char hybridlm_sources[] = HYBRIDLM_SOURCES;
 // Whether this processor runs an instruction set, and the library has code for it.
 EXPORTED int32_t hybridlm_can_run(int64_t instructions) { return can_run(instructions); }
 
-// The forms of an instruction set, for checks that bring buffers and threads of their own.
+// The number of instruction sets, and the forms of each, for checks that bring buffers and threads of their own.
+EXPORTED int64_t hybridlm_sets() { return SETS; }
 EXPORTED const Forms* hybridlm_forms(int64_t instructions) { return FORMS[instructions]; }
 EXPORTED const Unpack* hybridlm_unpack(int64_t instructions) { return UNPACKS[instructions]; }

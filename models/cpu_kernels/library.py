@@ -12,9 +12,9 @@ import jax
 
 from models.cpu_kernels.build import LIBRARY, is_current
 
-INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16")
-"""Instruction sets that there is code for, each with all that stand before it. NEON and AMX have no code of their own:
-on aarch64 the portable code runs, which compilers make NEON of, and with AMX that for AVX-512-BF16."""
+INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16")
+"""Instruction sets that there is code for, each with all of its architecture that stand before it. AMX has no code of
+its own: that for AVX-512-BF16 runs."""
 TARGETS = (
     "hybridlm_row_product",
     "hybridlm_packed_product",

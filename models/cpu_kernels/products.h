@@ -28,6 +28,6 @@ struct Forms {
   Form bfloat16, float32;
 };
 
-extern const Forms portable_forms, avx2_forms, avx512_forms, avx512bf16_forms;
+extern const Forms portable_forms, avx2_forms, avx512_forms, avx512bf16_forms, neon_forms, neonbf16_forms;
 
 #endif  // MODELS_CPU_KERNELS_PRODUCTS_H_

@@ -16,7 +16,7 @@ namespace ffi = xla::ffi;
 EXPORTED int32_t hybridlm_can_run(int64_t instructions);
 
 // Steps of an instruction set, for checks that bring buffers and threads of their own.
-EXPORTED Advance hybridlm_advance(int64_t instructions) {
+EXPORTED Advance hybridlm_advance([[maybe_unused]] int64_t instructions) {
   // In the order of INSTRUCTIONS in library.py; those of x86-64 behind AVX-512 add nothing for float32.
 #if defined(__x86_64__)
   if (instructions >= 2) return avx512_advance;

@@ -19,6 +19,7 @@
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);
+extern "C" int64_t hybridlm_sets();
 
 namespace {
 
@@ -144,7 +145,7 @@ void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const
 
 int main() {
   int sets = 0;
-  for (int64_t set = 0; set < 4; ++set) {
+  for (int64_t set = 0; set < hybridlm_sets(); ++set) {
     if (!hybridlm_can_run(set)) continue;
     ++sets;
     for (const bool at_end : {true, false})

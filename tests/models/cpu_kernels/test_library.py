@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from instruction_sets import described
 
 from models.cpu_kernels import build, library
 from models.ops.linear import linear
@@ -52,6 +53,13 @@ def test_without_a_library_products_are_xlas(
             assert "ffi_call" not in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
     (line,) = caplog.messages
     assert why in line and module.BUILD in line
+
+
+@pytest.mark.cpu_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux describes the processor in a file")
+def test_instruction_sets_are_those_that_the_processor_has():
+    found = library()
+    assert found is not None and set(found.instructions) == described()
 
 
 def test_headers_are_those_of_jax():

@@ -1,5 +1,7 @@
 """The instruction sets for which kernels for CPUs are tested."""
 
+from pathlib import Path
+
 from models.cpu_kernels import INSTRUCTIONS, library
 
 
@@ -7,3 +9,20 @@ def instruction_sets() -> tuple[str, ...]:
     """Return those that this processor runs; without a library all of them, so that no test passes for want of it."""
     found = library()
     return INSTRUCTIONS if found is None else found.instructions
+
+
+NEEDED = {
+    "avx2": "avx2 fma",
+    "avx512": "avx2 fma avx512f avx512bw avx512vl avx512dq",
+    "avx512bf16": "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512vbmi",
+    "neon": "asimd",
+    "neonbf16": "asimd bf16",
+}
+"""Flags of a processor that has an instruction set, as Linux names them."""
+
+
+def described() -> set[str]:
+    """Return the instruction sets that this processor runs, as Linux describes it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next(line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return {"portable"} | {name for name, needed in NEEDED.items() if set(needed.split()) <= set(flags)}

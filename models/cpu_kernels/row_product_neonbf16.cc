@@ -1,0 +1,42 @@
+// Row products for aarch64 with FEAT_BF16: two products of bfloat16 numbers for each partial sum in one instruction, which
+// takes denormal numbers for zero.
+
+#include "row_product.h"
+
+#if defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+
+#include "neon_totals.h"
+
+namespace {
+
+struct Bfloat16 {
+  using Row = uint16_t;
+  using Weight = uint16_t;
+  using Numbers = bfloat16x8_t;
+  using Sums = float32x4_t;
+  static constexpr int STEP = 8, SUMS = 24, MAX_ROWS = 8;
+
+  static Sums zero() { return vdupq_n_f32(0.0f); }
+  static uint16_t prepared(float x) { return static_cast<uint16_t>(rounded_bits(bits_of(x)) >> 16); }
+  static Numbers load(const uint16_t* from) { return vreinterpretq_bf16_u16(vld1q_u16(from)); }
+  static Numbers load_first(const uint16_t* from, int64_t count) {
+    uint16_t numbers[STEP] = {};
+    for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
+    return load(numbers);
+  }
+  static Sums add_product(Sums sums, const uint16_t* x, Numbers numbers) {
+    return vbfdotq_f32(sums, load(x), numbers);
+  }
+  template <int OUTPUTS>
+  static void store_totals(const Sums* sums, float* y) {
+    store_all_totals<OUTPUTS>(sums, y);
+  }
+};
+
+}  // namespace
+
+extern const Forms neonbf16_forms = {form<Bfloat16>(), {}};
+#else
+extern const Forms neonbf16_forms = {};
+#endif

@@ -1,0 +1,60 @@
+// Numbers of packed weights for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at once. Codes of
+// a byte are the plain loops', in vectors.
+
+#include "unpack.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+namespace {
+
+// The numbers that codes stand for within a group, the bytes of each of the same place together.
+inline uint8x16x2_t table_of(const uint16_t* numbers) { return vld2q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
+inline uint8x16x4_t table_of(const float* numbers) { return vld4q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
+
+inline void store_chosen(const uint8x16x2_t& table, uint8x16_t codes, uint16_t* to) {
+  const uint8x16x2_t chosen = {{vqtbl1q_u8(table.val[0], codes), vqtbl1q_u8(table.val[1], codes)}};
+  vst2q_u8(reinterpret_cast<uint8_t*>(to), chosen);
+}
+
+inline void store_chosen(const uint8x16x4_t& table, uint8x16_t codes, float* to) {
+  uint8x16x4_t chosen;
+  for (int one = 0; one < 4; ++one) chosen.val[one] = vqtbl1q_u8(table.val[one], codes);
+  vst4q_u8(reinterpret_cast<uint8_t*>(to), chosen);
+}
+
+template <typename Number>
+void unpack_four_bits_by_table(const Packed& given, int64_t out, Number* to) {
+  const int64_t width = given.inputs / given.groups;
+  const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
+  const uint8_t* codes = given.codes + out * (given.inputs / 2);
+  for (int64_t group = 0; group < given.groups; ++group, codes += width / 2, to += width) {
+    Number numbers[16];
+    numbers_of_group(given, out * given.groups + group, whole, numbers);
+    const auto table = table_of(numbers);
+    int64_t k = 0;
+    for (; k + 32 <= width; k += 32) {
+      const uint8x16_t pairs = vld1q_u8(codes + k / 2);
+      const uint8x16_t even = vandq_u8(pairs, vdupq_n_u8(15)), odd = vshrq_n_u8(pairs, 4);
+      store_chosen(table, vzip1q_u8(even, odd), to + k);
+      store_chosen(table, vzip2q_u8(even, odd), to + k + 16);
+    }
+    for (; k < width; k += 2) {
+      to[k] = numbers[codes[k / 2] & 15];
+      to[k + 1] = numbers[codes[k / 2] >> 4];
+    }
+  }
+}
+
+template <typename Number>
+void unpack(const Packed& given, int64_t first, int64_t last, Number* to) {
+  if (given.kind == Kind::e4m3 || given.kind == Kind::int8) return unpack_rows<Number>(given, first, last, to);
+  for (int64_t out = first; out < last; ++out, to += given.inputs) unpack_four_bits_by_table(given, out, to);
+}
+
+}  // namespace
+
+extern const Unpack neon_unpack = {unpack<uint16_t>, unpack<float>};
+#else
+extern const Unpack neon_unpack = {};
+#endif

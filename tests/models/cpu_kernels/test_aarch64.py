@@ -1,0 +1,33 @@
+"""The kernels for aarch64, compiled for it and run by an emulator: no such machine is needed."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from models.cpu_kernels.build import FOLDER, build
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+MISSING = [one for one in (COMPILER, EMULATOR) if shutil.which(one) is None]
+STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
+PROCESSORS = {"cortex-a57": 2, "max": 3}
+"""Their instruction sets: the one has no instructions for bfloat16, the other has all."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(MISSING), reason=f"not on the path: {' '.join(MISSING)}; .ci/long installs them"),
+]
+
+
+@pytest.mark.parametrize("check", ["row_product_check", "packed_product_check"])
+def test_kernels(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setenv("CXX", COMPILER)
+    sources = [Path(__file__).with_name(f"{check}.cc"), *sorted(FOLDER.glob("*.cc"))]
+    program = build(tmp_path / "check", program=sources, flags=[*STRICT, "-static"])
+    for processor, sets in PROCESSORS.items():
+        done = subprocess.run([EMULATOR, "-cpu", processor, program, "brief"], capture_output=True, text=True)
+        said = done.stdout[-4000:] + done.stderr[-4000:]
+        assert done.returncode == 0 and f"{sets} instruction sets, 0 faults" in done.stdout, said

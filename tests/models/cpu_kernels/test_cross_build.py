@@ -1,0 +1,37 @@
+"""Libraries for the platforms of wheels, compiled by zig: for the right machine, and for the C library of the tag."""
+
+import ctypes
+import importlib.util
+import platform
+import re
+from pathlib import Path
+
+import pytest
+from instruction_sets import described
+
+from models.cpu_kernels.build import build, sources_hash
+from models.cpu_kernels.library import INSTRUCTIONS, TARGETS
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ziglang") is None, reason="ziglang is not installed; .ci/long installs it"
+    ),
+]
+
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+@pytest.mark.parametrize("machine", ELF_MACHINES)
+def test_library(machine: str, tmp_path: Path):
+    path = build(tmp_path / "library.so", tag=f"manylinux_2_28_{machine}")
+    content = path.read_bytes()
+    # A header of 64 bits, in little-endian order: the machine is its tenth number of 16 bits.
+    assert content[:6] == b"\x7fELF\x02\x01" and int.from_bytes(content[18:20], "little") == ELF_MACHINES[machine]
+    needed = {tuple(map(int, one)) for one in re.findall(rb"GLIBC_(\d+)\.(\d+)", content)}
+    assert needed and max(needed) <= (2, 28)
+    if machine == platform.machine():
+        can_run = ctypes.CDLL(str(path)).hybridlm_can_run
+        can_run.argtypes = [ctypes.c_int64]
+        assert {name for index, name in enumerate(INSTRUCTIONS) if can_run(index)} == described()
+    assert sources_hash(machine).encode() in content and all(name.encode() in content for name in TARGETS)

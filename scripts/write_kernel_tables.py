@@ -55,7 +55,8 @@ HEAD = """# Kernels
 Steps compiled for a GPU that is not there, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
 `scripts/write_kernel_tables.py`. Bytes are those of the floor in [accelerators.md](accelerators.md): "moved" over it in
 all, and of that the operations on states and caches, of sampling with filters (the branch that moves most counts), and
-of the recurrence, its convolution included. Seconds are of a busy machine. Nothing here has run.
+of the recurrence, its convolution included. Products inside of kernels are not counted, and what a kernel reads twice
+counts once. Seconds are of a busy machine. Nothing here has run.
 
 | model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | compiled in |
 |---|---|---|---|---|---|---|---|---|---|---|

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
@@ -28,26 +28,30 @@ MAX_CHUNKS = 32
 class ScanOperands(NamedTuple):
     """Tokens in chunks; heads of keys are those of values, or each is of as many value heads next to each other.
 
+    Keys and queries are those of tokens, `[lane, chunk, place, key_head, key]`, what padding tokens hold is not used;
+    or, where there are `keys`, decayed by channel, `[chunk, lane, key_head, place, key]`.
+
     Attributes:
-        reads: keys that read the state before their chunk, to be taken off the values, where there is `corrected`, and
-            behind them queries.
-        keys: keys that write, each decayed to the end of the chunk.
+        queries, reads: that read the state before their chunk; what the keys read is taken off the values, where there
+            is `corrected`.
+        keys: that write, each decayed to the end of the chunk; None for `reads`.
         decay: over the whole chunk, per channel of the key or one for all.
-        values: that are written.
+        values: that are written; those of padding tokens are not used.
         corrected: matrix that turns values, less what was read, into what is written; None in SSD.
         scores: of each token's query with each token's value.
-        since: factor of a token on what it reads.
-        seen: values that the scores read; None for those that are written.
+        since: factor of a token on what it reads; None for one.
+        until: factor of a token on what it writes; None for one.
     """
 
-    reads: Float32[Array, "chunk lane key_head row key"]
-    keys: Float32[Array, "chunk lane key_head place key"]
+    queries: Any
+    reads: Any
+    keys: Any
     decay: Float32[Array, "chunk lane value_head channel"]
-    values: Float32[Array, "chunk lane value_head place value"]
+    values: Float32[Array, "lane chunk place value_head value"]
     corrected: Any
     scores: Float32[Array, "chunk lane value_head place place"]
-    since: Float32[Array, "chunk lane value_head place 1"]
-    seen: Any
+    since: Any
+    until: Any
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
@@ -66,11 +70,11 @@ def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
 KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
-def chunk_scan_kernel(fresh: Any, active: Any, *refs: Any, given: tuple[str, ...], by_channel: bool) -> None:
+def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, given: tuple[str, ...], by_channel: bool) -> None:
     """Carry some rows of the state of one lane and head through all chunks.
 
     Args:
-        fresh, active: int32[lane], in full.
+        fresh, lengths: int32[lane], in full.
         refs: the operands of `given`, each [chunk, place, ..] of the lane and head, `decay` [chunk, key] or in full;
             the state [value, key]; the outputs [chunk, place, value]; the new state, if it is wanted.
         given: fields of `ScanOperands` that there are.
@@ -85,26 +89,33 @@ def chunk_scan_kernel(fresh: Any, active: Any, *refs: Any, given: tuple[str, ...
     before = tuple(state[:, part] for part in parts)
 
     def chunk(index: Any, now: Any) -> Any:
-        def read(first: int) -> Any:
-            rows = [x["reads"][index, pl.ds(first, places), part] for part in parts]
-            found = [kernel_product(one, of_part, 1) for one, of_part in zip(rows, now, strict=True)]
-            return x["since"][index, :, 0][:, None] * sum(found[1:], found[0])
+        real = (index * places + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[lane])[:, None]
 
-        values = x["values"][index, :, :]
+        def rows(name: str, part: Any) -> Any:
+            return jnp.where(real, x[name][index, :, part], 0.0)
+
+        def factor(name: str) -> Any:
+            return x[name][index, :, 0][:, None] if name in x else 1.0
+
+        def read(name: str) -> Any:
+            found = [kernel_product(rows(name, part), of_part, 1) for part, of_part in zip(parts, now, strict=True)]
+            return factor("since") * sum(found[1:], found[0])
+
+        values = rows("values", slice(None))
         if "corrected" in x:
-            values = kernel_product(x["corrected"][index, :, :], values - read(0), 0)
-        seen = x["seen"][index, :, :] if "seen" in x else values
-        scores = kernel_product(x["scores"][index, :, :], seen, 0)
-        out[index, :, :] = read(places if "corrected" in x else 0) + scores
-        after = []
+            values = kernel_product(x["corrected"][index, :, :], values - read("reads"), 0)
+        scores = kernel_product(x["scores"][index, :, :], values, 0)
+        out[index, :, :] = jnp.where(real, read("queries") + scores, 0.0)
+        written, after = (factor("until") * values).T, []
         for part, of_part in zip(parts, now, strict=True):
             decay = x["decay"][index, part][None] if by_channel else x["decay"][index, lane, head, 0]
-            after.append(decay * of_part + kernel_product(values.T, x["keys"][index, :, part], 0))
+            keys = rows("keys" if "keys" in x else "reads", part)
+            after.append(decay * of_part + kernel_product(written, keys, 0))
         return tuple(after)
 
     start = tuple(jnp.where(fresh[lane] > 0, 0.0, one) for one in before)
     after = lax.fori_loop(0, out.shape[0], chunk, start)
-    ends = [jnp.where(active[lane] > 0, one, old) for one, old in zip(after, before, strict=True)]
+    ends = [jnp.where(lengths[lane] > 0, one, old) for one, old in zip(after, before, strict=True)]
     # after the last read of what they overwrite
     for part, end in zip(parts, ends, strict=True):
         if new:
@@ -137,34 +148,39 @@ def chunk_scan(
     from jax.experimental.pallas import triton as plgpu
 
     lanes, heads, values, keys = inputs.state.shape
-    count, _, key_heads, places, _ = operands.keys.shape
-    rows, shared = min(MAX_ROWS, values), heads // key_heads
+    count, _, _, places, _ = operands.scores.shape
+    rows, decayed = min(MAX_ROWS, values), operands.keys is not None
+    shared = heads // operands.reads.shape[2 if decayed else 3]
     by_channel = operands.decay.shape[-1] > 1
     whole = pl.BlockSpec(memory_space=pl.ANY)
 
-    def of_head(size: int, by: int = 1, tiled: bool = False, places: int = places) -> Any:
+    def of_tokens(size: int, by: int = 1, tiled: bool = False) -> Any:
         def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-            return 0, lane, lax.div(head, by) if by > 1 else head, 0, tile if tiled else 0
+            return lane, 0, 0, lax.div(head, by) if by > 1 else head, tile if tiled else 0
 
-        return pl.BlockSpec((count, pl.Squeezed(), pl.Squeezed(), places, size), index)
+        return pl.BlockSpec((pl.Squeezed(), count, places, pl.Squeezed(), size), index)
 
-    value, key, square = of_head(rows, tiled=True), of_head(keys, shared), of_head(places)
+    def of_value_head(size: int) -> Any:
+        block = count, pl.Squeezed(), pl.Squeezed(), places, size
+        return pl.BlockSpec(block, lambda lane, head, tile: (0, lane, head, 0, 0))
+
+    key, value = of_value_head(keys) if decayed else of_tokens(keys, shared), of_tokens(rows, tiled=True)
     channels = pl.BlockSpec((count, pl.Squeezed(), pl.Squeezed(), keys), lambda lane, head, tile: (0, lane, head, 0))
     specs = {
-        "reads": of_head(keys, shared, places=operands.reads.shape[3]),
+        "queries": key,
+        "reads": key,
         "keys": key,
         "decay": channels if by_channel else whole,
         "values": value,
-        "corrected": square,
-        "scores": square,
-        "since": of_head(1),
-        "seen": value,
+        "corrected": of_value_head(places),
+        "scores": of_value_head(places),
+        "since": of_value_head(1),
+        "until": of_value_head(1),
     }
     given = {name: array for name, array in operands._asdict().items() if array is not None}
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
     matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
-    result = result_like((count, lanes, heads, places, values), jnp.float32, inputs.state)
-    active = jnp.any(inputs.valid, axis=1).astype(jnp.int32)
+    result = result_like((lanes, count, places, heads, values), jnp.float32, inputs.state)
     out, *state = pl.pallas_call(
         partial(chunk_scan_kernel, given=tuple(given), by_channel=by_channel),
         grid=(lanes, heads, values // rows),
@@ -175,8 +191,79 @@ def chunk_scan(
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name=KERNEL.name,
-    )(inputs.fresh.astype(jnp.int32), active, *given.values(), inputs.state)
-    out = jnp.moveaxis(out, 3, 2)
-    out = jnp.moveaxis(out, 0, 1).reshape((lanes, -1, heads, values))[:, : inputs.tokens]
-    out = jnp.where(inputs.valid[:, :, None, None], out, 0.0)
+    )(inputs.fresh.astype(jnp.int32), _lengths(inputs), *given.values(), inputs.state)
+    out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]
     return RecurrenceOutputs(out, None if keep_state else state[0])
+
+
+def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head size"]:
+    """Cut the tokens of `[lane, token, head, size]` into chunks, the last one filled up."""
+    lanes, tokens = x.shape[:2]
+    x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), (0, 0), (0, 0)])
+    return x.reshape((lanes, -1, chunk, *x.shape[2:]))
+
+
+def _lengths(inputs: RecurrenceInputs) -> Int32[Array, "lane"]:
+    return jnp.sum(inputs.valid, axis=1, dtype=jnp.int32)
+
+
+def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
+    """Multiply the queries and keys of one chunk, lane and head with its keys.
+
+    Args:
+        lengths: int32[lane], in full.
+        queries, keys: [place, key].
+        out: [place, place] of queries and, if it is wanted, of keys.
+    """
+    from jax.experimental import pallas as pl  # takes a while to import
+
+    places = queries.shape[0]
+    first = pl.program_id(2) * places
+    real = (first + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[pl.program_id(0)])[:, None]
+    for ref, found in zip((queries, keys), out, strict=False):
+        products = []
+        for part in _parts(keys.shape[1]):
+            one, other = (jnp.where(real, rows[:, part], 0.0) for rows in (ref, keys))
+            products.append(kernel_product(one, other, 1))
+        found[...] = sum(products[1:], products[0])
+
+
+def chunk_products(
+    inputs: RecurrenceInputs,
+    queries: Float32[Array, "lane chunk place key_head key"],
+    keys: Float32[Array, "lane chunk place key_head key"],
+    *,
+    both: bool,
+    interpret: bool,
+) -> list[Float32[Array, "chunk lane key_head place place"]]:
+    """Return the products of each chunk's queries with its keys, and of its keys with them; zero for padding tokens.
+
+    Args:
+        inputs: of the recurrence.
+        queries, keys: its tokens in chunks.
+        both: whether the products of keys are wanted.
+        interpret: run by Pallas' interpreter, on any platform.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plgpu
+
+    lanes, count, places, heads, size = keys.shape
+    tokens = pl.BlockSpec(
+        (pl.Squeezed(), pl.Squeezed(), places, pl.Squeezed(), size), lambda lane, head, chunk: (lane, chunk, 0, head, 0)
+    )
+    square = pl.BlockSpec(
+        (pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), places, places),
+        lambda lane, head, chunk: (chunk, lane, head, 0, 0),
+    )
+    result = result_like((count, lanes, heads, places, places), jnp.float32, inputs.state)
+    found = pl.pallas_call(
+        chunk_products_kernel,
+        grid=(lanes, heads, count),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY), tokens, tokens],
+        out_specs=[square] * (1 + both),
+        out_shape=[result] * (1 + both),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="chunk_products_kernel",
+    )(_lengths(inputs), queries, keys)
+    return list(found)

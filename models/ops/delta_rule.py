@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.chunk_decay import channel_decay, head_decay, power_of_two
+from models.ops.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
 from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.chunk_scan import ScanOperands, chunk_scan
+from models.ops.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, unfused
@@ -137,6 +137,9 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     channels = inputs.log_decay.ndim == inputs.key.ndim
     chunk = min(chunk, inputs.tokens)
     chunk = power_of_two(chunk) if channels else chunk
+    by_kernel = SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk)
+    if by_kernel and not channels:
+        return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, head, token of the chunk, ..]
     per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, _beta(inputs))
     q, k, v, g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in per_token)
@@ -150,15 +153,30 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
         return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
 
-    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
-        tokens = ScanOperands(
-            decayed.reads, decayed.k_out, decayed.end, v, corrected, decayed.scores, decayed.since, None
-        )
+    if by_kernel:
+        reads, queries = jnp.split(decayed.reads, 2, axis=-2)
+        values = in_chunks(inputs.value, chunk)
+        tokens = ScanOperands(queries, reads, decayed.k_out, decayed.end, values, corrected, decayed.scores, None, None)
         return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
     # Not materialized, the values would be transposed into another order first, and copied.
     rest = materialize(v), corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, rest)
     return scan_chunks(inputs, chunks, write, keep_state)
+
+
+def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
+    """Run chunks with a decay for each head by two kernels, which read tokens as they are."""
+    interpret = inputs.devices.kernels == "interpret"
+    g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
+    queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
+    of_queries, of_keys = chunk_products(inputs, queries, keys, both=True, interpret=interpret)
+    total, left = decays_between(g)
+    system = jnp.tril(of_keys * left, -1)
+    corrected = unit_lower_inverse(b[..., None] * system) * b[..., None, :]
+    end = total[..., -1:]
+    since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
+    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, corrected, of_queries * left, since, until)
+    return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 
 def _beta(inputs: RecurrenceInputs) -> HeadGates:

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from models.ops.chunk_decay import decays_between
 from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.chunk_scan import ScanOperands, chunk_scan
+from models.ops.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
 from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
@@ -101,6 +101,8 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
+    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
+        return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.query, inputs.key))
     v, g = (_grouped(split(x, inputs.valid, chunk), groups) for x in (inputs.value, inputs.log_decay))
@@ -120,13 +122,23 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
         return values, reads * read + full_einsum("nhij,nhjv->nhiv", scores, v)
 
     left = v * jnp.exp(end - total)[..., None]
-    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
-        values, scores, seen, since = map(by_head, (left, scores, v, jnp.exp(total)[..., None]))
-        tokens = ScanOperands(q, k, by_head(jnp.exp(end)), values, None, scores, since, seen)
-        return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
     rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))
     chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
+
+
+def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
+    """Run chunks by two kernels, which read tokens as they are."""
+    interpret, heads = inputs.devices.kernels == "interpret", inputs.value.shape[2]
+    g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
+    queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
+    (products,) = chunk_products(inputs, queries, keys, both=False, interpret=interpret)
+    total, left = decays_between(g)
+    end = total[..., -1:]
+    since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
+    scores = jnp.repeat(products, heads // products.shape[2], axis=2) * left
+    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, None, scores, since, until)
+    return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 
 def _grouped(x: Array, groups: int) -> Array:

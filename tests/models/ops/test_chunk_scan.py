@@ -92,7 +92,8 @@ def test_kernel_is_proved_from_the_inside(form: str) -> None:
         )
         return found.output, found.state
 
-    check_proof(KERNEL, step, arguments(given))
+    others = () if form == "channel" else ("chunk_products_kernel",)
+    check_proof(KERNEL, step, arguments(given), *others)
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def arguments(given: RecurrenceInputs) -> tuple[Any, Any, dict[str, Any]]:
     return given.state, jnp.ones(len(given.state), jnp.int32), rest
 
 
-def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Prove a step of `arguments`, with the kernel read and no declaration."""
+def check_proof(kernel: Kernel, step: Callable[..., Any], args: tuple[Any, ...], *others: str) -> None:
+    """Prove a step of `arguments`, with the kernel and the others of those names read, and no declaration."""
     state = Pool("rows", dims=("lane", "value_head", "value", "key"))
     contract = LaneContract((state, Lane(role="length"), Lane()), (Lane(), state))
     proof = prove_isolation(step, args, contract)
-    (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert note.about.startswith(kernel.name)
+    read = [note.about.split()[0] for note in proof.notes if note.id == Note.KERNEL_READ.value]
+    assert sorted(read) == sorted([kernel.name, *others])
     assert {"idle", "dimensions"} <= {one.id for one in proof.proved}

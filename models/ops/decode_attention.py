@@ -83,7 +83,6 @@ def decode_attention_kernel(
         value_size: size of a value.
     """
     from jax.experimental import pallas as pl  # takes a while to import
-    from jax.experimental.pallas import triton as plgpu
 
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
     start = pl.program_id(2) * part
@@ -116,8 +115,9 @@ def decode_attention_kernel(
 
     none = jnp.full((count,), LEAST, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
     for ref, found in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, none), strict=True):
-        some = jnp.broadcast_to(real.reshape((count,) + (1,) * (found.ndim - 1)), found.shape)
-        plgpu.store(ref.at[(pl.ds(0, count), *[slice(None)] * (found.ndim - 1))], found, mask=some)
+        # rows behind the last power of two are none, and a part of a value in registers cannot be written alone
+        folded = jnp.where(real.reshape((count,) + (1,) * (found.ndim - 1)), found, 0.0)
+        ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *found.shape[1:])), axis=0)
 
 
 def decode_attention(
@@ -155,7 +155,8 @@ def decode_attention(
         return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, *(0 for _ in sizes)))
 
     caches = [key] if value is None else [key, value]
-    shapes = (rows,), (rows,), (rows, value_size)
+    written = 1 << (rows - 1).bit_length()
+    shapes = (written,), (written,), (written, value_size)
     sizes = key_parts(size, value_size, value is None)
     top, total, out = pl.pallas_call(
         partial(decode_attention_kernel, part=part, block=block, sizes=sizes, value_size=value_size),
@@ -171,6 +172,7 @@ def decode_attention(
         interpret=interpret,
         name=KERNEL.name,
     )(limit, query, *caches)
+    top, total, out = (one[:, :, :, :rows] for one in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
     out = jnp.sum(out * share[..., None], axis=2)
     total = jnp.sum(total * share, axis=2)[..., None]

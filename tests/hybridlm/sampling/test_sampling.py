@@ -181,7 +181,9 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
     loops.append(str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23"))
     one_by_one = jax.jit(lambda *args: sample_tokens(*args))(*args)
     loops.append(
-        str(jax.make_jaxpr(lambda *args: sample_tokens(*args, Devices(platform="gpu")))(*args)).count("length=23")
+        str(jax.make_jaxpr(lambda *args: sample_tokens(*args, devices=Devices(platform="gpu")))(*args)).count(
+            "length=23"
+        )
     )
     assert loops == [0, 1, 0] and together[4] == 300
     np.testing.assert_array_equal(one_by_one, together)

@@ -309,8 +309,9 @@ def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
         return right(self, x, index)
 
     monkeypatch.setattr(ProbeHooks, "residual", wrong)
+    lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, dtype="float32")  # which has compiled no step
     with pytest.raises(IsolationError):
-        text_lm.score(TEXTS[:2], interventions=[Intervention.add(np.ones(text_lm.config.hidden_size), hidden_state=1)])
+        lm.score(TEXTS[:2], interventions=[Intervention.add(np.ones(lm.config.hidden_size), hidden_state=1)])
 
 
 def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def _transposed(right: Write) -> Write:
     def wrong(inputs: RecurrenceInputs, **options: Any) -> RecurrenceOutputs:
         out, new = right(inputs, **options)
         active = jnp.any(inputs.valid, axis=1)[:, None, None, None]
-        return RecurrenceOutputs(out, jnp.where(active, jnp.swapaxes(new, 2, 3), inputs.state))
+        return RecurrenceOutputs(out, jnp.where(active, jnp.swapaxes(new, 2, 3), new))
 
     return wrong
 

@@ -230,7 +230,7 @@ def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
 
 
 def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
-    ask = {"max_tokens": 5, "logprobs": None}
+    ask = {"max_tokens": 5, "min_tokens": 3, "logprobs": None}
     text_lm.generate([PROMPT], structured_outputs={"regex": "[a-z]+"}, **ask)
     before = set(text_lm.engine.programs.shapes)
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)

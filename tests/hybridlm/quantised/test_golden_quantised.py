@@ -59,9 +59,9 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
     """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
-    # The cut blocks of Mamba2's matrices divide into groups that are too narrow.
+    # Blocks of 20 columns, cut at the end of these matrices, divide into groups of 4, which are too narrow.
     packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
-    assert packed == (name_of(folder) != "fp8-block/mamba2_base")
+    assert packed == (name_of(folder) not in ("fp8-block/mamba2_base", "fp8-block/dense_interval"))
     tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
     with np.load(folder / "expected.npz") as file:
         prompts, logits, greedy = (

@@ -3,17 +3,13 @@
 // or written outside of the buffers, behind and in front of which there is no memory. Exit status 1 and a line for each
 // fault.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "checks.h"
 #include "packed_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
@@ -23,43 +19,7 @@ extern "C" int64_t hybridlm_sets();
 
 namespace {
 
-int faults = 0;
-
-void check(bool good, const std::string& what) {
-  if (!good && ++faults <= 20) std::printf("%s\n", what.c_str());
-}
-
-// So many bytes, the end or the beginning of which is that of the memory that the process may touch.
-class Guarded {
- public:
-  Guarded(int64_t bytes, bool at_end) {
-    const int64_t page = sysconf(_SC_PAGESIZE), inside = (bytes + page - 1) / page * page;
-    size_ = inside + 2 * page;
-    memory_ = static_cast<char*>(mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (memory_ == MAP_FAILED || (inside && mprotect(memory_ + page, inside, PROT_READ | PROT_WRITE))) std::abort();
-    data_ = memory_ + page + (at_end ? inside - bytes : 0);
-  }
-  Guarded(const Guarded&) = delete;
-  ~Guarded() { munmap(memory_, size_); }
-  template <typename T>
-  T* as() {
-    return reinterpret_cast<T*>(data_);
-  }
-
- private:
-  char *memory_, *data_;
-  int64_t size_;
-};
-
-struct Pool {
-  int64_t threads;
-  std::vector<std::function<void()>> waiting;
-  int64_t num_threads() const { return threads; }
-  template <typename F>
-  void Schedule(F&& work) {
-    waiting.emplace_back(std::forward<F>(work));
-  }
-};
+using Bytes = Guarded<char>;
 
 struct Sizes {
   int64_t inputs, groups, outputs;
@@ -73,7 +33,7 @@ void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const
   const bool four = kind == Kind::e2m1 || kind == Kind::int4;
   const int64_t all = EXPERTS * outputs, stored = four ? inputs / 2 : inputs;
   std::mt19937 random(static_cast<unsigned>(inputs * 100 + outputs));
-  Guarded codes(all * stored, at_end), scale(all * groups * 2, at_end), whole(all * 4, at_end), zero(all * groups, at_end);
+  Bytes codes(all * stored, at_end), scale(all * groups * 2, at_end), whole(all * 4, at_end), zero(all * groups, at_end);
   for (int64_t k = 0; k < all * stored; ++k) codes.as<uint8_t>()[k] = static_cast<uint8_t>(random());
   // bfloat16 numbers of ordinary sizes, both signs, the same for two rows.
   for (int64_t k = 0; k < all * groups; ++k)
@@ -91,8 +51,8 @@ void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const
     const std::string name = "set " + std::to_string(set) + " kind " + std::to_string(static_cast<int>(kind)) + " bytes " +
                              std::to_string(bytes) + " " + std::to_string(inputs) + " / " + std::to_string(groups) + " x " +
                              std::to_string(outputs) + (with_whole ? " whole" : "") + (with_zero ? " zero" : "");
-    Guarded numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
-    const auto unpack = [&](const Unpack& by, Guarded& to) {
+    Bytes numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
+    const auto unpack = [&](const Unpack& by, Bytes& to) {
       if (bytes == 2)
         by.bfloat16(weight, 0, all, to.as<uint16_t>());
       else
@@ -110,10 +70,11 @@ void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const
     check(equal, name + ": other numbers than the portable loops");
     const cpu_kernels::PackedCall call{form, *hybridlm_unpack(own), bytes};
     for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 33}) {
-      Guarded x(rows * inputs * 4, at_end), y(rows * outputs * 4, at_end), z(rows * outputs * 4, at_end);
-      Guarded expert(rows * 4, at_end);
+      Bytes x(rows * inputs * 4, at_end), y(rows * outputs * 4, at_end), z(rows * outputs * 4, at_end);
+      Bytes expert(rows * 4, at_end);
       for (int64_t k = 0; k < rows * inputs; ++k) x.as<float>()[k] = static_cast<float>(random() % 2000) / 1000 - 1;
-      Pool alone{1, {}}, late{4, {}};
+      Alone alone;
+      Late late;
       cpu_kernels::packed_product(late, call, weight, x.as<float>(), y.as<float>(), rows, outputs);
       cpu_kernels::row_product(alone, form, x.as<float>(), numbers.as<void>(), z.as<float>(), rows, inputs, outputs, bytes);
       check(!std::memcmp(y.as<void>(), z.as<void>(), rows * outputs * 4), name + ": other bits than the unpacked weight's");

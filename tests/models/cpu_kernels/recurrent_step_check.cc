@@ -5,14 +5,9 @@
 //
 //   recurrent_step_check [brief]
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
@@ -20,46 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "checks.h"
 #include "recurrent_step_call.h"
 
 extern "C" Advance hybridlm_advance(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);
 
 namespace {
-
-int faults = 0;
-
-void check(bool good, const std::string& what) {
-  if (!good && ++faults <= 20) std::printf("%s\n", what.c_str());
-}
-
-// Numbers whose end, or whose beginning, is that of the memory that the process may touch.
-template <typename T>
-class Guarded {
- public:
-  Guarded(int64_t count, bool at_end) : count_(count) {
-    const int64_t page = sysconf(_SC_PAGESIZE), bytes = count * static_cast<int64_t>(sizeof(T));
-    inside_ = (bytes + page - 1) / page * page;
-    memory_ = static_cast<char*>(mmap(nullptr, inside_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (memory_ == MAP_FAILED) std::abort();
-    page_ = page;
-    allow(PROT_READ | PROT_WRITE);
-    data_ = reinterpret_cast<T*>(memory_ + page + (at_end ? inside_ - bytes : 0));
-  }
-  Guarded(const Guarded&) = delete;
-  ~Guarded() { munmap(memory_, inside_ + 2 * page_); }
-  void allow(int protection) {
-    if (inside_ && mprotect(memory_ + page_, inside_, protection)) std::abort();
-  }
-  T* data() { return data_; }
-  T& operator[](int64_t k) { return data_[k]; }
-  int64_t size() const { return count_; }
-
- private:
-  char* memory_;
-  T* data_;
-  int64_t count_, inside_, page_;
-};
 
 // One thread for each scheduled task, which begins when it likes.
 struct Threads {
@@ -71,24 +33,6 @@ struct Threads {
   }
   ~Threads() {
     for (auto& one : running) one.join();
-  }
-};
-
-// Begins nothing until it is told to: tasks that come after the call has returned.
-struct Late {
-  std::vector<std::function<void()>> waiting;
-  int64_t num_threads() const { return 4; }
-  template <typename F>
-  void Schedule(F&& work) {
-    waiting.emplace_back(std::forward<F>(work));
-  }
-};
-
-struct Alone {
-  int64_t num_threads() const { return 1; }
-  template <typename F>
-  void Schedule(F&&) {
-    std::abort();
   }
 };
 

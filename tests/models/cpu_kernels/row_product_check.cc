@@ -4,9 +4,6 @@
 //
 //   row_product_check [brief]
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -20,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "checks.h"
 #include "row_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
@@ -29,51 +27,6 @@ extern "C" int64_t hybridlm_sets();
 namespace {
 
 constexpr int64_t MAX_ROWS = 64;
-int faults = 0;
-
-void check(bool good, const std::string& what) {
-  if (good) return;
-  if (++faults <= 20) std::printf("%s\n", what.c_str());
-}
-
-// A buffer whose end, or whose beginning, is that of the memory that the process may touch.
-template <typename T>
-class Guarded {
- public:
-  Guarded(int64_t count, bool at_end) : count_(count), at_end_(at_end) {
-    const int64_t page = sysconf(_SC_PAGESIZE);
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-    inside_ = (bytes + page - 1) / page * page;
-    size_ = inside_ + 2 * page;
-    memory_ = static_cast<char*>(mmap(nullptr, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (memory_ == MAP_FAILED || (inside_ && mprotect(memory_ + page, inside_, PROT_READ | PROT_WRITE))) std::abort();
-    data_ = reinterpret_cast<T*>(memory_ + page + (at_end ? inside_ - bytes : 0));
-  }
-  Guarded(const Guarded&) = delete;
-  ~Guarded() { munmap(memory_, size_); }
-  // So many numbers at the guarded side.
-  T* data(int64_t count) { return at_end_ ? data_ + count_ - count : data_; }
-  // Nobody may touch it any more.
-  void close() {
-    if (mprotect(memory_, size_, PROT_NONE)) std::abort();
-  }
-  T& operator[](int64_t k) { return data_[k]; }
-  int64_t size() const { return count_; }
-
- private:
-  char* memory_;
-  T* data_;
-  int64_t count_, inside_, size_;
-  bool at_end_;
-};
-
-struct Alone {
-  int64_t num_threads() const { return 1; }
-  template <typename F>
-  void Schedule(F&& work) {
-    work();
-  }
-};
 
 // Threads that take what is scheduled, in order.
 class Threads {
@@ -117,16 +70,6 @@ class Threads {
   std::deque<std::function<void()>> waiting_;
   std::vector<std::thread> threads_;
   bool ended_ = false;
-};
-
-// Begins nothing until it is told to: tasks that come after the call has returned.
-struct Late {
-  std::vector<std::function<void()>> waiting;
-  int64_t num_threads() const { return 4; }
-  template <typename F>
-  void Schedule(F&& work) {
-    waiting.emplace_back(std::forward<F>(work));
-  }
 };
 
 float widened(uint16_t bits) {
@@ -267,7 +210,7 @@ class Case {
     Late pool;
     const auto y = product(pool, x_.data(), MAX_ROWS);
     check(same_bits(y.data(), alone_.data(), MAX_ROWS * outputs_), name_ + ": other bits without threads");
-    for (auto* buffer : {&given_, &y_}) buffer->close();
+    for (auto* buffer : {&given_, &y_}) buffer->allow(PROT_NONE);
     for (auto& work : pool.waiting) work();
   }
 

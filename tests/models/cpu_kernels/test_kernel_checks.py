@@ -1,4 +1,4 @@
-"""Steps of recurrences beside float64, lane by lane and at the edges of memory: recurrent_step_check.cc; sanitizers."""
+"""The C++ checks of each kernel, also with sanitizers: numbers, rows and lanes by themselves, the edges of memory."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,11 @@ from models.cpu_kernels.build import FOLDER, LIBRARY, build, is_current
 
 pytestmark = pytest.mark.cpu_kernels
 
-CHECK = Path(__file__).with_name("recurrent_step_check.cc")
+CHECKS = [
+    pytest.param("row_product", marks=pytest.mark.slow),
+    pytest.param("packed_product", marks=pytest.mark.slow),
+    "recurrent_step",
+]
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
     "thread": ("-fsanitize=thread", "-g1"),
@@ -17,18 +21,24 @@ SANITIZERS = {
 STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 
 
+def source(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}_check.cc")
+
+
 def run(program: Path, *arguments: str) -> None:
     done = subprocess.run([program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_recurrent_step(tmp_path: Path):
+@pytest.mark.parametrize("kernel", CHECKS)
+def test_kernel(kernel: str, tmp_path: Path):
     assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
-    run(build(tmp_path / "check", program=[CHECK, LIBRARY]))
+    run(build(tmp_path / "check", program=[source(kernel), LIBRARY]))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_recurrent_step_with_sanitizers(tmp_path: Path, sanitizer: str):
-    sources = [CHECK, *sorted(FOLDER.glob("*.cc"))]
+@pytest.mark.parametrize("kernel", ["row_product", "packed_product", "recurrent_step"])
+def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
+    sources = [source(kernel), *sorted(FOLDER.glob("*.cc"))]
     run(build(tmp_path / "check", program=sources, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")

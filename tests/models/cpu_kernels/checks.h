@@ -1,0 +1,80 @@
+// What the checks of all kernels share: the count of faults, buffers at the edges of memory, and pools of no threads.
+
+#ifndef TESTS_MODELS_CPU_KERNELS_CHECKS_H_
+#define TESTS_MODELS_CPU_KERNELS_CHECKS_H_
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+int faults = 0;
+
+void check(bool good, const std::string& what) {
+  if (!good && ++faults <= 20) std::printf("%s\n", what.c_str());
+}
+
+// Numbers whose end, or whose beginning, is that of the memory that the process may touch.
+template <typename T>
+class Guarded {
+ public:
+  Guarded(int64_t count, bool at_end) : count_(count), page_(sysconf(_SC_PAGESIZE)), at_end_(at_end) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    inside_ = (bytes + page_ - 1) / page_ * page_;
+    memory_ = static_cast<char*>(mmap(nullptr, inside_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory_ == MAP_FAILED) std::abort();
+    allow(PROT_READ | PROT_WRITE);
+    data_ = reinterpret_cast<T*>(memory_ + page_ + (at_end ? inside_ - bytes : 0));
+  }
+  Guarded(const Guarded&) = delete;
+  ~Guarded() { munmap(memory_, inside_ + 2 * page_); }
+  // What may be done with it from now on, as for `mprotect`.
+  void allow(int protection) {
+    if (inside_ && mprotect(memory_ + page_, inside_, protection)) std::abort();
+  }
+  T* data() { return data_; }
+  // So many numbers at the guarded side.
+  T* data(int64_t count) { return at_end_ ? data_ + count_ - count : data_; }
+  template <typename U>
+  U* as() {
+    return reinterpret_cast<U*>(data_);
+  }
+  T& operator[](int64_t k) { return data_[k]; }
+  int64_t size() const { return count_; }
+
+ private:
+  char* memory_;
+  T* data_;
+  int64_t count_, inside_, page_;
+  bool at_end_;
+};
+
+struct Alone {
+  int64_t num_threads() const { return 1; }
+  template <typename F>
+  void Schedule(F&&) {
+    std::abort();
+  }
+};
+
+// Begins nothing until it is told to: tasks that come after the call has returned.
+struct Late {
+  std::vector<std::function<void()>> waiting;
+  int64_t num_threads() const { return 4; }
+  template <typename F>
+  void Schedule(F&& work) {
+    waiting.emplace_back(std::forward<F>(work));
+  }
+};
+
+}  // namespace
+
+#endif  // TESTS_MODELS_CPU_KERNELS_CHECKS_H_

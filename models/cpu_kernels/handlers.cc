@@ -78,7 +78,7 @@ Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const
     return found;
   }
   found.kind = static_cast<Kind>(kind);
-  const bool four = found.kind == Kind::e2m1 || found.kind == Kind::int4;
+  const bool four = is_four_bits(found.kind);
   found.inputs = inputs;
   found.groups = groups[last];
   int64_t outputs = 1;
@@ -116,7 +116,13 @@ Packed packed_of(const ffi::AnyBuffer& codes, const ffi::AnyBuffer& scale, const
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("packed_product: " + said); }
 
-// Products with packed weights; `dtype` is 0 for numbers of bfloat16, and 1 for float32.
+// How products are computed with numbers of bfloat16, for a `dtype` of 0, or of float32.
+cpu_kernels::PackedCall call_of(int64_t instructions, int64_t dtype) {
+  const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
+  return {*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
+}
+
+// Products with packed weights.
 ffi::Error PackedProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer codes, ffi::AnyBuffer scale, ffi::AnyBuffer whole,
                          ffi::AnyBuffer zero, ffi::Result<Rows> y, int64_t kind, int64_t dtype, int64_t instructions) {
   if (!can_run(instructions)) return invalid("the step was compiled for another machine");
@@ -127,9 +133,7 @@ ffi::Error PackedProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer codes, ffi
   const auto sizes = codes.dimensions();
   if (sizes.size() != 2 || y->dimensions()[0] != rows || y->dimensions()[1] != sizes[0] || dtype < 0 || dtype > 1)
     return invalid("the shapes of rows, weight and result do not fit each other");
-  const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
-  const cpu_kernels::PackedCall call{*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
-  cpu_kernels::packed_product(pool, call, weight, x.typed_data(), y->typed_data(), rows, sizes[0]);
+  cpu_kernels::packed_product(pool, call_of(instructions, dtype), weight, x.typed_data(), y->typed_data(), rows, sizes[0]);
   return ffi::Error::Success();
 }
 
@@ -145,10 +149,8 @@ ffi::Error PackedExpertProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer code
   if (sizes.size() != 3 || y->dimensions()[0] != rows || y->dimensions()[1] != sizes[1] ||
       expert.dimensions()[0] != rows || dtype < 0 || dtype > 1)
     return invalid("the shapes of rows, experts and result do not fit each other");
-  const auto numbers = dtype == 0 ? ffi::BF16 : ffi::F32;
-  const cpu_kernels::PackedCall call{*form_of(instructions, numbers), *unpack_of(instructions, numbers), dtype == 0 ? 2 : 4};
-  cpu_kernels::packed_expert_product(pool, call, weight, sizes[0], x.typed_data(), expert.typed_data(), y->typed_data(),
-                                     rows, sizes[1]);
+  cpu_kernels::packed_expert_product(pool, call_of(instructions, dtype), weight, sizes[0], x.typed_data(),
+                                     expert.typed_data(), y->typed_data(), rows, sizes[1]);
   return ffi::Error::Success();
 }
 

@@ -9,6 +9,9 @@
 enum class Kind : int64_t { e4m3, e2m1, int8, int4 };
 enum class ScaleDtype { float32, bfloat16, float16 };
 
+// Whether two codes are in a byte. Functions here have internal linkage, as in row_product.h.
+static inline bool is_four_bits(Kind kind) { return kind == Kind::e2m1 || kind == Kind::int4; }
+
 // A matrix [outputs, inputs], the numbers of which are (code - zero) * scale * whole - offset.
 struct Packed {
   const uint8_t* codes;    // [outputs, inputs], or half as many bytes for codes of four bits, the even one in the low bits
@@ -22,6 +25,11 @@ struct Packed {
   // matter whether a compiler rounds them before it subtracts.
   const float* offset = nullptr;
 };
+
+// Bytes of the codes of one output.
+static inline int64_t code_bytes(const Packed& weight) {
+  return is_four_bits(weight.kind) ? weight.inputs / 2 : weight.inputs;
+}
 
 struct Product;
 

@@ -66,8 +66,7 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
   const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
   void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * call.form.number_bytes));
   call.form.prepare(x, rows, weight.inputs, prepared, x_stride);
-  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
-  const int64_t parts = std::max<int64_t>(1, std::min(most, outputs * weight.inputs / MIN_PART_BYTES));
+  const int64_t parts = parts_of(pool, outputs, outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     call.outputs(weight, prepared, x_stride, y, rows, outputs, part * outputs / parts, (part + 1) * outputs / parts);
   });
@@ -76,9 +75,8 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
 // The matrix of one expert among several; `outputs` rows each.
 inline Packed of_expert(const Packed& all, int64_t expert, int64_t outputs) {
   const int64_t rows = expert * outputs, scale_bytes = all.scale_dtype == ScaleDtype::float32 ? 4 : 2;
-  const int64_t stored = all.kind == Kind::e2m1 || all.kind == Kind::int4 ? all.inputs / 2 : all.inputs;
   Packed one = all;
-  one.codes += rows * stored;
+  one.codes += rows * code_bytes(all);
   one.scale = static_cast<const char*>(all.scale) + rows * all.groups * scale_bytes;
   if (one.whole != nullptr) one.whole += rows;
   if (one.zero != nullptr) one.zero += rows * all.groups;
@@ -102,8 +100,7 @@ void packed_expert_product(Pool& pool, const PackedCall& call, const Packed& wei
   auto* const sorted = static_cast<float*>(sorted_results.of_size(static_cast<std::size_t>(rows * outputs) * sizeof(float)));
   for (int64_t row = 0; row < rows; ++row)
     call.form.prepare(x + order[row] * weight.inputs, 1, weight.inputs, prepared + row * x_bytes, x_stride);
-  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
-  const int64_t parts = std::max<int64_t>(1, std::min(most, rows * outputs * weight.inputs / MIN_PART_BYTES));
+  const int64_t parts = parts_of(pool, outputs, rows * outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     const int64_t begin = part * outputs / parts, end = (part + 1) * outputs / parts;
     for (int64_t row = 0, next; row < rows; row = next) {

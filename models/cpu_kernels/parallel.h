@@ -3,11 +3,23 @@
 #ifndef MODELS_CPU_KERNELS_PARALLEL_H_
 #define MODELS_CPU_KERNELS_PARALLEL_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
+
+// Parts for each thread: threads that begin late, or lose their core, leave parts to the others.
+constexpr int64_t PARTS_PER_THREAD = 4;
+
+// The number of parts of a work that can be divided into so many pieces and reads or computes so many bytes. Below
+// `min_bytes` of a part another thread takes longer to begin than it saves.
+template <typename Pool>
+int64_t parts_of(Pool& pool, int64_t pieces, int64_t bytes, int64_t min_bytes) {
+  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, pieces);
+  return std::max<int64_t>(1, std::min(most, bytes / min_bytes));
+}
 
 // Call `work(part)` for each part from 0 to before `parts`, on the calling thread and on those of a pool, and return when
 // all have ended. The caller computes whatever no thread has begun, so that it never waits for a thread to become free:

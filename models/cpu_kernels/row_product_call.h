@@ -3,7 +3,6 @@
 #ifndef MODELS_CPU_KERNELS_ROW_PRODUCT_CALL_H_
 #define MODELS_CPU_KERNELS_ROW_PRODUCT_CALL_H_
 
-#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -12,10 +11,8 @@
 
 namespace cpu_kernels {
 
-// Bytes of weights and numbers of rows below which another thread takes longer to begin than it saves.
+// Bytes of weights and numbers of rows that are worth another thread (`parts_of`).
 constexpr int64_t MIN_PART_BYTES = 32 * 1024;
-// Parts for each thread: threads that begin late, or lose their core, leave parts to the others.
-constexpr int64_t PARTS_PER_THREAD = 4;
 constexpr std::size_t ALIGNMENT = 64;
 
 // Memory that a thread keeps for its calls, as large as the largest of them so far.
@@ -49,8 +46,7 @@ void row_product(Pool& pool, const Form& form, const float* x, const void* weigh
   void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * form.number_bytes));
   form.prepare(x, rows, inputs, prepared, x_stride);
   const Product given{prepared, x_stride, weight, y, rows, inputs, outputs};
-  const int64_t most = std::min(pool.num_threads() * PARTS_PER_THREAD, outputs);
-  const int64_t parts = std::max<int64_t>(1, std::min(most, outputs * inputs * weight_bytes / MIN_PART_BYTES));
+  const int64_t parts = parts_of(pool, outputs, outputs * inputs * weight_bytes, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     form.product(given, part * outputs / parts, (part + 1) * outputs / parts);
   });

@@ -97,7 +97,7 @@ void unpack_bytes(const Packed& given, int64_t out, Number* to) {
 
 template <typename Number>
 void unpack_rows(const Packed& given, int64_t first, int64_t last, Number* to) {
-  const int64_t stored = given.kind == Kind::e2m1 || given.kind == Kind::int4 ? given.inputs / 2 : given.inputs;
+  const int64_t stored = code_bytes(given);
   for (int64_t out = first; out < last; ++out, to += given.inputs) {
     for (int64_t byte = 0; byte < stored; byte += 64) __builtin_prefetch(given.codes + out * stored + CODES_AHEAD + byte);
     if (given.kind == Kind::e4m3)

@@ -48,7 +48,7 @@ void unpack_four_bits_by_table(const Packed& given, int64_t out, Number* to) {
 
 template <typename Number>
 void unpack(const Packed& given, int64_t first, int64_t last, Number* to) {
-  if (given.kind == Kind::e4m3 || given.kind == Kind::int8) return unpack_rows<Number>(given, first, last, to);
+  if (!is_four_bits(given.kind)) return unpack_rows<Number>(given, first, last, to);
   for (int64_t out = first; out < last; ++out, to += given.inputs) unpack_four_bits_by_table(given, out, to);
 }
 

@@ -1,7 +1,7 @@
 """GGUF files of llama.cpp: header, configuration, tokenizer, and tensors under their Hugging Face names.
 
-Imports nothing of ours but `errors` and `quantised`. Begin with `header`; `tensors` undoes what llama.cpp's converter
-changes.
+Imports `errors`, `quantised` and the kinds of codes of `models.ops` alone. Begin with `header`; `tensors` undoes what
+llama.cpp's converter changes.
 """
 
 from hybridlm.gguf_files.companions import companions

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
-from hybridlm.quantised.packed import Kind, PackedForm
+from hybridlm.quantised.packed import PackedForm
+from models.ops.quantised_codes import Codes as Kind
 
 Raw = UInt8[np.ndarray, "block bytes"]
 Codes = Shaped[np.ndarray, "block column"]

@@ -16,6 +16,7 @@ from hybridlm.gguf_files.blocks import PACKED_TYPES
 from hybridlm.gguf_files.config import MAX_EXPERTS, decoder_layers
 from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor
 from hybridlm.quantised.packed import PackedArrays, PackedForm, codes_dtype, pairs
+from models.ops.quantised_codes import TWO_IN_A_BYTE
 
 Change = Literal["", "minus one", "log of minus"]
 _NUMBERS = 1 << 20
@@ -131,7 +132,7 @@ class NamedTensor(NamedTuple):
             of_groups = self.heads._replace(size=self.heads.size // group)
             scale = _by_key_head(scale, of_groups)
             zero = None if zero is None else _by_key_head(zero, of_groups)
-        return PackedArrays(form, pairs(codes) if form.kind in ("int4", "e2m1") else codes, scale, None, zero)
+        return PackedArrays(form, pairs(codes) if form.kind in TWO_IN_A_BYTE else codes, scale, None, zero)
 
     def _not_finite(self, where: Any) -> CheckpointError:
         return CheckpointError(

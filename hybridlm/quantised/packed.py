@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +9,8 @@ from jaxtyping import Float32, Shaped
 
 from hybridlm.quantised.codes import awq_integers, packed_integers
 from hybridlm.quantised.schemes import QuantisedTensor, Read
+from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 
-Kind = Literal["e4m3", "e2m1", "int8", "int4"]
 MIN_GROUP = 8
 """Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
 
@@ -30,7 +29,7 @@ class PackedForm:
             the product with the scale; None where there are none.
     """
 
-    kind: Kind
+    kind: Codes
     inputs: int
     groups: int
     scale_dtype: str
@@ -40,7 +39,7 @@ class PackedForm:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row with its scales."""
-        codes = self.inputs // 2 if self.kind in ("e2m1", "int4") else self.inputs
+        codes = self.inputs // 2 if self.kind in TWO_IN_A_BYTE else self.inputs
         of_zero = 0 if self.zero is None else np.dtype(self.zero).itemsize
         return codes + self.groups * (np.dtype(self.scale_dtype).itemsize + of_zero) + 4 * self.whole
 
@@ -61,7 +60,7 @@ class PackedArrays:
     zero: Shaped[np.ndarray, "*expert out group"] | None = None
 
 
-def codes_dtype(kind: Kind) -> np.dtype:
+def codes_dtype(kind: Codes) -> np.dtype:
     """Return the dtype of the codes of a kind."""
     return np.dtype("int8" if kind == "int8" else "uint8")
 

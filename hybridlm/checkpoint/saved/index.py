@@ -23,6 +23,7 @@ import numpy as np
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.quantised.packed import codes_dtype
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 
 INDEX, WEIGHTS = "hybridlm.json", "weights"
@@ -206,7 +207,7 @@ def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, Saved
     arrays = {role: parameters[part] for role, part in parts.items()}
     *lead, groups = arrays["scale"].shape
     stored = inputs // 2 if kind in TWO_IN_A_BYTE else inputs
-    codes = np.dtype(np.int8 if kind == "int8" else np.uint8)
+    codes = codes_dtype(kind)
     shapes = {"codes": (*lead, stored), "scale": (*lead, groups), "whole": (*lead, 1), "zero": (*lead, groups)}
     for role, array in arrays.items():
         allowed = {"codes": [codes], "zero": [codes, np.dtype(np.float32)]}.get(role, DTYPES.values())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
@@ -191,7 +191,7 @@ def chunk_scan(
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name=KERNEL.name,
-    )(inputs.fresh.astype(jnp.int32), _lengths(inputs), *given.values(), inputs.state)
+    )(inputs.fresh.astype(jnp.int32), inputs.lengths, *given.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
@@ -201,10 +201,6 @@ def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head siz
     lanes, tokens = x.shape[:2]
     x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), (0, 0), (0, 0)])
     return x.reshape((lanes, -1, chunk, *x.shape[2:]))
-
-
-def _lengths(inputs: RecurrenceInputs) -> Int32[Array, "lane"]:
-    return jnp.sum(inputs.valid, axis=1, dtype=jnp.int32)
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
@@ -265,5 +261,5 @@ def chunk_products(
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="chunk_products_kernel",
-    )(_lengths(inputs), queries, keys)
+    )(inputs.lengths, queries, keys)
     return list(found)

@@ -99,10 +99,13 @@ def gated_linear(
         gated: number by number.
         dtype: that the next product rounds the result to.
     """
-    if isinstance(gate, LinearWeight) or isinstance(up, LinearWeight) or gate.dtype != up.dtype:
-        return gated(linear(x, gate, devices), linear(x, up, devices))
     rows = x.reshape((-1, x.shape[-1]))
-    if not GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, gate):
+    if (
+        isinstance(gate, LinearWeight)
+        or isinstance(up, LinearWeight)
+        or gate.dtype != up.dtype
+        or not GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, gate)
+    ):
         return gated(linear(x, gate, devices), linear(x, up, devices))
     with jax.named_scope(PROJECTION):
         interpret = devices.kernels == "interpret"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from flax import struct
 from jax import Array
 from jaxtyping import Float32, Int32
@@ -70,6 +71,11 @@ class RecurrenceInputs:
         """T, the tokens of each lane, padding included."""
         return self.query.shape[1]
 
+    @property
+    def lengths(self) -> Int32[Array, "lane"]:
+        """Real tokens of each lane."""
+        return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
+
 
 class RecurrenceOutputs(NamedTuple):
     """Results of a linear recurrence.
@@ -85,7 +91,7 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What an SSD layer does to its values around the recurrence.
+    """Factors by which an SSD layer scales its values before the recurrence and adds them to the outputs behind it.
 
     Attributes:
         scale: factor on values that are written: the time step.

@@ -166,14 +166,18 @@ def recurrent_step(
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
 
+def _for_gpus(inputs: RecurrenceInputs) -> bool:
+    return inputs.devices.platform != "tpu" and KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs)
+
+
 def with_surroundings(
     inputs: RecurrenceInputs, surroundings: Surroundings, keep_state: bool
 ) -> RecurrenceOutputs | None:
     """Run a few tokens of every lane and what is done to their values by one kernel; None without one."""
-    devices = inputs.devices
-    if devices.platform == "tpu" or not KERNEL.chosen(devices.kernels, devices.platform, inputs):
+    if not _for_gpus(inputs):
         return None
-    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=devices.kernels == "interpret")
+    interpret = inputs.devices.kernels == "interpret"
+    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=interpret)
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -190,7 +194,7 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
         return _on_cpu(plain, keep_state, tree, *arrays)
     if platform == "tpu" and TPU_KERNEL.chosen(mode, platform, inputs):
         return recurrent_step_tpu(inputs, interpret=mode == "interpret")
-    if platform != "tpu" and KERNEL.chosen(mode, platform, inputs):
+    if _for_gpus(inputs):
         return recurrent_step(inputs, keep_state=keep_state, interpret=mode == "interpret")
     return plain(inputs)
 

@@ -20,8 +20,8 @@ MAX_TOKENS = 16
 MAX_KEY = 512
 """Channels of the key; a thread keeps some rows of so many on its stack."""
 STEP = "hybridlm_recurrent_step"
-"""Target of a call with the operands lengths, fresh, decay, beta, query, key, value, state, and the results output and
-state, in the memory of the operand. Lanes and rows of the state are one and the same."""
+"""Target of a call that takes lengths, fresh, decay, beta, query, key, value and state, and returns the output and the
+new state, which lies in the memory of the old one. Row i of the state is that of lane i."""
 STEP_BY_SLOT = "hybridlm_recurrent_step_by_slot"
 """Target of a call whose first operand has the row of each lane."""
 READ = "hybridlm_recurrent_read"
@@ -35,7 +35,7 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     if any(one.dtype != jnp.float32 for one in given):
         return "numbers of another dtype than float32"
     if any(jax.typeof(one).mat.varying for one in (*given, inputs.valid)):
-        return "a value for each device of a mesh"  # jax.ffi.ffi_call refuses a result that is one
+        return "a value for each device of a mesh"  # steps in place over a mesh are neither proved nor tested
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
     if inputs.state.shape[3] > MAX_KEY:
@@ -66,7 +66,7 @@ def recurrent_step_cpu(
     lanes, tokens = inputs.valid.shape
     beta = jnp.zeros((lanes, tokens, 0), jnp.float32) if inputs.beta is None else inputs.beta
     operands: list[Any] = [] if inputs.slots is None else [inputs.slots]
-    operands += [jnp.sum(inputs.valid, axis=1, dtype=jnp.int32), inputs.fresh, jnp.exp(inputs.log_decay), beta]
+    operands += [inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
     operands += [inputs.query, inputs.key, inputs.value, inputs.state]
     out, *state = jax.ffi.ffi_call(
         READ if keep_state else STEP if inputs.slots is None else STEP_BY_SLOT,

@@ -143,7 +143,7 @@ def write_blocks(folder: pathlib.Path, architecture: str) -> None:
         output_loading_info=True,
     )
     assert not any(faults.values()), faults
-    # Its configuration of such a file lacks sections of RoPE that are empty.
+    # The configuration that transformers reads from a GGUF file lacks RoPE sections, so the golden one is used.
     oracle = Oracle.load(ROOT / "tests" / "golden" / OF[architecture])
     oracle.model.load_state_dict(model.state_dict())
     write_expected(folder, oracle, {})

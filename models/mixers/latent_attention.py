@@ -54,7 +54,7 @@ class LatentAttentionConfig:
 
     @property
     def row_size(self) -> int:
-        """Values of a token in the KV cache, without the zeros behind them (`stored_size`)."""
+        """Numbers of a token in the KV cache, without padding (`stored_size`)."""
         return self.rank + self.shared_size
 
     def shard(self, devices: Devices) -> "LatentAttentionConfig":

@@ -36,7 +36,7 @@ CHANGES: list[tuple[list[dict[str, Any]] | None, list[Intervention]]] = [
     ),
     ([], []),
 ]
-"""Of each row, as an object and as it is given to `score`."""
+"""Interventions of each row: as objects in a file, and as arguments of `score`."""
 TEXTS = [[5, 6, 7, 8, 9], [9, 8, 7, 6], [11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9]]
 
 

@@ -164,7 +164,7 @@ def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path
 def test_memory_holds_what_is_in_flight(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """What is read of more texts adds to the memory of a call without files, and not to that of one with them."""
+    """More texts need more memory where captures are returned, and no more where they are written to files."""
     monkeypatch.setattr(captured_table, "MAX_GROUP_BYTES", 1 << 15)
     texts: Any = [TEXTS[0] * 4] * 40
     settings: dict[str, Any] = {"hidden_states": [0, 1, 2], "positions": "all"}

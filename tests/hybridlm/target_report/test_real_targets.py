@@ -71,7 +71,7 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
     ],
 )
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
-    """Of 576 and of 64, too large for the memory on the chip: XLA would give them another order and copy them twice."""
+    """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     found = target_engine(read_target("tpu-v5e"), config=config, **SIZES | of)

@@ -1,4 +1,4 @@
-"""Libraries for the platforms of wheels, compiled by zig: for the right machine, and for the C library of the tag."""
+"""Libraries that zig compiles for wheels: they are for the machine, and need the glibc, that the tag names."""
 
 import ctypes
 import importlib.util

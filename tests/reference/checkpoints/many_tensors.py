@@ -20,7 +20,7 @@ from hybridlm.checkpoint import fingerprint_of, load_parameters, packed_paramete
 from hybridlm.checkpoint.model import open_model, read_model
 
 PLAIN = ("linear_attn*", "self_attn*", "mlp.gate", "mlp.shared_expert*")
-"""What the published list leaves plain in every layer."""
+"""Modules of every layer that the published checkpoint does not quantise."""
 
 
 def write_many(folder: Path, layers: int, experts: int, files: int) -> int:

@@ -55,7 +55,7 @@ MODEL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
-"""Of its MLPs' matrices, 25 million numbers each, two make a parameter and one is a parameter."""
+"""Model whose MLPs have matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
 
 

@@ -7,7 +7,7 @@ the page of the engine's mutants.
 from dataclasses import dataclass
 
 VERIFIED = "tests/hybridlm/steps/test_verify_step.py"
-ISOLATION = "tests/hybridlm/test_isolation.py"
+ISOLATION = "tests/hybridlm/isolation/test_isolation.py"
 HISTORY = f"{ISOLATION}::test_rows_of_earlier_sequences_change_no_bit"
 BESIDE_NAN = f"{ISOLATION}::test_a_lane_beside_nan_keeps_its_bits"
 IDLE = f"{ISOLATION}::test_an_idle_lane_keeps_its_rows_bit_for_bit"

@@ -10,7 +10,7 @@ from hybridlm.pictures import _recurrent
 from hybridlm.steps.edit import EDITED
 from models import family_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "research.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "research.md").read_text()
 HEAD = "| model | " + " | ".join(
     ["`recurrent`", "`conv`", "heads of recurrence", "heads of attention", "experts", "`state_history`"]
 ) + " |"  # fmt: skip

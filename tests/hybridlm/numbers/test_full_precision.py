@@ -15,7 +15,7 @@ from ir_passes.jaxpr import ir
 from models.ops.expert_dot import block_form, gather_form, grouped_form, ragged_form
 from models.ops.linear import linear
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 SHORT = "next_old_fields"
 """Of the default run: a layer of each kind of Qwen, with experts. Tracing all goldens takes twenty seconds."""
 NAMES = [

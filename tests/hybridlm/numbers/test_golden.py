@@ -19,7 +19,7 @@ from with_head import head_logits, load_with_head
 import hybridlm
 from models import family_of
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 FAMILY = {
     path.name: family_of(json.loads((path / "config.json").read_text())).name for path in sorted(GOLDEN.iterdir())
 }

@@ -20,7 +20,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
 # Two layers, one of a kind, with experts; in the long run without, of three layers, and of the other families.
 MODELS = [

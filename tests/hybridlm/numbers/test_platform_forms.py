@@ -13,7 +13,7 @@ from ir_passes import CertificationWarning
 from ir_passes.contract.statements import Note
 from models.ops.recurrent_step_cpu import STEP
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 48, "chunk": 8, "dtype": "float32"}
 TEXTS = [[5, 6, 7, 8, 9, 3, 2, 1, 7, 7, 4], [9, 8], [3] * 17, [10, 20, 30]]
 SAMPLED: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 3}

@@ -22,7 +22,7 @@ from models.ops.expert_dot import block_form, expert_dot, gather_form, grouped_f
 
 pytestmark = pytest.mark.gpu
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 MODELS = sorted(path.name for path in GOLDEN.iterdir())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from random_checkpoint import FAMILIES
 
-SCRIPT = Path(__file__).resolve().parents[1] / "reference" / "scenes" / "parity.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "reference" / "scenes" / "parity.py"
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1}
 """Most that another chunk size changes log-probabilities by; what docs/research.md says."""
 

@@ -20,6 +20,7 @@ from hybridlm.cli.options import Loading, Model, console_for_table, loads
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
+from hybridlm.progress import counting_progress
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.target_report import target_engine
 from ir_passes import CertificationWarning
@@ -77,7 +78,7 @@ def inspect(
         engine = target_engine(read_target(target), model=model, **loading.settings)
     decoder = engine.row_arrays.model
     shape = _shape(engine, step)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), counting_progress(None, f"compiling {shape} for {target or 'here'}", 1):
         warnings.simplefilter("ignore", CertificationWarning)
         compiled = engine.program(shape)
     if html is None:

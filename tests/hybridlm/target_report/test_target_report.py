@@ -23,6 +23,7 @@ from hybridlm.cli.main import app
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
 from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.progress import counting_progress
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
 from hybridlm.target_report.floor import Floor, floor_of
@@ -308,8 +309,14 @@ def test_options_that_do_not_go_together(options: tuple[str, ...], said: str) ->
     assert result.exit_code == 1 and said in result.output
 
 
-def test_largest_kernels_of_a_step(tmp_path: Path) -> None:
-    path, page = GOLDEN / "sparse_base", tmp_path / "step.html"
+def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, page, told = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
+
+    def noted(show: bool | None, what: str, total: int) -> Any:
+        told.append(what)
+        return counting_progress(show, what, total)
+
+    monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
     result = CliRunner().invoke(
         app,
         ["inspect", "--model", str(path), "--target", "nvidia-h100", "--html", str(page), "--lanes", "4", "--context"]
@@ -317,4 +324,5 @@ def test_largest_kernels_of_a_step(tmp_path: Path) -> None:
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
+    assert told == ["compiling generate 4x1 for nvidia-h100"]
     assert "<h2>Kernels</h2>" in page.read_text() and "args[1].layers[1][0].key" in page.read_text()

@@ -22,11 +22,13 @@ def main() -> int:
     from certificate_table import NAMES
     from rich.progress import track
     from target_table import (
+        MODEL_STEPS,
         MODEL_TARGETS,
         MODELS,
         TARGETS,
         ModelRow,
         Row,
+        model_jobs,
         model_row,
         page,
         read,
@@ -37,19 +39,23 @@ def main() -> int:
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), help='as "nvidia-h100:4 data=2,model=2"')
     parser.add_argument("--checkpoints", nargs="*", default=list(NAMES))
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="published models")
+    parser.add_argument("--model-steps", nargs="*", default=list(MODEL_STEPS), help='as "generate 64x1"')
     parser.add_argument("--model-targets", nargs="*", default=list(MODEL_TARGETS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "target-tables.md")
     options = parser.parse_args()
     text = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
     rows, models = read(text)
     good = True
-    jobs = [(True, name, target) for name in options.models for target in options.model_targets]
-    jobs += [(False, name, target) for target in options.targets for name in options.checkpoints]
-    for is_model, name, target in track(jobs, "compiling"):
+    chosen = [(step, target) for step, target in model_jobs() if step in options.model_steps]
+    jobs = [
+        (name, target, step) for name in options.models for step, target in chosen if target in options.model_targets
+    ]
+    jobs += [(name, target, "") for target in options.targets for name in options.checkpoints]
+    for name, target, step in track(jobs, "compiling"):
         made: list[Row] | list[ModelRow]
-        if is_model:
-            made = [model_row(name, target)]
-            models = [*(one for one in models if (one.model, one.target) != (name, target)), *made]
+        if step:
+            made = [model_row(name, target, step)]
+            models = [*(one for one in models if (one.model, one.target, one.step) != (name, target, step)), *made]
         else:
             made = rows_of(name, target)
             rows = [*(one for one in rows if (one.checkpoint, one.target) != (name, target)), *made]

@@ -43,12 +43,15 @@ def test_page() -> None:
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("olmo_base", "nvidia-h100", report(name="copy 4 to 4", floor_moved=None, faults=("overlap",))),
         row_of("olmo_base", "tpu-v5e:4 data=2,model=2", report()),
+        row_of("sparse_base", "tpu-v5e:4 model=2,expert=2", report()),
     ]
     text = page(rows)
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text
     assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
     assert "| olmo_base | generate 4x1 | audited | 1.5 | 1.50 | 2.5 |" in text
-    assert text.count("Without rows: next_dense_layers, ") == 2 and "falcon_base." in text
+    assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
+    assert "Without experts: dense_interval, lfm2_base, mamba2_base, bamba_base, falcon_base, olmo_base." in text
+    assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
     assert "| olmo_base | copy 4 to 4 | REFUSED | 1.5 |  | 2.5 |" in text
 
 
@@ -80,7 +83,7 @@ def test_page_is_read_back() -> None:
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("lfm2_base", "nvidia-h100:4 data=2,model=2", report(floor_moved=None)),
     ]
-    one = report(failed=None, kernels=1702)
+    one = report(name="generate 64x1", failed=None, kernels=1702)
     models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(one,), fit=fitted(1)))]  # type: ignore[arg-type]
     assert read(page(rows, models)) == (rows, models)
     assert page(*read(page(rows, models))) == page(rows, models)

@@ -16,7 +16,6 @@ from published import PUBLISHED
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
-from models import ShardingError
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
@@ -31,27 +30,36 @@ TARGETS = (
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
 MODEL_LANES, MODEL_CONTEXT = 64, 4096
-VOCABULARY = 96
-"""Of tiny checkpoints on a mesh: 97 rows cannot be split."""
+DECODING, PROMPTS = Shape("generate", MODEL_LANES, 1), Shape("generate", 8, 256)
+MODEL_STEPS = {
+    str(DECODING): (DECODING, MODEL_TARGETS),
+    str(PROMPTS): (PROMPTS, ("nvidia-h200",)),
+}
+"""Name -> a step of published models, and the targets that it is compiled for."""
+ON_A_MESH = {"vocab_size": 96}
+"""Sizes of tiny checkpoints on a mesh: 97 rows of a vocabulary cannot be split."""
+GROUPS_ON_A_MESH = {"nemotron_latent": {"n_groups": 2}}
+"""Sizes of one checkpoint there: three groups of a Mamba2 cannot be split over two devices."""
 GOOD = "audited"
 """The verdict on a step that is proved, and audited without a finding."""
 HEAD = f"""# Steps on GPUs and TPUs without one
 
-Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32),
-and decoding of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators.md](accelerators.md) says what the columns mean. On a mesh with experts are the families that have some,
-and on none those that its sizes do not divide. Sizes of tiny checkpoints are so small that what a step
-moves beside its floor is mostly what it computes with: their tables show that steps are audited and what changes, not
-what a large model costs. Seconds are those of XLA, on a machine that was busy.
+Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
+steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
+[accelerators.md](accelerators.md) says what the columns mean. On a mesh that splits experts are the families that have
+some. A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`, which have
+96 and two there. Sizes of tiny checkpoints are so small that what a step moves beside its floor is mostly what it
+computes with: their tables show that steps are audited and what changes, not what a large model costs. Seconds are
+those of XLA, on a machine that was busy.
 """
-PUBLISHED_HEAD = f"""## Decoding of published models
+PUBLISHED_HEAD = f"""## Published models
 
-One token of {MODEL_LANES} lanes at a context of {MODEL_CONTEXT}, in bfloat16: whether weights, rows and the scratch of
-this step fit each device, and the most lanes at this context and the longest context with these lanes that do. Prompts
-in chunks need more scratch.
+One token of {MODEL_LANES} lanes at a context of {MODEL_CONTEXT}, and prompts ({PROMPTS}), in bfloat16: whether
+weights, the rows of these lanes and the scratch of the step fit each device, and the most lanes at this context and the
+longest context with these lanes that do. Scratch is taken to grow with lanes, also that of prompts, which does not.
 """
 MODEL_COLUMNS = (
-    "| model | target | verdict | fit | lanes | context | scratch, GB | kernels | x floor | compiled in, s |"
+    "| model | target | step | verdict | fit | lanes | context | scratch, GB | kernels | x floor | compiled in, s |"
 )
 COLUMNS = "| checkpoint | step | verdict | scratch, kB | x floor | compiled in, s |"
 
@@ -83,10 +91,11 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """Decoding of one published model on one target: the cells of `MODEL_COLUMNS`."""
+    """A step of one published model on one target: the cells of `MODEL_COLUMNS`."""
 
     model: str
     target: str
+    step: str
     verdict: str
     fit: str
     lanes: str
@@ -105,25 +114,29 @@ class ModelRow:
 def rows_of(checkpoint: str, target: str) -> list[Row]:
     """Compile every step of a checkpoint for a target, or take the reports that are kept.
 
-    One that cannot be split over the target's mesh has no rows, which a line says, and one without experts none on a
-    mesh that splits them.
+    One without experts has no rows on a mesh that splits them.
+
+    Raises:
+        ShardingError: its sizes do not divide the mesh; `ON_A_MESH` is to name others.
     """
     name, _, mesh = target.partition(" ")
+    if not is_split(checkpoint, mesh):
+        return []
     fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
+    if mesh:
+        fields |= ON_A_MESH | GROUPS_ON_A_MESH.get(checkpoint, {})
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(fields | {"vocab_size": VOCABULARY} if mesh else fields))
-        try:
-            engine = target_engine(
-                read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
-                mesh=_sizes(mesh),
-            )  # fmt: skip
-        except ShardingError as error:
-            print(f"{checkpoint} on {target}: {error}", file=sys.stderr)
-            return []
-    if "expert" in mesh and not any("expert" in sites for sites in engine.row_arrays.model.sites()):
-        return []
-    return [row_of(checkpoint, target, one) for one in report_on(engine, shapes_of(engine)).steps]
+        config.write_text(json.dumps(fields))
+        engine = target_engine(
+            read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
+            mesh=_sizes(mesh),
+        )  # fmt: skip
+    steps = report_on(engine, shapes_of(engine)).steps
+    for one in steps:
+        for fault in one.faults:
+            print(f"{checkpoint} on {target}, {one.name}: {fault}", file=sys.stderr)
+    return [row_of(checkpoint, target, one) for one in steps]
 
 
 def row_of(checkpoint: str, target: str, one: StepReport) -> Row:
@@ -131,8 +144,13 @@ def row_of(checkpoint: str, target: str, one: StepReport) -> Row:
     return Row(target, checkpoint, one.name, _verdict(one), f"{one.scratch / 1e3:,.1f}", _over(one), _seconds(one))
 
 
-def model_row(model: str, target: str) -> ModelRow:
-    """Compile decoding of a published model for a target, and the move of a row, which says how rows are laid out."""
+def model_jobs() -> list[tuple[str, str]]:
+    """Return the steps of published models, each with a target that it is compiled for."""
+    return [(step, target) for step, (_, targets) in MODEL_STEPS.items() for target in targets]
+
+
+def model_row(model: str, target: str, step: str) -> ModelRow:
+    """Compile a step of a published model for a target, and the move of a row, which says how rows are laid out."""
     name, _, mesh = target.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -141,12 +159,12 @@ def model_row(model: str, target: str) -> ModelRow:
             read_target(name), config=config, lanes=MODEL_LANES, context=MODEL_CONTEXT, dtype="bfloat16",
             mesh=_sizes(mesh),
         )  # fmt: skip
-    shapes = [Shape("generate", MODEL_LANES, 1), CopyShape(engine.prefill_rows, MODEL_LANES)]
+    shapes = [MODEL_STEPS[step][0], CopyShape(engine.prefill_rows, MODEL_LANES)]
     return row_of_model(model, target, report_on(engine, shapes))
 
 
 def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:
-    """Return the row of a model's report, whose first step is decoding."""
+    """Return the row of a model's report, of its first step."""
     one, fit = report.steps[0], report.fit
     assert fit is not None
     compiled = one.certificate is not None
@@ -154,8 +172,8 @@ def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:
     verdict = f"{_verdict(one)}: {', '.join(kinds)}" if kinds else _verdict(one)
     figures = (f"{one.scratch / 1e9:.2f}", f"{one.kernels:,}") if compiled else ("", "")
     return ModelRow(
-        model, target, verdict, _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures, _over(one),
-        _seconds(one),
+        model, target, one.name, verdict, _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures,
+        _over(one), _seconds(one),
     )  # fmt: skip
 
 
@@ -163,9 +181,9 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
     """Return the page in Markdown."""
     parts = [HEAD]
     if models:
-        order = {(model, target): i for i, (model, target) in enumerate((m, t) for m in MODELS for t in MODEL_TARGETS)}
-        listed = sorted(models, key=lambda one: order.get((one.model, one.target), len(order)))
-        lines = [MODEL_COLUMNS, "|---" * 10 + "|", *(_line(*vars(one).values()) for one in listed)]
+        order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
+        listed = sorted(models, key=lambda one: order.index((one.model, one.target, one.step)))
+        lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(one).values()) for one in listed)]
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({one.target for one in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
         here = sorted((one for one in rows if one.target == target), key=lambda one: _place(NAMES, one.checkpoint))
@@ -173,7 +191,10 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
         lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
         absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
-        lines += ["", f"Without rows: {', '.join(absent)}."] if absent else []
+        alone = [name for name in absent if not is_split(name, target)]
+        missing = [name for name in absent if name not in alone]
+        lines += ["", f"Without experts: {', '.join(alone)}."] if alone else []
+        lines += ["", f"Not compiled: {', '.join(missing)}."] if missing else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -187,7 +208,7 @@ def read(text: str) -> tuple[list[Row], list[ModelRow]]:
         cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
         if not line.startswith("| ") or line in (COLUMNS, MODEL_COLUMNS):
             continue
-        if len(cells) == 10:
+        if len(cells) == 11:
             models.append(ModelRow(*cells))
         else:
             rows.append(Row(target, *cells))
@@ -200,6 +221,12 @@ def _line(*cells: str) -> str:
 
 def _place(names: Iterable[str], name: str) -> int:
     return next((i for i, one in enumerate(names) if one == name), -1)
+
+
+def is_split(checkpoint: str, mesh: str) -> bool:
+    """Whether a mesh splits the checkpoint: of one with experts, those that have some."""
+    fields = json.loads((GOLDEN / checkpoint / "config.json").read_text())
+    return "expert=" not in mesh or any(key.endswith("_experts") and value for key, value in fields.items())
 
 
 def _sizes(mesh: str) -> dict[str, int] | None:

@@ -1,20 +1,27 @@
-"""A kernel for GPUs for the cutoffs of top_k and top_p: one operation for all passes over the logits of a lane.
+"""Cutoffs of top_k and top_p on GPUs and TPUs, and a kernel for GPUs: one operation for all passes over the logits.
 
-`sampling.kept_by_filters` defines which tokens are kept. Nothing is sorted: a cutoff is found digit by digit, as there,
-by sums over all tokens above each value of a digit. One program instance has one lane.
+`sampling.kept_by_filters` defines which tokens are kept. Nothing is sorted: a cutoff is found digit by digit, by sums
+over all tokens above each value of a digit. One program instance of the kernel has one lane.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
 from models.ops.kernels import Kernel, result_like
+from models.sharding.devices import Devices
+from models.sharding.varying import varying_like
 
 DIGIT = 4
 """Bits of a cutoff that one pass over the logits finds; divides 32."""
+WEIGHED_DIGIT = 3
+"""The same of a cutoff by weights, without the kernel. For more sums XLA:GPU writes the weights of a small vocabulary
+in each pass, and reads them beside the logits."""
 MAX_BLOCK = 2048
 """Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
 MIN_VOCAB = 16
@@ -98,8 +105,7 @@ def filter_cutoffs(
     temperature: Float32[Array, "lane"],
     top_k: Int32[Array, "lane"],
     top_p: Float32[Array, "lane"],
-    *,
-    interpret: bool,
+    devices: Devices,
 ) -> UInt32[Array, "lane"]:
     """Return `ordered` of the least logit that top_k, then top_p keep; equally likely tokens are kept together.
 
@@ -107,9 +113,88 @@ def filter_cutoffs(
         logits: of every lane, before its temperature.
         highest: the largest logit of each lane.
         temperature: above 0.
-        top_k, top_p: as of `sampling.Sampling`; a lane without either takes no pass.
-        interpret: run by Pallas' interpreter, on any platform.
+        top_k, top_p: as of `sampling.Sampling`; in the kernel a lane without either takes no pass.
+        devices: that the step is for; they say whether the kernel finds them.
     """
+    if KERNEL.chosen(devices.kernels, devices.platform, logits):
+        return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.kernels == "interpret")
+    none = jnp.zeros(top_k.shape, jnp.uint32)
+    of_k = _lowest(logits, jnp.ones_like, lambda total: top_k.astype(jnp.float32), none, DIGIT)
+    of_k = jnp.where(top_k > 0, of_k, none)
+    top, rate = highest[:, None], 1.0 / temperature[:, None]
+
+    def weight(x: Array) -> Array:
+        # in units of the probability of the most likely token, whose logit may be infinite
+        return jnp.where(x == top, 1.0, jnp.exp((x - top) * rate))
+
+    of_p = _lowest(logits, weight, lambda total: top_p * total, of_k, WEIGHED_DIGIT)
+    of_p = jnp.minimum(of_p, ordered(highest))
+    return jnp.maximum(of_k, jnp.where(top_p < 1.0, of_p, jnp.uint32(0)))
+
+
+def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
+    """Return the number that `ordered` maps to an integer, minus infinity for integers below all, NaN above all.
+
+    In place of a subnormal number, which many devices take for zero, the next one above it that is none.
+    """
+    zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
+    order = jnp.where((order > zero) & (order < normal), normal, order)
+    order = jnp.where((order < zero) & (order > ~normal), zero, order)
+    bits = jnp.where(order >= zero, order ^ zero, ~order)
+    return jnp.where(order <= lowest, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
+
+
+def _lowest(
+    logits: Float32[Array, "lane vocab"],
+    weigh: Callable[[Array], Array],
+    enough: Callable[[Array], Array],
+    least: UInt32[Array, "lane"],
+    bits: int,
+) -> UInt32[Array, "lane"]:
+    """Return `ordered` of the largest number at or above which the weights of a lane are enough.
+
+    Its digits are found one after the other, the highest first. The sums above all values of a digit, and that of all
+    weights, are one operation, which reads the logits once.
+
+    Args:
+        logits: of every lane.
+        weigh: logits -> their weights.
+        enough: sum of all weights of each lane -> the least sum that is enough.
+        least: `ordered` of the least logit of each lane that has a weight.
+        bits: of a digit; the last one begins in that before it, where they do not divide 32.
+    """
+
+    def added(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        return [one + other for one, other in zip(left, right, strict=True)]
+
+    def risen(cutoff: Array, value: Array, shift: Array) -> Array:
+        return cutoff + jnp.minimum(value << shift, ~cutoff)
+
+    def digit(cutoff: Array, shift: Array) -> tuple[Array, None]:
+        # behind a barrier, or XLA would compute the weights in front of the loop, and read them beside the logits
+        x, shift = lax.optimization_barrier((logits, shift))
+        weight = weigh(x)
+        at = [jnp.maximum(risen(cutoff, jnp.uint32(value), shift), least) for value in range(1, 1 << bits)]
+        above = [jnp.where(x >= _number(one)[:, None], weight, 0.0) for one in (least, *at)]
+        total, *sums = lax.reduce(above, [jnp.float32(0.0)] * len(above), added, (1,))
+        short = jnp.stack(sums, axis=1) < enough(total)[:, None]
+        return risen(cutoff, jnp.sum(jnp.logical_not(short), axis=1, dtype=jnp.uint32), shift), None
+
+    shifts = np.maximum(np.arange(32 - bits, -bits, -bits), 0).astype(np.uint32)
+    start = varying_like(jnp.zeros(logits.shape[0], jnp.uint32), logits)
+    return lax.scan(digit, start, shifts)[0]
+
+
+def _by_kernel(
+    logits: Float32[Array, "lane vocab"],
+    highest: Float32[Array, "lane"],
+    temperature: Float32[Array, "lane"],
+    top_k: Int32[Array, "lane"],
+    top_p: Float32[Array, "lane"],
+    *,
+    interpret: bool,
+) -> UInt32[Array, "lane"]:
+    """Return what `filter_cutoffs` does; interpreted by Pallas with `interpret`, on any platform."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as plgpu
 

@@ -7,7 +7,7 @@ the same tokens whatever its batch-mates, its lane and the number of lanes.
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
-from hybridlm.sampling.filter_cutoffs import DIGIT, KERNEL, filter_cutoffs, ordered
+from hybridlm.sampling.filter_cutoffs import filter_cutoffs, ordered
 from models.ops.layout import materialize
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
@@ -74,9 +74,13 @@ def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
     return jnp.any(materialize(found), axis=1)
 
 
-def most_likely(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
+def most_likely(logits: Float32[Array, "row vocab"], platform: str = "cpu") -> Int32[Array, "row"]:
     """Return the first index of each row's maximum; `vocab`, which is no token id, if the row has NaN."""
-    return jnp.where(has_nan(logits), jnp.int32(logits.shape[1]), grouped_argmax(logits))
+    if platform != "gpu":
+        return jnp.where(has_nan(logits), jnp.int32(logits.shape[1]), grouped_argmax(logits))
+    first = lax.argmax(logits, 1, jnp.int32)  # of a row with NaN, the place of one
+    found = jnp.take_along_axis(logits, first[:, None], axis=1, mode="fill")[:, 0]
+    return jnp.where(jnp.isnan(found), jnp.int32(logits.shape[1]), first)
 
 
 def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
@@ -112,10 +116,8 @@ def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
     return jax.random.gumbel(key, (vocab,), jnp.float32)
 
 
-def kept_by_filters(
-    scaled: Float32[Array, "lane vocab"], sampling: Sampling, platform: str = "cpu"
-) -> Bool[Array, "lane vocab"]:
-    """Return the mask of tokens that the filters of each lane keep, the most likely one always.
+def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
+    """Return the mask of tokens that the filters of each lane keep, the most likely one always: the form for CPUs.
 
     Every filter keeps the tokens whose logit is at least some cutoff, so equally likely tokens are kept or dropped
     together, and nothing has to be sorted.
@@ -123,19 +125,18 @@ def kept_by_filters(
     Args:
         scaled: logits divided by the temperature.
         sampling: settings of each lane.
-        platform: that the step is for.
     """
-    lowest = _cutoff if platform == "cpu" else _cutoff_by_digits
     order = ordered(scaled)
     highest = jnp.max(scaled, axis=1, keepdims=True)
     best = jnp.max(order, axis=1)
     ones = jnp.ones(scaled.shape, jnp.float32)
-    cutoff = jnp.where(sampling.top_k > 0, lowest(order, ones, jnp.asarray(sampling.top_k, jnp.float32)), jnp.uint32(0))
+    wanted = jnp.asarray(sampling.top_k, jnp.float32)
+    cutoff = jnp.where(sampling.top_k > 0, _cutoff(order, ones, wanted), jnp.uint32(0))
     keep = order >= cutoff[:, None]
     # in units of the probability of the most likely token, whose logit may be infinite
     weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
     enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
-    cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(lowest(order, weight, enough), best), jnp.uint32(0))
+    cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
     first = jnp.arange(scaled.shape[1], dtype=jnp.int32)[None] == grouped_argmax(scaled)[:, None]
     return first | (keep & (order >= cutoff[:, None]) & (weight >= sampling.min_p[:, None]))
 
@@ -157,31 +158,6 @@ def _cutoff(
     return cutoff
 
 
-def _cutoff_by_digits(
-    order: UInt32[Array, "lane vocab"], weight: Float32[Array, "lane vocab"], enough: Float32[Array, "lane"]
-) -> UInt32[Array, "lane"]:
-    """Return what `_cutoff` does, found digit by digit, the highest first: a quarter of the passes over the logits.
-
-    The sums above all values of a digit are one operation, which reads the logits once for all of them.
-    """
-
-    values = (1 << DIGIT) - 1
-
-    def added(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-        return [one + other for one, other in zip(left, right, strict=True)]
-
-    def digit(cutoff: Array, shift: Array) -> tuple[Array, None]:
-        lasts = [cutoff + (jnp.uint32(value) << shift) - jnp.uint32(1) for value in range(1, values + 1)]
-        above = [jnp.where(order > last[:, None], weight, 0.0) for last in lasts]
-        sums = jnp.stack(lax.reduce(above, [jnp.float32(0.0)] * values, added, (1,)), axis=1)
-        number = jnp.sum(jnp.logical_not(sums < enough[:, None]), axis=1, dtype=jnp.uint32)
-        return cutoff + (number << shift), None
-
-    shifts = jnp.arange(32 - DIGIT, -1, -DIGIT, dtype=jnp.uint32)
-    start = varying_like(jnp.zeros(order.shape[0], jnp.uint32), order)
-    return lax.scan(digit, start, shifts)[0]
-
-
 def sample_tokens(
     logits: Float32[Array, "lane vocab"],
     sampling: Sampling,
@@ -199,7 +175,7 @@ def sample_tokens(
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
         devices: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
-    greedy = most_likely(logits)
+    greedy = most_likely(logits, devices.platform)
 
     def alone(lane: tuple[Array, Array, Sampling, Array]) -> Array:
         logits, greedy, sampling, position = jax.tree.map(lambda x: x[None], lane)
@@ -227,33 +203,34 @@ def _sampled(
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]
     filtered = sampling_mode % BESIDE_GREEDY == FILTERED
-    if KERNEL.chosen(devices.kernels, devices.platform, logits):
-        kept = _kept_by_kernel(logits, greedy, temperature, sampling, filtered, devices.kernels == "interpret")
-    else:
+    if devices.platform == "cpu":
         kept = lax.cond(
             filtered,
-            lambda: kept_by_filters(scaled, sampling, devices.platform),
+            lambda: kept_by_filters(scaled, sampling),
             lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
         )
+    else:
+        kept = _kept_by_cutoffs(logits, greedy, temperature, sampling, filtered, devices)
     noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
-    tokens = grouped_argmax(jnp.where(kept, scaled + noise, -jnp.inf))
+    noisy = jnp.where(kept, scaled + noise, -jnp.inf)
+    tokens = lax.argmax(noisy, 1, jnp.int32) if devices.platform == "gpu" else grouped_argmax(noisy)
     return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)
 
 
-def _kept_by_kernel(
+def _kept_by_cutoffs(
     logits: Float32[Array, "lane vocab"],
     greedy: Int32[Array, "lane"],
     temperature: Float32[Array, "lane"],
     sampling: Sampling,
     filtered: Bool[Array, ""],
-    interpret: bool,
+    devices: Devices,
 ) -> Bool[Array, "lane vocab"]:
     """Return what `kept_by_filters` does; only a number for each lane leaves the branch, so that no mask is written."""
     highest = jnp.take_along_axis(logits, greedy[:, None], axis=1, mode="fill")[:, 0]
     limits = jnp.asarray(sampling.top_k), jnp.asarray(sampling.top_p)
     cutoff = lax.cond(
         filtered,
-        lambda: filter_cutoffs(logits, highest, temperature, *limits, interpret=interpret),
+        lambda: filter_cutoffs(logits, highest, temperature, *limits, devices),
         lambda: varying_like(jnp.zeros(highest.shape, jnp.uint32), highest),
     )
     scale, top = temperature[:, None], highest[:, None]

@@ -37,7 +37,7 @@ def lanes(vocab: int, ties: bool = False) -> tuple[np.ndarray, Sampling]:
 
 
 def cutoffs(logits: Any, of: Sampling) -> np.ndarray:
-    run = jax.jit(partial(module.filter_cutoffs, interpret=True))
+    run = jax.jit(partial(module.filter_cutoffs, devices=KERNELS))
     return np.asarray(run(jnp.asarray(logits), jnp.max(logits, axis=1), *map(jnp.asarray, of[:3])))
 
 

@@ -1,5 +1,6 @@
 """Possible tokens of sampling, their frequencies, and the inputs that they depend on."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.sampling import sampling
+from hybridlm.sampling.filter_cutoffs import _lowest, filter_cutoffs, ordered
 from hybridlm.sampling.sampling import (
     BESIDE_GREEDY,
     FILTERED,
@@ -18,7 +20,6 @@ from hybridlm.sampling.sampling import (
     SAMPLED,
     Sampling,
     _cutoff,
-    _cutoff_by_digits,
     kept_by_filters,
     most_likely,
     sample_tokens,
@@ -27,6 +28,7 @@ from models.sharding.devices import Devices
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)
+GPU = Devices(platform="gpu")
 run = jax.jit(sample_tokens)
 
 
@@ -111,21 +113,30 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
         scaled = np.stack(rows).astype(np.float32)
         of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))
         want = [kept_in_float64(row, top_k, top_p, min_p) for row in scaled]
-        for platform in ("cpu", "gpu"):
-            got = jax.jit(kept_by_filters, static_argnums=2)(scaled, of, platform)
-            np.testing.assert_array_equal(got, want, str((top_k, top_p, min_p, platform)))
+        got = jax.jit(kept_by_filters)(scaled, of)
+        np.testing.assert_array_equal(got, want, str((top_k, top_p, min_p)))
+        cutoff = jax.jit(partial(filter_cutoffs, devices=GPU))(scaled, scaled.max(1), *map(jnp.asarray, of[:3]))
+        weight = np.exp(scaled - scaled.max(1, keepdims=True))
+        found = (np.asarray(ordered(jnp.asarray(scaled))) >= np.asarray(cutoff)[:, None]) & (weight >= min_p)
+        np.testing.assert_array_equal(found, want, str((top_k, top_p, min_p, "by digits")))
 
 
-def test_cutoffs_found_by_digits_are_those_of_bisection() -> None:
+@pytest.mark.parametrize("bits", [3, 4])
+def test_cutoffs_found_by_digits_are_those_of_bisection(bits: int) -> None:
     """All of 32 bits, ties, nothing to be found, and sums that are never enough."""
     rng = np.random.default_rng(4)
-    order = rng.integers(0, 1 << 32, (8, 200), np.uint32)
-    order[1] = order[1] >> 28
-    weight = rng.integers(0, 5, order.shape).astype(np.float32)
-    weight[2] = np.nan
-    enough = np.array([70, 150, 3, 0, -1, 1, np.nan, 1e9], np.float32)
-    by_digits, bisected = (np.asarray(jax.jit(one)(order, weight, enough)) for one in (_cutoff_by_digits, _cutoff))
-    np.testing.assert_array_equal(by_digits, bisected)
+    logits = rng.integers(0, 1 << 32, (8, 200), np.uint32).view(np.float32)
+    logits = np.where(np.isnan(logits), rng.normal(size=logits.shape), logits).astype(np.float32)
+    logits[1] = rng.integers(-3, 3, 200)
+    logits[2, :9], logits[3] = [np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0], -np.inf
+    weight = rng.integers(1, 5, logits.shape).astype(np.float32)
+    enough = np.array([70, 150, 3, 500, 260, 1, 9, 1e9], np.float32)
+    none = jnp.zeros(8, jnp.uint32)
+    order = ordered(jnp.asarray(logits))
+    found = jax.jit(lambda x: _lowest(x, lambda _: weight, lambda total: jnp.asarray(enough), none, bits))(logits)
+    bisected = np.asarray(jax.jit(_cutoff)(order, weight, enough))
+    for x, one, other in zip(np.asarray(order), np.asarray(found), bisected, strict=True):
+        assert one == 0 if other == 0 else (x >= one).tolist() == (x >= other).tolist()
     assert len(set(bisected.tolist())) > 5
 
 
@@ -235,11 +246,12 @@ def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 248320), (1, 32768), (8, 32768), (33, 5000), (4, 4099), (64, 300), (2, 16)])
-def test_nan_is_found_wherever_it_stands(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_nan_is_found_wherever_it_stands(shape: tuple[int, int], platform: str) -> None:
     """A maximum does not find it: XLA's library loses it in large arrays."""
     rng = np.random.default_rng(0)
     lanes, vocab = shape
-    find = jax.jit(most_likely)
+    find = jax.jit(partial(most_likely, platform=platform))
     for place in (0, vocab - 1, *rng.integers(0, vocab, 4)):
         logits = rng.normal(size=shape).astype(np.float32)
         lane = rng.integers(lanes)

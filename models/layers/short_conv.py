@@ -42,11 +42,39 @@ def layer_conv(
             activation=activation, keep_state=info.verifying, interpret=devices.kernels == "interpret",
         )  # fmt: skip
     taps = weight[:, 0].astype(jnp.float32)
+    if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
+        return _token_for_gpus(x, taps, state, info, bias, activation)
     y, new = short_conv(x, taps, _before(state, info), info.lengths, info.valid, bias)
     if devices.platform == "gpu":
         # XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
         y, new = lax.optimization_barrier((y, new))
     return activation(y), None if info.verifying else new
+
+
+def _token_for_gpus(
+    x: Float32[Array, "lane 1 channel"],
+    weight: Float32[Array, "channel kernel"],
+    state: Float[Array, "lane tap channel"],
+    info: LaneInfo,
+    bias: Float32[Array, "channel"] | None,
+    activation: Callable[[Array], Array],
+) -> tuple[Float32[Array, "lane 1 channel"], Any]:
+    """Run `layer_conv` of one token in two operations: one reads token and state once, the other writes the state.
+
+    Inputs are kept in rows of their own, as XLA:GPU joins operations of one shape; no window is written in float32.
+    """
+    before = _before(state, info)
+    x = name_dims(jnp.where(info.valid[:, :, None], x, 0.0), None, None, "channel")[:, 0]
+    rows = [*(before[:, j] for j in range(state.shape[1])), x]
+    y = rows[0].astype(jnp.float32) * weight[None, :, 0]
+    for j in range(1, len(rows)):
+        y = y + rows[j].astype(jnp.float32) * weight[None, :, j]
+    y = y if bias is None else y + bias[None]
+    y, *kept = lax.optimization_barrier([activation(y), *(row.astype(state.dtype) for row in rows[1:])])
+    new = jnp.where((info.lengths > 0)[:, None, None], name_dims(jnp.stack(kept, axis=1), None, "tap", None), state)
+    # Without a second barrier it would write the states of all layers in one operation at the end.
+    y, new = lax.optimization_barrier((y, new))
+    return y[:, None], new
 
 
 def short_conv(

@@ -1,11 +1,15 @@
 """The short convolution against its definition, its tail at every length, and idle lanes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.short_conv import short_conv
+from models.layers.short_conv import layer_conv, short_conv
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 CHANNELS = 6
 run = jax.jit(short_conv)
@@ -39,3 +43,26 @@ def test_state_in_a_narrower_dtype_keeps_an_idle_lane() -> None:
     assert new.dtype == jnp.bfloat16
     assert np.asarray(new[1]).tobytes() == np.asarray(state[1]).tobytes()
     assert np.isfinite(np.asarray(y[0])).all()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_one_token_on_gpus_is_that_on_cpus(dtype: type, biased: bool) -> None:
+    """Real, fresh and idle lanes; the state of a fresh one and the input of an idle one hold NaN."""
+    rng = np.random.default_rng(1)
+    x, state = rng.normal(size=(4, 1, CHANNELS)).astype(np.float32), rng.normal(size=(4, 3, CHANNELS))
+    x[2], state[1], state[2, 0] = np.nan, np.nan, np.nan
+    weight = rng.normal(size=(CHANNELS, 1, 4)).astype(np.float32)
+    bias = rng.normal(size=CHANNELS).astype(np.float32) if biased else None
+    lengths, fresh = jnp.array([1, 1, 0, 1], jnp.int32), jnp.array([False, True, False, False])
+    state = jnp.asarray(state, dtype)
+
+    def run(platform: str) -> tuple[np.ndarray, np.ndarray]:
+        info = LaneInfo(lengths, lengths, (lengths > 0)[:, None], fresh, 1)
+        form = jax.jit(partial(layer_conv, info=info, devices=Devices(platform=platform)))
+        return tuple(map(np.asarray, form(x, weight, state, bias=bias)))
+
+    (y, new), (expected_y, expected) = run("gpu"), run("cpu")
+    real = np.asarray(lengths) > 0
+    np.testing.assert_allclose(y[real], expected_y[real], rtol=1e-6, atol=1e-6)
+    assert new.tobytes() == expected.tobytes() and new[2].tobytes() == np.asarray(state)[2].tobytes()

@@ -14,12 +14,14 @@ from ir_passes.compile.versions import current_versions
 from ir_passes.targets import read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
+from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule_step
 from models.ops.expert_dot import expert_dot
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 pytestmark = pytest.mark.target_cuda
 STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(
@@ -86,10 +88,10 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     assert found.moved < (3.2 if step is delta_rule_step else 2.2) * once
 
 
-@pytest.mark.parametrize(("groups", "most"), [(2, 1.3), (4, 1.5), (8, 1.9)])
-def test_keys_and_values_are_read_where_they_lie(groups: int, most: float) -> None:
-    """Once each, beside scores, weights and sums of eight parts of the positions."""
-    lanes, kv_heads, size, context = 64, 2, 128, 2048
+@pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
+    """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
+    lanes, kv_heads, context = 64, 2, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
     _, found = compiled(
         lambda query, key, value, at, valid, blocks: attend(
@@ -124,10 +126,34 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     assert found.moved < 1.5 * needed and scratch < needed
 
 
+def test_a_convolution_of_one_token_reads_its_window_once() -> None:
+    """Its rows are written and read once more between, and the state once more for idle lanes."""
+    lanes, channels = 64, 3072
+
+    def run(x, weight, state, lengths, fresh):
+        info = LaneInfo(lengths, lengths, (lengths > 0)[:, None], fresh, 1)
+        return layer_conv(x, weight, state, info, devices=Devices(platform="gpu"))
+
+    state = array(lanes, 3, channels, dtype=BF16)
+    x, weight = array(lanes, 1, channels), array(channels, 1, 4, dtype=BF16)
+    each = array(lanes, dtype=I32), array(lanes, dtype=jnp.bool_)
+    _, found = compiled(run, x, weight, state, *each, donated=(2,))
+    assert found.moved < 1.1 * 2 * lanes * channels * (3 * 5 + 4) and found.count <= 3
+
+
 def test_filters_read_the_logits_a_few_times() -> None:
     """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
     types = jax.tree.map(lambda one: array(*one.shape, dtype=one.dtype), arrays)
-    with_kernel, without = (compiled(partial(operation, kernels=mode), *types)[1] for mode in ("auto", "off"))
-    logits = 4 * arrays[0].size
-    assert with_kernel.moved < 7 * logits and without.moved > 30 * logits
+    _, found = compiled(partial(operation, kernels="auto"), *types)
+    assert found.moved < 7 * 4 * arrays[0].size
+
+
+@pytest.mark.parametrize("vocab", [32768, 248320])
+def test_filters_without_a_kernel_read_the_logits_once_in_each_pass(vocab: int) -> None:
+    """8 passes for top_k, 11 for top_p, the most likely token and the sampled one; no pass writes what it weighs."""
+    operation, arrays = cases()["filters, 4 rows"]
+    types = [array(64, *one.shape[1:], dtype=one.dtype) for one in arrays]
+    types[0] = array(64, vocab)
+    scratch, found = compiled(partial(operation, kernels="off"), *types)
+    assert found.moved < 24 * 4 * types[0].size and scratch < types[0].size

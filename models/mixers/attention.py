@@ -1,5 +1,6 @@
 """Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ MAX_SUMMED_QUERIES = 8
 sums as XLA joins in one operation."""
 SUMMED_POSITIONS = 8
 """Positions, and such runs of them, that a thread sums for itself: as many as XLA does not split a sum for."""
+MIN_WIDE_VALUE = 256
+"""Numbers of a value from which a thread sums twice as many."""
 
 
 class KVCache(NamedTuple):
@@ -194,13 +197,16 @@ def attend(
         v = k if cache.value is None else read(cache.value, start)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         at = start + jnp.arange(span, dtype=jnp.int32)
+        if platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES:
+            seen = [(at[None, None] <= limit[:, :, i])[..., None] for i in range(tokens)]
+            return _block_of_sums(q, k, v, seen, carry)
         seen = at[None, None, :, None] <= last
         scores = _scores(q, k.astype(jnp.float32), platform)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)
-        out = out * keep + _weighted(p, v, seen, platform)
+        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, jnp.where(seen, v, 0.0).astype(jnp.float32))
         return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
 
     shape = (lanes, kv_heads, groups * tokens)
@@ -218,34 +224,59 @@ def _scores(
 
     See ops/layout: operands.
     """
-    if platform == "gpu" and query.shape[2] <= MAX_SUMMED_QUERIES:
-        # Sums read the keys inside of the cache, behind one barrier all in one operation; a product is given a copy.
-        sums = [jnp.sum(query[:, :, i, None] * key, axis=-1) for i in range(query.shape[2])]
-        return jnp.stack(lax.optimization_barrier(sums), axis=2)
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
 
 
-def _weighted(
-    weights: Float32[Array, "lane kv_head query position"],
+def _block_of_sums(
+    query: Float32[Array, "lane kv_head query key"],
+    key: Array,
     value: Array,
-    seen: Bool[Array, "lane 1 position 1"],
-    platform: str,
-) -> Float32[Array, "lane kv_head query value"]:
-    """Return the sum of the values `[lane, kv_head, position, value]` for each query, by its weights.
+    seen: list[Bool[Array, "lane 1 position 1"]],
+    carry: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """Return the carry of `attend` after a block: the form for GPUs and few query rows.
 
-    Positions that no query sees weigh nothing, and may hold NaN.
+    Sums read keys and values inside of the cache, where a product is given a copy; those of all rows are one operation.
+    Scores and weights of each row are arrays of their own: in one, they would be copied to join and to part them.
+
+    Args:
+        query: scaled queries, the tokens of a head next to each other.
+        key, value: of the block, `[lane, kv_head, position, size]`; where nothing is seen they may hold NaN.
+        seen: positions that each token sees.
+        carry: largest score, sum of exponentials and their sum over values so far.
     """
-    if platform == "gpu" and weights.shape[2] <= MAX_SUMMED_QUERIES:
-        # Sums mask the values as they read them; a product is given a copy. Two sums over all positions fill the shared
-        # memory of an operation (gpu_fusible.cc); those that a thread sums by itself are all in one, over short parts.
-        shape = (*value.shape[:2], SUMMED_POSITIONS, -1, SUMMED_POSITIONS, value.shape[3])
-        weights, value = lax.optimization_barrier(weights), value.astype(jnp.float32)
-        products = [jnp.where(seen, weights[:, :, i, :, None] * value, 0.0) for i in range(weights.shape[2])]
-        sums = lax.optimization_barrier([jnp.sum(one.reshape(shape), axis=(2, 4)) for one in products])
-        return jnp.sum(jnp.stack(sums, axis=2), axis=3)
-    return full_einsum("nhqk,nhkd->nhqd", weights, jnp.where(seen, value, 0.0).astype(jnp.float32))
+    (top, total, out), rows = carry, range(query.shape[2])
+    own, key, value = [seen[i % len(seen)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
+    # masked before the sums: XLA would write scores that it masks behind them once more
+    products = [jnp.where(own[i], query[:, :, i, None] * key, -jnp.inf) for i in rows]
+    scores = lax.optimization_barrier([jnp.sum(one, axis=-1) for one in products])
+    new_top = jnp.maximum(top, _each_reduced(lax.max, -jnp.inf, scores))
+    keep = jnp.exp(top - new_top)
+    weights = [jnp.exp(one - new_top[:, :, i]) for i, one in zip(rows, scores, strict=True)]
+    total = total * keep + _each_reduced(lax.add, 0.0, weights)
+    weights = lax.optimization_barrier(weights)
+    products = [jnp.where(own[i], weights[i][..., None] * value, 0.0) for i in rows]
+    # Two sums over all positions fill the shared memory of an operation (gpu_fusible.cc); those that a thread sums by
+    # itself are all in one, over short parts. With many numbers of a value there are threads enough for longer ones.
+    wide = value.shape[3] >= MIN_WIDE_VALUE and value.shape[2] % (4 * SUMMED_POSITIONS**2) == 0
+    cut = (SUMMED_POSITIONS, 2, SUMMED_POSITIONS, -1, 2) if wide else (SUMMED_POSITIONS, -1, SUMMED_POSITIONS)
+    products = [one.reshape((*value.shape[:2], *cut, value.shape[3])) for one in products]
+    sums = [jnp.sum(one, axis=tuple(range(2, 2 + len(cut), 2))) for one in products]
+    sums = [one.reshape((*value.shape[:2], -1, value.shape[3])) for one in lax.optimization_barrier(sums)]
+    return new_top, total, out * keep + jnp.sum(jnp.stack(sums, axis=2), axis=3)
+
+
+def _each_reduced(
+    reduced: Callable[[Array, Array], Array], start: float, rows: list[Float32[Array, "lane kv_head position"]]
+) -> Float32[Array, "lane kv_head query 1"]:
+    """Reduce each array over its positions, all in one operation."""
+
+    def joined(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        return [reduced(one, other) for one, other in zip(left, right, strict=True)]
+
+    return jnp.stack(lax.reduce(rows, [jnp.float32(start)] * len(rows), joined, (2,)), axis=2)[..., None]
 
 
 class Attention(Stateful):

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from ir_passes.jaxpr import ir
+from models.mixers import attention
 from models.mixers.attention import (
     MAX_KEYS_FIRST_QUERIES,
     AttentionConfig,
@@ -76,9 +77,14 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     ] * 2
 
 
-@pytest.mark.parametrize(("platform", "held"), [("cpu", 3), ("gpu", 5), ("gpu", 8), ("tpu", 3)])
+@pytest.mark.parametrize(
+    ("platform", "held", "wide"), [("cpu", 3, 256), ("gpu", 5, 256), ("gpu", 8, 256), ("gpu", 8, 1), ("tpu", 3, 256)]
+)
 @pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
-def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(length: int, platform: str, held: int) -> None:
+def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
+    length: int, platform: str, held: int, wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
     cache = cache_of(2, held, jnp.nan, platform)

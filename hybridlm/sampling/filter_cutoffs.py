@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
@@ -170,19 +169,19 @@ def _lowest(
     def risen(cutoff: Array, value: Array, shift: Array) -> Array:
         return cutoff + jnp.minimum(value << shift, ~cutoff)
 
-    def digit(cutoff: Array, shift: Array) -> tuple[Array, None]:
+    def digit(number: Array, cutoff: Array) -> Array:
         # behind a barrier, or XLA would compute the weights in front of the loop, and read them beside the logits
-        x, shift = lax.optimization_barrier((logits, shift))
+        x, number = lax.optimization_barrier((logits, number))
+        shift = jnp.maximum(32 - bits - bits * number, 0).astype(jnp.uint32)
         weight = weigh(x)
         at = [jnp.maximum(risen(cutoff, jnp.uint32(value), shift), least) for value in range(1, 1 << bits)]
         above = [jnp.where(x >= _number(one)[:, None], weight, 0.0) for one in (least, *at)]
         total, *sums = lax.reduce(above, [jnp.float32(0.0)] * len(above), added, (1,))
         short = jnp.stack(sums, axis=1) < enough(total)[:, None]
-        return risen(cutoff, jnp.sum(jnp.logical_not(short), axis=1, dtype=jnp.uint32), shift), None
+        return risen(cutoff, jnp.sum(jnp.logical_not(short), axis=1, dtype=jnp.uint32), shift)
 
-    shifts = np.maximum(np.arange(32 - bits, -bits, -bits), 0).astype(np.uint32)
     start = varying_like(jnp.zeros(logits.shape[0], jnp.uint32), logits)
-    return lax.scan(digit, start, shifts)[0]
+    return lax.fori_loop(0, -(-32 // bits), digit, start)
 
 
 def _by_kernel(

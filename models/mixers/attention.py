@@ -182,6 +182,9 @@ def attend(
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
+    summed = platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
+    # parted in front of the loop, or XLA would do so in each turn
+    each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
     span = width * KV_BLOCK
 
@@ -197,9 +200,9 @@ def attend(
         v = k if cache.value is None else read(cache.value, start)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         at = start + jnp.arange(span, dtype=jnp.int32)
-        if platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES:
+        if summed:
             seen = [(at[None, None] <= limit[:, :, i])[..., None] for i in range(tokens)]
-            return _block_of_sums(q, k, v, seen, carry)
+            return _block_of_sums(each, k, v, seen, carry)
         seen = at[None, None, :, None] <= last
         scores = _scores(q, k.astype(jnp.float32), platform)
         scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
@@ -230,7 +233,7 @@ def _scores(
 
 
 def _block_of_sums(
-    query: Float32[Array, "lane kv_head query key"],
+    queries: list[Float32[Array, "lane kv_head key"]],
     key: Array,
     value: Array,
     seen: list[Bool[Array, "lane 1 position 1"]],
@@ -242,15 +245,15 @@ def _block_of_sums(
     Scores and weights of each row are arrays of their own: in one, they would be copied to join and to part them.
 
     Args:
-        query: scaled queries, the tokens of a head next to each other.
+        queries: scaled, those of the tokens of a head one after the other.
         key, value: of the block, `[lane, kv_head, position, size]`; where nothing is seen they may hold NaN.
         seen: positions that each token sees.
         carry: largest score, sum of exponentials and their sum over values so far.
     """
-    (top, total, out), rows = carry, range(query.shape[2])
+    (top, total, out), rows = carry, range(len(queries))
     own, key, value = [seen[i % len(seen)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
     # masked before the sums: XLA would write scores that it masks behind them once more
-    products = [jnp.where(own[i], query[:, :, i, None] * key, -jnp.inf) for i in rows]
+    products = [jnp.where(own[i], queries[i][:, :, None] * key, -jnp.inf) for i in rows]
     scores = lax.optimization_barrier([jnp.sum(one, axis=-1) for one in products])
     new_top = jnp.maximum(top, _each_reduced(lax.max, -jnp.inf, scores))
     keep = jnp.exp(top - new_top)

@@ -78,6 +78,12 @@ def linear(
             product = _by_kernel(rows, weight)
         elif GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
             product = row_product_gpu(rows, [weight], interpret=devices.kernels == "interpret")
+        elif devices.platform == "gpu" and len(weight) == 1:
+            # A sum is one operation; of a product XLA:GPU would pad the weight, and add up parts. XLA leaves out a
+            # rounding by `astype` there and back.
+            kind = jnp.finfo(weight.dtype)
+            rounded = lax.reduce_precision(rows, kind.nexp, kind.nmant)
+            product = jnp.sum(rounded * weight.astype(jnp.float32), axis=1, keepdims=True)
         else:
             product = dot(rows, weight)
         return product.reshape((*x.shape[:-1], weight.shape[0]))

@@ -18,6 +18,7 @@ from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule_step
 from models.ops.expert_dot import expert_dot
+from models.ops.linear import linear
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
@@ -124,6 +125,16 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     results = jax.eval_shape(partial(operation, kernels="off"), *types)
     needed = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((types, results)))
     assert found.moved < 1.5 * needed and scratch < needed
+
+
+def test_small_operations_are_few() -> None:
+    """A product with one output is a sum; rows are sorted by expert, multiplied and put back in their places."""
+    one = partial(linear, devices=Devices(platform="gpu"))
+    assert compiled(one, array(64, 2048), array(1, 2048, dtype=BF16))[1].count == 1
+    rows, experts = 512, 256
+    weight = array(experts, 256, 512, dtype=BF16)
+    operands = array(rows, 512), weight, array(rows, dtype=I32)
+    assert compiled(partial(expert_dot, platform="gpu"), *operands)[1].count <= 6
 
 
 def test_a_convolution_of_one_token_reads_its_window_once() -> None:

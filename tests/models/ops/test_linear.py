@@ -1,6 +1,7 @@
 """Linear projections: results, rounding and packed weights."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,15 @@ def test_a_narrow_weight_is_not_widened_and_a_single_row_is_padded() -> None:
     text = jax.jit(linear).lower(jnp.zeros((1, 1, 32)), weight).as_text()
     assert "tensor<64x32xf32>" not in text
     assert "tensor<2x32xbf16>" in text
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_single_output_is_a_sum_on_gpus(dtype: DTypeLike) -> None:
+    rng = np.random.default_rng(2)
+    x, weight = rng.normal(size=(5, 2, 700)).astype(np.float32), jnp.asarray(rng.normal(size=(1, 700)), dtype)
+    of_gpus = partial(linear, weight=weight, devices=Devices(platform="gpu"))
+    assert "dot_general" not in str(jax.make_jaxpr(of_gpus)(x))
+    np.testing.assert_allclose(jax.jit(of_gpus)(x), linear(jnp.asarray(x), weight), rtol=1e-5, atol=1e-4)
 
 
 def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:

@@ -133,7 +133,9 @@ def test_cutoffs_found_by_digits_are_those_of_bisection(bits: int) -> None:
     enough = np.array([70, 150, 3, 500, 260, 1, 9, 1e9], np.float32)
     none = jnp.zeros(8, jnp.uint32)
     order = ordered(jnp.asarray(logits))
-    found = jax.jit(lambda x: _lowest(x, lambda _: weight, lambda total: jnp.asarray(enough), none, bits))(logits)
+    found = jax.jit(lambda x: _lowest(x, lambda _: jnp.asarray(weight), lambda total: jnp.asarray(enough), none, bits))(
+        logits
+    )
     bisected = np.asarray(jax.jit(_cutoff)(order, weight, enough))
     for x, one, other in zip(np.asarray(order), np.asarray(found), bisected, strict=True):
         assert one == 0 if other == 0 else (x >= one).tolist() == (x >= other).tolist()

@@ -60,7 +60,8 @@ def test_one_token_on_gpus_is_that_on_cpus(dtype: type, biased: bool) -> None:
     def run(platform: str) -> tuple[np.ndarray, np.ndarray]:
         info = LaneInfo(lengths, lengths, (lengths > 0)[:, None], fresh, 1)
         form = jax.jit(partial(layer_conv, info=info, devices=Devices(platform=platform)))
-        return tuple(map(np.asarray, form(x, weight, state, bias=bias)))
+        y, new = form(x, weight, state, bias=bias)
+        return np.asarray(y), np.asarray(new)
 
     (y, new), (expected_y, expected) = run("gpu"), run("cpu")
     real = np.asarray(lengths) > 0

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from models.layers.activations import silu
 from models.ops.conv_step import KERNEL, conv_step
+from models.ops.layout import materialize
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import LaneInfo
 from models.state.state import name_dims
@@ -44,10 +45,14 @@ def layer_conv(
     taps = weight[:, 0].astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
         return _token_for_gpus(x, taps, state, info, bias, activation)
-    y, new = short_conv(x, taps, _before(state, info), info.lengths, info.valid, bias)
+    before = _before(state, info)
+    if devices.platform == "gpu":
+        # Products may turn the window that they are beside. XLA:GPU would turn the state too, and copy it back.
+        before = materialize(before)
+    y, new = short_conv(x, taps, before, info.lengths, info.valid, bias)
     if devices.platform == "gpu":
         # XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
-        y, new = lax.optimization_barrier((y, new))
+        y, new = lax.optimization_barrier((y, materialize(new)))
     return activation(y), None if info.verifying else new
 
 

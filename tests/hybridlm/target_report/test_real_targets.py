@@ -15,7 +15,7 @@ import pytest
 
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
-from hybridlm.target_report import report_on, target_engine
+from hybridlm.target_report import StepReport, report_on, target_engine
 from ir_passes.compile import stages as compiling
 from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.contract.contract import BoundContract
@@ -53,13 +53,29 @@ STEPS = [Shape("generate", 4, 8), Shape("generate", 4, 1)]
 @pytest.mark.parametrize("mesh", [{"expert": 4}, {"data": 2, "expert": 2}])
 def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> None:
     """Other meshes, and all families on them, are rows of docs/target-tables.md."""
-    fields = json.loads((GOLDEN / "sparse_base" / "config.json").read_text())
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(fields | {"vocab_size": 96}))  # 97 rows cannot be split
-    report = report_on(target_engine(read_target(f"{target}:4"), config=config, mesh=mesh, **SIZES), STEPS)
-    for one in report.steps:
+    for one in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
         assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
         assert one.kernels > 0 and one.floor_moved is not None and one.moved > one.floor_moved
+
+
+@pytest.mark.target_cuda
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8)), ("falcon_base", Shape("verify", 4, 5))]
+)
+def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
+    """On a mesh products turn the window of a Mamba2's convolution, and the new state was turned back by a copy."""
+    (one,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
+    assert one.faults == () and one.certificate is not None and one.certificate.copies == ()
+
+
+def steps_on_a_mesh(
+    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path
+) -> tuple[StepReport, ...]:
+    """Return the reports on steps of a checkpoint on four devices."""
+    fields = json.loads((GOLDEN / name / "config.json").read_text())
+    config = folder / "config.json"
+    config.write_text(json.dumps(fields | {"vocab_size": 96}))  # 97 rows cannot be split
+    return report_on(target_engine(read_target(f"{target}:4"), config=config, mesh=mesh, **SIZES), shapes).steps
 
 
 @pytest.mark.target_tpu

@@ -13,12 +13,13 @@ from hybridlm.target_report import StepReport
 
 
 def report(**fields: Any) -> StepReport:
-    certificate = SimpleNamespace(not_audited=None, seconds=SimpleNamespace(compile=2.5))
+    certificate = SimpleNamespace(not_audited=None, copies=(), seconds=SimpleNamespace(compile=2.5))
     found = {"name": "generate 4x1", "faults": (), "scratch": 1500, "moved": 30, "floor_moved": 20}
     return SimpleNamespace(**{**found, "certificate": certificate, **fields})  # type: ignore[return-value]
 
 
-UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", seconds=SimpleNamespace(compile=1.0))
+UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", copies=(), seconds=SimpleNamespace(compile=1.0))
+COPIES = SimpleNamespace(not_audited=None, copies=("1344 bytes",), seconds=SimpleNamespace(compile=1.0))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", seconds=Simp
         ({}, "audited", True),
         ({"floor_moved": None}, "audited", True),
         ({"certificate": UNKNOWN}, "NOT AUDITED", False),
+        ({"certificate": COPIES}, "COPIES A POOL", False),
         ({"floor_moved": 31}, "BELOW ITS FLOOR", False),
         ({"faults": ("overlap",)}, "REFUSED", False),
         ({"certificate": UNKNOWN, "faults": ("overlap",)}, "REFUSED", False),

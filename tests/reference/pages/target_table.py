@@ -41,7 +41,7 @@ ON_A_MESH = {"vocab_size": 96}
 GROUPS_ON_A_MESH = {"nemotron_latent": {"n_groups": 2}}
 """Sizes of one checkpoint there: three groups of a Mamba2 cannot be split over two devices."""
 GOOD = "audited"
-"""The verdict on a step that is proved, and audited without a finding."""
+"""The verdict on a step that is proved, audited without a finding, and copies no pool, not even one that it may."""
 HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
@@ -134,7 +134,8 @@ def rows_of(checkpoint: str, target: str) -> list[Row]:
         )  # fmt: skip
     steps = report_on(engine, shapes_of(engine)).steps
     for one in steps:
-        for fault in one.faults:
+        copies = () if one.certificate is None else map(str, one.certificate.copies)
+        for fault in (*one.faults, *copies):
             print(f"{checkpoint} on {target}, {one.name}: {fault}", file=sys.stderr)
     return [row_of(checkpoint, target, one) for one in steps]
 
@@ -241,6 +242,8 @@ def _verdict(one: StepReport) -> str:
         return "REFUSED"
     if one.certificate.not_audited is not None:
         return "NOT AUDITED"
+    if one.certificate.copies:
+        return "COPIES A POOL"
     return GOOD if one.floor_moved is None or one.moved >= one.floor_moved else "BELOW ITS FLOOR"
 
 

@@ -2,6 +2,7 @@
 
 The matrices that stay plain are those of the published recipes: embedding, head, norms, convolutions, routers, gates,
 and small or low-rank projections; with 4 bits also the projections of mixers, whose rounding costs hybrid models most.
+Mixers, head and embedding are quantised where that is asked for.
 """
 
 import json
@@ -44,11 +45,13 @@ class Quantised(NamedTuple):
         name: of the weight in the new files.
         window: its place in the tensor that it is read from; None for all of it.
         shape: of the matrix.
+        rounding: how it is stored.
     """
 
     name: str
     window: ArraySlice | None
     shape: tuple[int, ...]
+    rounding: RoundingScheme
 
     @property
     def shares(self) -> str:
@@ -56,6 +59,31 @@ class Quantised(NamedTuple):
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The matrices that are quantised, and how.
+
+    Attributes:
+        rounding: of the matrices of layers.
+        mixers: the projections of mixers are quantised with 4 bits, too.
+        head: the rounding of the matrices of the vocabulary; None where they stay plain.
+    """
+
+    rounding: RoundingScheme
+    mixers: bool = False
+    head: RoundingScheme | None = None
+
+    def rounding_of(self, weight: Weight, source: WeightSource, shape: tuple[int, ...]) -> RoundingScheme | None:
+        """Return the rounding of a tensor of a parameter; None where it stays plain."""
+        last = weight.path[-1]
+        if weight.float32 or not source.keeps_rows or len(shape) not in (2, 3):
+            return None
+        if last in HEAD:
+            return self.head
+        is_mixer = last in MIXERS and (self.mixers or self.rounding.bits == 8)
+        return self.rounding if last in FEED_FORWARD or is_mixer else None
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,7 @@ def quantise_checkpoint(
     *,
     scheme: str,
     group_size: int | None = None,
+    mixers: bool = False,
     head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
@@ -92,7 +121,9 @@ def quantise_checkpoint(
         target: a directory that does not exist yet.
         scheme: "fp8-block", "int8", "int4" or "nvfp4".
         group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
-        head: the head and the embedding are quantised, too, which the published recipes leave plain; 8 bits only.
+        mixers: projections of attention, linear attention and Mamba are quantised with 4 bits, too, which the published
+            recipes leave plain.
+        head: the head and the embedding are quantised, too, with 8 bits: by the scheme, or as "int8" beside one of 4.
         progress: called as `progress(bytes_done, bytes_total, tensor)`.
 
     Raises:
@@ -101,26 +132,25 @@ def quantise_checkpoint(
         OSError: it cannot be written; nothing is left behind.
     """
     rounding, target = rounding_scheme(scheme, group_size), new_path(Path(target))
-    if head and rounding.bits < 8:
-        raise ValueError(f"head: expected a scheme of 8 bits, got {scheme}: a head in 4 bits costs too much accuracy")
+    of_head = (rounding if rounding.bits == 8 else rounding_scheme("int8")) if head else None
     checkpoint, family, config = open_model(Path(source))
     if not isinstance(checkpoint, CheckpointDirectory) or is_gguf(checkpoint.path):
         raise ValueError(f"{source}: expected a checkpoint in Hugging Face's layout")
     if checkpoint.grouped.quantised or checkpoint.settings.method:
         raise ValueError(f"{source}: is quantised already; take the plain release of the model")
-    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, rounding, head)
+    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, _Recipe(rounding, mixers, of_head))
     if not plan:
         why = (
             f"groups do not divide the rows of {len(ragged)} ragged tensors"
             if ragged
-            else (f"it has no matrices but those of mixers, which stay plain with {rounding.bits} bits")
+            else f"all of its matrices are of mixers, which stay plain with {rounding.bits} bits without mixers=True"
         )
         raise ValueError(f"{source}: nothing to quantise as {scheme}: {why}")
-    writer = _Writer(checkpoint, rounding, plan, progress)
+    writer = _Writer(checkpoint, plan, progress)
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
-        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan), head)
+        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan), of_head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
@@ -139,10 +169,12 @@ def forms_of_copy(
         ValueError: the scheme cannot be used.
     """
     rounding, found = rounding_scheme(scheme, group_size), dict[ParameterPath, PackedForm]()
+    recipe = _Recipe(rounding)
     for weight in weights:
         source = weight.options[0]
         every = all(
-            _recommended(weight, source, shape, rounding) and rounding.fits(shape) for shape in source.shapes.values()
+            recipe.rounding_of(weight, source, shape) is not None and rounding.fits(shape)
+            for shape in source.shapes.values()
         )
         form = rounding.packed_form(weight.shape) if every else None
         if form is not None:
@@ -150,16 +182,8 @@ def forms_of_copy(
     return found
 
 
-def _recommended(
-    weight: Weight, source: WeightSource, shape: tuple[int, ...], rounding: RoundingScheme, head: bool = False
-) -> bool:
-    """Whether the published recipes quantise a tensor of a parameter; matrices of the vocabulary with `head`."""
-    allowed = (FEED_FORWARD if rounding.bits == 4 else FEED_FORWARD | MIXERS) | (HEAD if head else frozenset())
-    return weight.path[-1] in allowed and not weight.float32 and source.keeps_rows and len(shape) in (2, 3)
-
-
 def _plan(
-    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], rounding: RoundingScheme, head: bool
+    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: _Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
     """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
     plan: dict[str, list[Quantised]] = {}
@@ -167,19 +191,19 @@ def _plan(
     for choice in choices:
         for canonical, raw in choice.names.items():
             shape = choice.source.shapes[canonical]
-            if not _recommended(choice.weight, choice.source, shape, rounding, head):
+            rounding = recipe.rounding_of(choice.weight, choice.source, shape)
+            if rounding is None:
                 refused.add(raw)
             elif raw.endswith(".weight"):
-                plan[raw] = [Quantised(raw, None, shape)]
+                plan[raw] = [Quantised(raw, None, shape, rounding)]
             else:
-                plan[raw] = list(_experts(choice, canonical, raw))
-    ragged = [
-        raw for raw, parts in plan.items() if raw not in refused and not all(rounding.fits(p.shape) for p in parts)
-    ]
-    return {raw: parts for raw, parts in plan.items() if raw not in refused and raw not in ragged}, ragged
+                plan[raw] = list(_experts(choice, canonical, raw, rounding))
+    plan = {raw: parts for raw, parts in plan.items() if raw not in refused}
+    ragged = [raw for raw, parts in plan.items() if not all(one.rounding.fits(one.shape) for one in parts)]
+    return {raw: parts for raw, parts in plan.items() if raw not in ragged}, ragged
 
 
-def _experts(choice: ChosenSource, canonical: str, raw: str) -> Iterator[Quantised]:
+def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingScheme) -> Iterator[Quantised]:
     """Yield the matrices of the experts that one tensor holds, as they are named where each is a tensor."""
     apart = next(one for one in choice.weight.options if one is not choice.source)
     prefix, stem = (
@@ -187,7 +211,8 @@ def _experts(choice: ChosenSource, canonical: str, raw: str) -> Iterator[Quantis
         canonical.rpartition("experts.")[0] + "experts.",
     )
     for name, shape in apart.shapes.items():
-        yield Quantised(prefix + name.removeprefix(stem), None if apart.places is None else apart.places[name], shape)
+        window = None if apart.places is None else apart.places[name]
+        yield Quantised(prefix + name.removeprefix(stem), window, shape, rounding)
 
 
 def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
@@ -200,17 +225,16 @@ class _Writer:
     def __init__(
         self,
         checkpoint: CheckpointDirectory,
-        rounding: RoundingScheme,
         plan: Mapping[str, list[Quantised]],
         progress: Progress | None,
     ) -> None:
-        self.checkpoint, self.rounding, self.plan, self.progress = checkpoint, rounding, plan, progress
+        self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
         self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
         self.done = self.written = 0
         # Several matrices may share a scale, which is known when all of them have been read.
         self.largest: dict[str, float] = {}
-        if rounding.name == "nvfp4":
-            for raw, parts in plan.items():
+        for raw, parts in plan.items():
+            if any(one.rounding.name == "nvfp4" for one in parts):
                 tensor = checkpoint.read(raw)
                 for part in parts:
                     found = float(np.abs(self.matrix(tensor, part)).max())
@@ -247,7 +271,7 @@ class _Writer:
             return
         for part in self.plan[name]:
             stem = part.name.removesuffix("weight")
-            for last, (shape, dtype) in self.rounding.stored(part.shape).items():
+            for last, (shape, dtype) in part.rounding.stored(part.shape).items():
                 yield TensorEntry(stem + last, shape, dtype)
 
     def arrays(self, names: list[str]) -> Iterator[np.ndarray]:
@@ -258,7 +282,7 @@ class _Writer:
             if name not in self.plan:
                 yield tensor
             for part in self.plan.get(name, ()):
-                yield from self.rounding.quantise(self.matrix(tensor, part), self.largest.get(part.shares)).values()
+                yield from part.rounding.quantise(self.matrix(tensor, part), self.largest.get(part.shares)).values()
             del tensor
             self.checkpoint.release(name)
             self.done += self.checkpoint.info(name).end - self.checkpoint.info(name).begin

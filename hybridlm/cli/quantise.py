@@ -29,8 +29,12 @@ def quantise(
         int | None,
         typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
     ] = None,
+    mixers: Annotated[
+        bool,
+        typer.Option("--mixers", help="With 4 bits, quantise attention, linear attention and Mamba, too."),
+    ] = False,
     head: Annotated[
-        bool, typer.Option("--head", help="Quantise the head and the embedding, too; with 8 bits only.")
+        bool, typer.Option("--head", help="Quantise the head and the embedding, too; in 8 bits with every scheme.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -40,7 +44,13 @@ def quantise(
     """
     with reported(debug), load_progress(None) as progress:
         report = quantise_checkpoint(
-            resolve(source), target, scheme=scheme.value, group_size=group_size, head=head, progress=progress
+            resolve(source),
+            target,
+            scheme=scheme.value,
+            group_size=group_size,
+            mixers=mixers,
+            head=head,
+            progress=progress,
         )
         if report.ragged:
             typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")

@@ -71,13 +71,27 @@ class RoundingScheme:
         tensor = QuantisedTensor(scheme, shape, {}, (_BLOCK, _BLOCK), bits, groups=groups)
         return packed_form(tensor, "F8_E4M3" if self.name == "nvfp4" else "BF16", lambda name: np.empty(0))
 
-    def settings(self, ignored: list[str], embedding: bool = False) -> dict[str, Any]:
+    def settings(self, ignored: list[str], head: "RoundingScheme | None" = None) -> dict[str, Any]:
         """Return `quantization_config` of config.json.
 
         Args:
             ignored: modules that stay plain.
-            embedding: the embedding is quantised, too.
+            head: the rounding of head and embedding, where they are quantised, too.
         """
+        groups = {"group_0": self._settings_of(["Linear"])}
+        if head is not None:
+            groups["group_1"] = head._settings_of(["Embedding", "re:.*lm_head$"])
+        formats = {one["format"] for one in groups.values()}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": ignored,
+            "kv_cache_scheme": None,
+        }
+
+    def _settings_of(self, targets: list[str]) -> dict[str, Any]:
         weights: dict[str, Any] = {"num_bits": self.bits, "type": "float", "symmetric": True, "dynamic": False}
         activations = None
         if self.name == "fp8-block":
@@ -92,19 +106,12 @@ class RoundingScheme:
         else:
             form = "pack-quantized"
             weights |= {"type": "int", "strategy": "group" if self.group else "channel", "group_size": self.group}
-        group = {
-            "targets": ["Linear", "Embedding"] if embedding else ["Linear"],
+        return {
+            "targets": targets,
             "weights": weights,
             "input_activations": activations,
             "output_activations": None,
-        }
-        return {
-            "quant_method": "compressed-tensors",
             "format": form,
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": group | {"format": form}},
-            "ignore": ignored,
-            "kv_cache_scheme": None,
         }
 
     def quantise(

@@ -18,7 +18,8 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 @pytest.mark.parametrize(
     ("name", "group"), [("fp8-block", None), ("int8", None), ("int8", 8), ("int4", 8), ("nvfp4", None)]
 )
-def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
+@pytest.mark.parametrize("every", [False, True], ids=["recommended", "every matrix"])
+def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | None, every: bool) -> None:
     import torch
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.format import infer_module_format
@@ -27,25 +28,27 @@ def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | No
     from safetensors.torch import load_file
 
     out = tmp_path / "out"
-    quantise_checkpoint(GOLDEN / golden, out, scheme=name, group_size=group)
+    quantise_checkpoint(GOLDEN / golden, out, scheme=name, group_size=group, mixers=every, head=every)
     original, ours = open_checkpoint(GOLDEN / golden), open_checkpoint(out)
     assert isinstance(ours, CheckpointDirectory) and isinstance(original, CheckpointDirectory)
     settings = json.loads((out / "config.json").read_text())["quantization_config"]
     config = QuantizationConfig.model_validate(settings)
-    (scheme,) = config.config_groups.values()
-    assert not isinstance(scheme, list) and scheme.targets == ["Linear"]
-    form = infer_module_format(torch.nn.Linear, scheme).value
-    assert form == settings["format"] == scheme.format
-    compressor = BaseCompressor.get_value_from_registry(form)
+    schemes = dict[str, Any](config.config_groups)
+    assert [one.targets for one in schemes.values()] == [["Linear"], ["Embedding", "re:.*lm_head$"]][: 1 + every]
+    forms = {key: infer_module_format(torch.nn.Linear, one).value for key, one in schemes.items()}
+    assert forms == {key: one.format for key, one in schemes.items()}
+    assert settings["format"] == (forms["group_0"] if len(set(forms.values())) == 1 else "mixed-precision")
     tensors = {key: value for file in out.glob("*.safetensors") for key, value in load_file(file).items()}
     for weight, quantised in ours.grouped.quantised.items():
         module = weight.removesuffix("weight")
+        key = "group_1" if "embed" in weight or "lm_head" in weight else "group_0"
+        scheme, compressor = schemes[key], BaseCompressor.get_value_from_registry(forms[key])
         stored: dict[str, Any] = {key.removeprefix(module): value for key, value in tensors.items()
                                   if key.startswith(module + "weight")}  # fmt: skip
         found = ours.read(weight)
         # The library computes in the dtype of the scales.
         wide = {key: value.float() if value.dtype == torch.bfloat16 else value for key, value in stored.items()}
-        if name == "nvfp4":
+        if forms[key] == "nvfp4-pack-quantized":
             # Its own product is rounded to bfloat16.
             codes = unpack_fp4_from_uint8(stored["weight_packed"], *quantised.shape, dtype=torch.float32)
             factor = stored["weight_scale"].float() / stored["weight_global_scale"]

@@ -143,8 +143,33 @@ def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
     assert not isinstance(plain.params["embed_tokens"], QuantisedWeight)
     for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-    with pytest.raises(ValueError, match="head"):
-        quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "four", scheme="int4", group_size=8, head=True)
+
+
+@pytest.mark.parametrize(("name", "group", "form"), [("int4", 8, "pack-quantized"), ("nvfp4", None, "mixed-precision")])
+@pytest.mark.parametrize("golden", ["dense_interval", "mamba2_base"])
+def test_every_matrix_in_four_bits_and_the_head_in_eight(
+    tmp_path: Path, golden: str, name: str, group: int | None, form: str
+) -> None:
+    quantise_checkpoint(GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, mixers=True, head=True)
+    copy, original = opened(tmp_path / "out"), opened(GOLDEN / golden)
+    found = copy.grouped.quantised
+    leaves = {one.removesuffix(".weight").rpartition(".")[2] for one in found}
+    expected = {"in_proj", "out_proj"} if golden == "mamba2_base" else module.FEED_FORWARD | module.MIXERS
+    assert leaves - {"embed_tokens", "embeddings", "lm_head"} == expected & {
+        one.removesuffix(".weight").rpartition(".")[2] for one in original.files
+    }
+    vocabulary = [one for one in original.files if "embed" in one or "lm_head" in one]
+    assert vocabulary and set(vocabulary) <= set(found)
+    for one, tensor in found.items():
+        assert (tensor.scheme, tensor.bits) == (
+            ("int-packed", 8) if one in vocabulary else ("int-packed", 4) if name == "int4" else ("nvfp4", 8)
+        ), one
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert settings["format"] == form and not {"lm_head", *leaves} & set(settings["ignore"])
+    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed, plain = (hybridlm.load(tmp_path / "out", dequantise=one, **given) for one in (None, "float32"))
+    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
 def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> None:
@@ -203,3 +228,5 @@ def test_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0 and "9 matrices" in result.output, result.output
     assert len(opened(out).grouped.quantised) == 9
+    result = CliRunner().invoke(app, [*arguments[:2], str(tmp_path / "all"), *arguments[3:], "--mixers", "--head"])
+    assert result.exit_code == 0 and "9 matrices" not in result.output, result.output

@@ -57,8 +57,8 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
         def compare_block(inputs: tuple[Array, Array]) -> Divergences:
             lanes, count = inputs[0].shape[:2]
-            flat = [part.reshape((lanes * count, part.shape[2])) for part in inputs]
-            logits = materialize(one.logits(flat[0])), materialize(two.logits(flat[1]))
+            found = (model.logits(part) for model, part in zip((one, two), inputs, strict=True))
+            logits = [materialize(each.reshape((lanes * count, -1))) for each in found]
             totals = [vocabulary.log_total(each) for each in logits]
 
             def summed(term: Callable[[Array, Array], Array]) -> Array:

@@ -111,11 +111,10 @@ def score_tokens(
 ) -> Scored:
     """Score tokens by a log-softmax over the whole vocabulary, in blocks of tokens, to hold few logits at once."""
     vocabulary = Vocabulary.of(model.config)
-    size = hidden.shape[2]
 
     def score_block(inputs: tuple[Array, Array]) -> Scored:
         hidden, target = inputs
-        logits = model.logits(hidden.reshape((-1, size)))
+        logits = model.logits(hidden).reshape((target.size, -1))
         each = target.reshape((-1,))
         total, found = vocabulary.log_total(logits), vocabulary.logit(logits, each)
         best, ids = vocabulary.best(logits, top) if top else (None, None)
@@ -125,7 +124,7 @@ def score_tokens(
 
     def describe_block(inputs: tuple[Array, Array, Array, Array]) -> Scored:
         hidden, target, token_ids, temperature = inputs
-        logits = model.logits(hidden.reshape((-1, size)))
+        logits = model.logits(hidden).reshape((target.size, -1))
         # The last block is padded with zeros. One array for all that follows: a rank compares logits with one of them.
         logits = materialize(logits / jnp.where(temperature > 0, temperature, 1.0).reshape((-1, 1)))
         each = target.reshape((-1,))
@@ -180,7 +179,7 @@ def token_logits(
     @jax.checkpoint
     def block(inputs: tuple[Array, Array]) -> tuple[Array, Array | None]:
         hidden, target = inputs
-        logits = model.logits(hidden.reshape((-1, hidden.shape[2])))
+        logits = model.logits(hidden).reshape((target.size, -1))
         total = vocabulary.log_total(logits, differentiable=True)
         found = vocabulary.logit(logits, target.reshape((-1,)))
         kept = logits.reshape((*target.shape, -1)) if keep_logits else None

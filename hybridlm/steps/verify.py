@@ -107,14 +107,14 @@ def _sample_after_each(
     changes: LogitChanges | None,
 ) -> SampledTokens:
     """Sample after every token of every lane: [lane, token, ..]."""
-    lanes, count, size = hidden.shape
+    lanes, count, _ = hidden.shape
     behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     masks = None if changes is None else changes.mask
     changes = None if changes is None else changes._replace(mask=None)
     each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))
     if changes is not None and masks is not None:
         changes = changes._replace(mask=jnp.asarray(masks).reshape((lanes * count, -1)))
-    logits = Vocabulary.of(model.config).whole(model.logits(hidden.reshape((lanes * count, size))))
+    logits = Vocabulary.of(model.config).whole(model.logits(hidden).reshape((lanes * count, -1)))
     last = None if processor is None else tokens.reshape(-1)
     devices = model.config.devices
     sampled = sample_with_logprobs(

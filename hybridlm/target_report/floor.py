@@ -16,6 +16,7 @@ from hybridlm.devices.placement import Placement, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
 from models import KV_BLOCK, Decoder, kv_blocks
 from models.layers.moe import Moe
+from models.ops.quantised_weight import QuantisedWeight
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,18 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
             for name in ("gate_up_proj", "up_proj", "down_proj"):
                 if (weight := getattr(node, name, None)) is not None:
                     one = weights.pop(id(_array(weight)))
-                    local = numbers_on_a_device(one)
-                    size += met * local * one.dtype.itemsize
-                    multiplied += rows * part.per_token / part.experts * local
+                    size += met * _bytes(one)
+                    multiplied += rows * part.per_token / part.experts * _numbers(one)
     table = _array(model.embed_tokens)
     if not model.config.tied:
         weights.pop(id(table))
-        size += rows * model.config.hidden_size * table.dtype.itemsize
+        size += rows * _row_bytes(table)
     head = _array(model.head)
     sampled = lanes if shape.step == "generate" else rows
     for one in weights.values():
-        local = numbers_on_a_device(one)
-        size += local * one.dtype.itemsize
+        size += _bytes(one)
         if len(one.shape) > 1:
-            multiplied += (sampled if one is head else rows) * local
+            multiplied += (sampled if one is head else rows) * _numbers(one)
     kept = model.state_size(cache_dtype)
     earlier = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
     cached = lanes * (kept.token - kept.unused) * (kv_blocks(max(earlier, 0)) * KV_BLOCK + shape.tokens)
@@ -83,6 +82,22 @@ def _params(model: Decoder) -> list[Any]:
     return [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
 
 
-def _array(param: Any) -> jax.Array | jax.ShapeDtypeStruct:
-    """The array of a parameter, or its type."""
+def _array(param: Any) -> Any:
+    """The array of a parameter, its type, or a packed weight of either."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
+
+
+def _bytes(weight: Any) -> int:
+    """Bytes that a device has of a weight: of a packed one, those of its codes and scales."""
+    return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in jax.tree.leaves(weight))
+
+
+def _row_bytes(weight: Any) -> int:
+    """Bytes of one whole row of a matrix."""
+    return sum(one.shape[-1] * one.dtype.itemsize for one in jax.tree.leaves(weight))
+
+
+def _numbers(weight: Any) -> int:
+    """Numbers that a device has of a weight."""
+    stored = weight.codes if isinstance(weight, QuantisedWeight) else weight
+    return numbers_on_a_device(stored) * weight.shape[-1] // stored.shape[-1]

@@ -102,7 +102,8 @@ class Moe(Stateless):
         if spread:
             here, expert = local_rows(expert, EXPERT, c.local_experts)
             expert = jnp.where(here, expert, c.local_experts)
-        seen = rows if c.latent is None else linear(rows, self.latent_in[...], c.devices)
+        # products take rows lane by lane, where there is a choice: a kernel has whole lanes in a tile
+        seen = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
         visits = jnp.repeat(seen, c.router.per_token, axis=0)
         if c.activation == "swiglu":
             gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices), 2, -1)
@@ -112,12 +113,12 @@ class Moe(Stateless):
         routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
-            out = linear(out, self.latent_out[...], c.devices)
+            out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)
         if self.shared_expert is not None:
-            shared = self.shared_expert.project(rows)
+            shared = self.shared_expert.project(x)
             if self.shared_expert_gate is not None:
-                shared = jax.nn.sigmoid(linear(rows, self.shared_expert_gate[...], c.devices)) * shared
-            out = out + self._once(shared)
+                shared = jax.nn.sigmoid(linear(x, self.shared_expert_gate[...], c.devices)) * shared
+            out = out + self._once(shared.reshape(rows.shape))
         return out.reshape(x.shape), None
 
     def _once(self, shared: Float32[Array, "row hidden"]) -> Float32[Array, "row hidden"]:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import EllipsisType
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,10 @@ class LinearWeight(ABC):
 
     Attributes:
         shape: outputs and inputs.
+        tiles: whether the same rows and whole groups of columns, cut out of each of its arrays, are such a matrix.
     """
+
+    tiles: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -71,13 +75,13 @@ def linear(
         devices: of the layer; they say whether a kernel computes the product.
     """
     with jax.named_scope(PROJECTION):
+        if GPU_KERNEL.chosen(devices.kernels, devices.platform, x, weight):
+            return row_product_gpu(x, [weight], interpret=devices.kernels == "interpret")
         rows = x.reshape((-1, x.shape[-1]))
         if isinstance(weight, LinearWeight):
             product = weight.multiply(rows, devices)
         elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
             product = _by_kernel(rows, weight)
-        elif GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
-            product = row_product_gpu(rows, [weight], interpret=devices.kernels == "interpret")
         elif devices.platform == "gpu" and len(weight) == 1:
             # A sum is one operation; of a product XLA:GPU would pad the weight, and add up parts. XLA leaves out a
             # rounding by `astype` there and back.
@@ -105,18 +109,12 @@ def gated_linear(
         gated: number by number.
         dtype: that the next product rounds the result to.
     """
-    rows = x.reshape((-1, x.shape[-1]))
-    if (
-        isinstance(gate, LinearWeight)
-        or isinstance(up, LinearWeight)
-        or gate.dtype != up.dtype
-        or not GPU_KERNEL.chosen(devices.kernels, devices.platform, rows, gate)
-    ):
+    if not all(GPU_KERNEL.chosen(devices.kernels, devices.platform, x, one) for one in (gate, up)):
         return gated(linear(x, gate, devices), linear(x, up, devices))
     with jax.named_scope(PROJECTION):
         interpret = devices.kernels == "interpret"
-        found = row_product_gpu(rows, [gate, up], joined=gated, dtype=dtype, interpret=interpret)
-        return found.astype(jnp.float32).reshape((*x.shape[:-1], gate.shape[0]))
+        found = row_product_gpu(x, [gate, up], joined=gated, dtype=dtype, interpret=interpret)
+        return found.astype(jnp.float32)
 
 
 @jax.custom_jvp

@@ -7,7 +7,7 @@ sharded like those of a plain matrix.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ class QuantisedWeight(LinearWeight):
         in_blocks: a product dequantises a block of rows at a time, as a CPU has to; other compilers dequantise inside
             of the product.
     """
+
+    tiles: ClassVar[bool] = True
 
     # A pytree holds other things than arrays in these places, too: contracts, types.
     codes: Any

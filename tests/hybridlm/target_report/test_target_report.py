@@ -36,6 +36,7 @@ from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernel, Kernels
 from models import KV_BLOCK
 from models.ops.expert_dot import FURTHER_PASSES
+from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
@@ -97,6 +98,22 @@ def test_floor_of_experts_and_keys() -> None:
     cached = kept.token * (2 * KV_BLOCK + 1)
     assert one.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * kept.fixed + cached
     assert one.flops == 2 * (every - vectors - table - experts * 5 // 8)
+
+
+@pytest.mark.parametrize("name", ["sparse_base", "dense_interval"])
+def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
+    """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
+    plain, packed = engine(name, lanes=1), engine(name, lanes=1, scheme="int8")
+    shape = Shape("generate", 1, 1)
+    before, after = floor(plain, shape), floor(packed, shape)
+    assert after.flops == before.flops
+    saved = 0
+    for one in packed.params:
+        if isinstance(one, QuantisedWeight):
+            met = 3 / 8 if one.ndim == 3 else 1
+            saved += met * (4 * one.size - one.nbytes)
+            assert one.nbytes == one.size + 2 * one.size // one.inputs
+    assert saved > 0 and before.moved - after.moved == saved
 
 
 def test_floor_of_prompts_samples_one_token() -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from device_kernels import SMALL, operations
+from packed_weights import Form, weight_of
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.versions import current_versions
@@ -150,6 +151,34 @@ def test_a_convolution_of_one_token_reads_its_window_once() -> None:
     each = array(lanes, dtype=I32), array(lanes, dtype=jnp.bool_)
     _, found = compiled(run, x, weight, state, *each, donated=(2,))
     assert found.moved < 1.1 * 2 * lanes * channels * (3 * 5 + 4) and found.count <= 3
+
+
+PACKED: dict[str, Form] = {
+    "int8": ("int8", False, False),
+    "fp8-block": ("e4m3", False, False),
+    "int4": ("int4", False, True),
+    "nvfp4": ("e2m1", True, False),
+    "Q4_K": ("int4", False, "offsets"),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 64, 2048])
+@pytest.mark.parametrize("scheme", PACKED)
+def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) -> None:
+    """No array of the weight's numbers is written: what moves are codes, scales, rows and results."""
+    outputs, inputs = 2304, 768
+    groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
+    weight = jax.tree.map(
+        lambda one: array(*one.shape, dtype=one.dtype), weight_of((outputs, inputs), groups, PACKED[scheme])
+    )
+    x = array(rows, inputs)
+    scratch, found = compiled(lambda x, one: linear(x, one, Devices(platform="gpu", kernels="auto")), x, weight)
+    beside = 4 * max(rows, 16) * (inputs + outputs)
+    assert found.moved < 1.25 * (weight.nbytes + beside)
+    assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
+    if rows < 2048:
+        _, without = compiled(lambda x, one: linear(x, one, Devices(platform="gpu")), x, weight)
+        assert without.moved > 2 * found.moved, "what XLA does without a kernel"
 
 
 def test_filters_read_the_logits_a_few_times() -> None:

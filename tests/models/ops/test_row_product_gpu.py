@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_weights import FORMS, Form, weight_of
 
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.activations import silu_gated
 from models.ops.linear import gated_linear, linear
-from models.ops.row_product_gpu import KERNEL, MAX_ROWS
+from models.ops.quantised_weight import QuantisedWeight
+from models.ops.row_product_gpu import KERNEL, MAX_PLAIN_ROWS, row_product
 from models.sharding.devices import Devices
 
 SIZES = ((16, 32, 16), (32, 40, 48), (64, 8, 256), (48, 128, 96))
@@ -75,9 +77,90 @@ def test_gate_and_up_are_one_kernel() -> None:
     assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
 
 
+def numbers(weight: QuantisedWeight) -> jax.Array:
+    return jax.jit(QuantisedWeight.numbers)(weight)
+
+
+def rows(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("count", "outputs", "inputs", "groups", "scales"),
+    [(1, 40, 768, 6, "bfloat16"), (80, 17, 160, 10, "float16"), (3, 9, 64, 1, "float32")],
+)
+def test_packed_weights_have_the_bits_of_their_numbers(
+    count: int, outputs: int, inputs: int, groups: int, scales: str, form: Form
+) -> None:
+    """A group of one turn, several groups of a turn, a group that is a row; outputs that fill no tile."""
+    weight, x = weight_of((outputs, inputs), groups, form, scales=scales), rows(count, inputs)
+    (found,) = jax.jit(step)(x, weight)
+    expected = jax.jit(lambda x, one: row_product(x, [one.numbers()], interpret=True))(x, weight)
+    assert found.shape == (count, outputs)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
+def test_groups_that_tiles_do_not_hold(form: Form) -> None:
+    """Of 48 columns: a turn has a third of one, where with plain numbers it has more."""
+    weight, x = weight_of((40, 192), 4, form), rows(3, 192)
+    (found,), (expected,) = jax.jit(step)(x, weight), run(x, numbers(weight), kernels="off")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))
+
+
+LANES = ((3, 5), (20, 5), (3, 70), (2, 300), (1, 200))
+"""Lanes and tokens: in one tile, several lanes in a tile, lanes in tiles of their own, some of them in several."""
+
+
+@pytest.mark.parametrize("lanes", LANES, ids=str)
+def test_prompts_of_packed_weights(lanes: tuple[int, int]) -> None:
+    """Each row has the numbers that it has in its place of any other batch, and NaN in a lane stays there."""
+    weight, x = weight_of((40, 64), 2, ("int4", False, True)), rows(*lanes, 64)
+    (found,) = jax.jit(step)(x, weight)
+    expected = np.asarray(run(x, numbers(weight), kernels="off")[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    (disturbed,) = jax.jit(step)(x.at[1::2].set(jnp.nan), weight)
+    np.testing.assert_array_equal(disturbed[::2], found[::2])
+    assert np.isnan(disturbed[1::2]).all()
+
+
+@pytest.mark.parametrize("lanes", LANES, ids=str)
+def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
+    """In tiles that several lanes share, too, of which none has a part of a lane beside another lane."""
+    weight = weight_of((40, 64), 2, ("int4", False, True))
+    proof = prove_isolation(step, (rows(*lanes, 64), weight), LaneContract((Lane(), Shared()), (Lane(),)))
+    assert [note.about.startswith(KERNEL.name) for note in proof.notes if note.id == Note.KERNEL_READ.value] == [True]
+
+
+def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
+    """Each of its own form, and one of them plain."""
+    x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))
+    for gate in (weight_of((40, 64), 1, ("int8", False, False)), numbers(up)):
+        expected = silu_gated(*(row_product(x, [one], interpret=True) for one in (gate, up)))
+        traced = jax.make_jaxpr(gated)(x, gate, up)
+        assert str(traced).count("pallas_call") == 1
+        np.testing.assert_array_equal(jax.jit(gated)(x, gate, up)[0], expected.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("weight", "taken"),
+    [
+        (weight_of((16, 64), 4, ("int4", False, True)), True),
+        (weight_of((16, 64), 8, ("int4", False, True)), True),
+        (weight_of((16, 160), 4, ("int8", False, False)), False),
+        (weight_of((16, 64), 4, ("int8", False, False), "float32"), False),
+        (weight_of((16, 72), 1, ("int8", False, False)), False),
+    ],
+    ids=["groups of 16", "groups of 8", "groups of 40", "float32", "rows of 72"],
+)
+def test_which_packed_weights_are_taken(weight: QuantisedWeight, taken: bool) -> None:
+    assert (KERNEL.unsupported(jnp.zeros((1, weight.inputs)), weight) is None) == taken
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((MAX_ROWS + 16, 16), "bfloat16"), ((5, 16), "bfloat16"), ((16, 24), "bfloat16"), ((16, 16), "float32")],
+    [((MAX_PLAIN_ROWS + 16, 16), "bfloat16"), ((5, 16), "bfloat16"), ((16, 24), "bfloat16"), ((16, 16), "float32")],
 )
 def test_other_operands_are_left_to_xla(shape: tuple[int, int], dtype: str) -> None:
     assert KERNEL.unsupported(jnp.zeros(shape), jnp.zeros((16, shape[1]), dtype))

@@ -7,6 +7,9 @@ from models.config.rope import max_positions
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.layers.rope import Rope
 
+OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Kind of a layer as transformers wrote it before version 5 -> its name since then."""
+
 
 def spelled(reader: ConfigReader, *names: str) -> str:
     """Return the first of several names of a field that config.json has; the first of all where it has none."""
@@ -14,8 +17,10 @@ def spelled(reader: ConfigReader, *names: str) -> str:
 
 
 def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
-    """Read a list with one of several kinds per layer."""
+    """Read a list with one of several kinds per layer, in the older or the newer spelling."""
     values = reader.get(name)
+    if isinstance(values, list):
+        values = [OLDER_KINDS.get(str(value), value) for value in values]
     if not isinstance(values, list) or len(values) != layers or any(value not in kinds for value in values):
         reader.fault(name, f"a list of {layers} items, each one of " + ", ".join(repr(kind) for kind in kinds))
         return [kinds[0]] * layers

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import read_decoder_config, read_heads
+from models.config.fields import read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -25,19 +25,14 @@ from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 2_048
 """`max_position_embeddings` where config.json has none, as in transformers."""
-KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
     """Read `layer_types` in either spelling; every layer is Mamba2 where the field is absent."""
-    name = "layers_block_type" if "layers_block_type" in reader else "layer_types"
-    types = reader.get(name)
-    if types is None:
-        return ["mamba"] * layers
-    if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
-        reader.fault(name, f"a list of {layers} items, each one of {', '.join(KINDS)}")
-        return ["mamba"] * layers
-    return [KINDS[kind] for kind in types]
+    name = spelled(reader, "layers_block_type", "layer_types")
+    if reader.get(name) is None:
+        return ["linear_attention"] * layers
+    return read_kinds(reader, name, ["linear_attention", "full_attention"], layers)
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
@@ -70,8 +65,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
     width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
     mixers: dict[str, BranchConfig] = {
-        "mamba": read_mamba2(reader, HYBRID_FIELDS, eps, width),
-        "attention": attention,
+        "linear_attention": read_mamba2(reader, HYBRID_FIELDS, eps, width),
+        "full_attention": attention,
     }
     reader.choice("hidden_act", ["silu"], "silu")
     reader.choice("normalization_function", ["rmsnorm"], "rmsnorm")

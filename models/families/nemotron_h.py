@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads
+from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
@@ -41,7 +41,6 @@ MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_di
 MAX_MAMBA2_POSITIONS = 1 << 30
 """Positions of a model without attention, which has no limit of its own: int32 positions are the only one."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 # Settings of RoPE, which attention does not use, of MTP heads, and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
@@ -55,7 +54,7 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
     if isinstance(value, str):
         types = [PATTERN.get(letter) for letter in value]
     else:
-        types = [OLDER.get(kind, kind) for kind in value] if isinstance(value, list) else []
+        types = [OLDER_KINDS.get(str(kind), kind) for kind in value] if isinstance(value, list) else []
     if not types or any(kind not in PATTERN.values() for kind in types):
         reader.fault(name, f"letters {', '.join(PATTERN)} or a list of {', '.join(PATTERN.values())}")
         return ["mlp"]

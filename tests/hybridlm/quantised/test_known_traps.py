@@ -1,21 +1,24 @@
 """Quantised files that other loaders have read wrongly, each by the report that describes it.
 
-Other traps have their tests where they belong: scale rows of fused projections and lists with a corrupt suffix in
-test_published_layouts; names of wrappers, scales of one number and configurations in test_quantised_groups; infinities
-of config.json in test_checkpoint_directory.
+Other traps have their tests where they belong: lost rows and lists with a corrupt suffix in test_published_layouts;
+names of wrappers, numbers that are not finite and configurations in test_quantised_groups; infinities of config.json in
+test_checkpoint_directory.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from quantised_checkpoint import LAYOUTS, Layout, Stored, write_quantised, write_tensors
+from quantised_checkpoint import LAYOUTS, Layout, Stored, named, write_quantised, write_tensors
 from random_checkpoint import write_random_checkpoint
 
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
+from hybridlm.quantised import group_tensors, read_settings
+from models import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -37,6 +40,11 @@ def changed(folder: Path, change: Callable[[dict[str, Stored]], Any]) -> None:
     change(tensors)
     path.unlink()
     write_tensors(path, tensors)
+
+
+def reconfigured(folder: Path, **fields: Any) -> None:
+    path = folder / "quantised" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def only(pattern: str, layout: str) -> Callable[[str], Layout | None]:
@@ -109,3 +117,110 @@ def test_small_gates_may_be_quantised_too(tmp_path: Path) -> None:
     )
     assert any("in_proj_a" in name for name in names) and any("in_proj_b" in name for name in names)
     check_equal(folder)
+
+
+MLA = "layers.0.self_attn.q_proj layers.0.self_attn.kv_a_proj_with_mqa layers.1.self_attn.kv_b_proj".split()
+SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")]
+
+
+@pytest.mark.parametrize(
+    ("golden", "pattern", "layout", "lists"),
+    [
+        # The plain parts of what an engine multiplies at once are listed by their own names.
+        ("kimi_base", "experts", "ct-int4", {"ignore": ["re:.*self_attn.*", *MLA]}),
+        # The list has the names of parts, the files have the fused projection: plain, and quantised.
+        ("next_dense_layers", "mlp", "ct-fp8-block", {"ignore": SPLIT}),
+        ("next_dense_layers", "in_proj_qkvz", "ct-fp8-block", {"ignore": SPLIT}),
+        # Targets are fused modules, the files have the parts.
+        ("sparse_base", "mlp.experts", "ct-nvfp4", {"targets": ["re:.*gate_up_proj$", "re:.*experts.down_proj$"]}),
+        ("sparse_base", "self_attn", "ct-fp8-rows", {"targets": ["model.layers.1.self_attn.qkv_proj"]}),
+    ],
+)
+def test_fused_names_of_lists_do_not_change_what_is_read(
+    tmp_path: Path, golden: str, pattern: str, layout: str, lists: dict[str, list[str]]
+) -> None:
+    """vLLM #51249, #40252: lists that were compared with names of fused modules, so that weights were mistaken."""
+    config = LAYOUTS[layout].config
+    groups = {
+        name: one | {"targets": lists.get("targets", ["Linear"])} for name, one in config["config_groups"].items()
+    }
+    said = config | {"config_groups": groups, "ignore": lists.get("ignore", [])}
+    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", only(pattern, layout), said)
+    assert names
+    check_equal(folder)
+
+
+def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> None:
+    """vLLM #51249, with modelopt's list of what is quantised: both sides are named, and nothing is guessed."""
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    layers = {"model.layers.1.self_attn.qkv_proj": {"quant_algo": "FP8"}}
+    folder, names = write_quantised(
+        GOLDEN / "sparse_base",
+        tmp_path / "c",
+        only("self_attn.q_proj", "modelopt-fp8"),
+        config | {"quantized_layers": layers},
+    )
+    with pytest.raises(CheckpointError) as caught:
+        read(folder / "quantised")
+    (fault,) = caught.value.faults
+    assert names[0] in fault and "does not list it" in fault
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [("modelopt-fp8-rows", "fp8-channel"), ("modelopt-fp8", "fp8-tensor"), ("ct-fp8-tensor", "fp8-tensor")],
+)
+def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expected: str) -> None:
+    """vLLM #42763: scales of no or one dimension that were transposed, which a square matrix does not show."""
+    made = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
+    file = SafetensorsFile(tmp_path / "m.safetensors")
+    assert len(file.tensors["a.weight_scale"].shape) < 2
+    settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
+    tensor = group_tensors(file.tensors, file.read_stored, settings.hints).quantised["a.weight"]
+    assert tensor.scheme == expected
+    np.testing.assert_allclose(tensor.dequantise(file.read_stored), made.exact, rtol=2**-23)
+
+
+OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+@pytest.mark.parametrize(
+    ("golden", "field"),
+    [
+        ("sparse_base", "layer_types"),
+        ("next_dense_layers", "layer_types"),
+        ("kimi_base", "layer_types"),
+        ("olmo_base", "layer_types"),
+        ("lfm2_base", "layer_types"),
+        ("granite_experts", "layer_types"),
+        ("granite_experts", "layers_block_type"),
+        ("nemotron_latent", "layers_block_type"),
+    ],
+)
+def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: str) -> None:
+    """transformers 5 renamed them: a file that a converter wrote has either, and both are the same model."""
+    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
+    path = folder / "quantised" / "config.json"
+    fields = json.loads(path.read_text())
+    newer = fields.pop("layer_types", None) or fields.pop("layers_block_type")
+    older = [OLDER.get(kind, kind) for kind in newer]
+    assert names and older != newer
+    path.write_text(json.dumps(fields | {field: older}))
+    assert open_model(folder / "quantised")[2] == open_model(folder / "plain")[2]
+    check_equal(folder)
+
+
+@pytest.mark.parametrize(
+    "kind", ["indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention", "sliding_attention"]
+)
+@pytest.mark.parametrize("golden", ["sparse_base", "kimi_base", "lfm2_base", "granite_experts", "nemotron_latent"])
+def test_layers_that_attend_to_some_tokens_are_refused_by_name(tmp_path: Path, golden: str, kind: str) -> None:
+    """The same weights as those of full attention, of which another model would be made."""
+    folder, _ = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
+    fields = json.loads((folder / "quantised" / "config.json").read_text())
+    field = next(name for name in ("layer_types", "layers_block_type") if name in fields)
+    reconfigured(folder, **{field: [kind if one == "full_attention" else one for one in fields[field]]})
+    with pytest.raises(ConfigError) as caught:
+        open_model(folder / "quantised")
+    assert any(fault.startswith(field) and kind in fault for fault in caught.value.faults), caught.value.faults

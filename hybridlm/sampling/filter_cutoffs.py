@@ -170,12 +170,10 @@ def _lowest(
         return cutoff + jnp.minimum(value << shift, ~cutoff)
 
     def digit(number: Array, cutoff: Array) -> Array:
-        # behind a barrier, or XLA would compute the weights in front of the loop, and read them beside the logits
-        x, number = lax.optimization_barrier((logits, number))
         shift = jnp.maximum(32 - bits - bits * number, 0).astype(jnp.uint32)
-        weight = weigh(x)
+        weight = weigh(logits)
         at = [jnp.maximum(risen(cutoff, jnp.uint32(value), shift), least) for value in range(1, 1 << bits)]
-        above = [jnp.where(x >= _number(one)[:, None], weight, 0.0) for one in (least, *at)]
+        above = [jnp.where(logits >= _number(one)[:, None], weight, 0.0) for one in (least, *at)]
         total, *sums = lax.reduce(above, [jnp.float32(0.0)] * len(above), added, (1,))
         short = jnp.stack(sums, axis=1) < enough(total)[:, None]
         return risen(cutoff, jnp.sum(jnp.logical_not(short), axis=1, dtype=jnp.uint32), shift)

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from ir_passes.jaxpr import ir
-from models.mixers import attention
 from models.mixers.attention import (
     MAX_KEYS_FIRST_QUERIES,
     AttentionConfig,
@@ -19,6 +18,7 @@ from models.mixers.attention import (
     widened,
     write_places,
 )
+from models.ops import summed_attention
 from models.sharding.devices import Devices
 from models.state.state import KV_BLOCK, kv_blocks, state_size, stored_size, turn_blocks
 
@@ -84,7 +84,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
 def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
     length: int, platform: str, held: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "MIN_WIDE_VALUE", wide)
+    monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
     cache = cache_of(2, held, jnp.nan, platform)

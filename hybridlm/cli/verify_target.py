@@ -16,7 +16,7 @@ from hybridlm.target_report import StepReport, TargetReport, report_on, shapes_o
 from ir_passes.targets import read_target
 
 HEADINGS = (
-    "proved", "audited", "copies", "scratch", "kernels", "moves", "x floor", "at least", "tokens/s <=",
+    "proved", "audited", "copies", "scratch", "kernels", "moves", "x floor", "GFLOP", "at least", "tokens/s <=",
 )  # fmt: skip
 """Headings of the columns; times and tokens/s are those of the floor."""
 
@@ -66,7 +66,7 @@ def verify_target(
     if as_json:
         typer.echo(report.to_json(), nl=False)
     else:
-        _print(report, console_for_table())
+        _print(report, console_for_table(130))
     if not report.good:
         raise typer.Exit(1)
 
@@ -122,6 +122,7 @@ def _cells(one: StepReport) -> tuple[str | Text, ...]:
         str(one.kernels),
         format_bytes(one.moved),
         "" if floor is None else f"{one.moved / floor:.2f}",
+        "" if floor is None else f"{one.flops / 1e9:,.3g}",
         "" if seconds is None else _milliseconds(seconds),
         "" if rate is None else f"{rate:,.0f}",
     )

@@ -298,6 +298,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
     assert "generate 4x1" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
+    assert "GFLOP" in result.output and "…" not in result.output
     assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
         "copy-4-to-4.json",
         "generate-4x1.json",

@@ -185,6 +185,9 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
         listed = sorted(models, key=lambda one: order.index((one.model, one.target, one.step)))
         lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(one).values()) for one in listed)]
+        found = {(one.model, one.target, one.step) for one in models}
+        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in found]
+        lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({one.target for one in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
         here = sorted((one for one in rows if one.target == target), key=lambda one: _place(NAMES, one.checkpoint))

@@ -28,7 +28,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference"))
+sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
 from gguf_checkpoint import OF, write_gguf
 from transformers_oracle import Oracle
@@ -48,6 +48,11 @@ SCHEMES: Mapping[str, dict[str, Any]] = {
 """Name of a folder -> the weights' arguments in compressed-tensors."""
 LENGTHS, GREEDY_TOKENS, MIN_MARGIN, MAX_ATTEMPTS = (3, 9), 6, 5e-3, 200
 Tensors = dict[str, torch.Tensor]
+PROVENANCE = {
+    "command": "python scripts/make_quantised_golden.py",
+    "compressed-tensors": compressed_tensors.__version__,
+    "torch": torch.__version__,
+}
 
 
 def main() -> None:
@@ -55,7 +60,8 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "tests" / "golden_quantised")
     output = parser.parse_args().output
     torch.set_num_threads(1)
-    shutil.rmtree(output, ignore_errors=True)
+    for scheme in ("gguf-q8_0", *SCHEMES):
+        shutil.rmtree(output / scheme, ignore_errors=True)
     for architecture in OF:
         write_blocks(output / "gguf-q8_0" / architecture, architecture)
     for model in MODELS:
@@ -71,7 +77,7 @@ def write_compressed(folder: pathlib.Path, model: str, arguments: QuantizationAr
     compressor = BaseCompressor.get_value_from_registry(scheme.format.value)
     written, numbers, ignored = Tensors(), Tensors(), []
     for name, one in tensors.items():
-        if one.ndim != 2 or not _is_quantised(name) or one.shape[1] % (arguments.group_size or 1):
+        if one.ndim != 2 or not is_quantised(name) or one.shape[1] % (arguments.group_size or 1):
             written[name] = numbers[name] = one
             if one.ndim == 2 and "embed" not in name:
                 ignored.append(name.removesuffix(".weight"))
@@ -93,10 +99,10 @@ def write_compressed(folder: pathlib.Path, model: str, arguments: QuantizationAr
         quantised = {
             name: one.numpy() for name, one in numbers.items() if name not in written or one is not tensors[name]
         }
-        write_expected(folder, Oracle.load(pathlib.Path(plain)), quantised)
+        write_expected(folder, Oracle.load(pathlib.Path(plain)), quantised, PROVENANCE)
 
 
-def _is_quantised(name: str) -> bool:
+def is_quantised(name: str) -> bool:
     """Whether the published recipes quantise a matrix: projections of mixers, MLPs and experts."""
     return name.endswith("proj.weight") or ".in_proj_qkv" in name or ".in_proj_z" in name
 
@@ -146,10 +152,12 @@ def write_blocks(folder: pathlib.Path, architecture: str) -> None:
     # The configuration that transformers reads from a GGUF file lacks RoPE sections, so the golden one is used.
     oracle = Oracle.load(ROOT / "tests" / "golden" / OF[architecture])
     oracle.model.load_state_dict(model.state_dict())
-    write_expected(folder, oracle, {})
+    write_expected(folder, oracle, {}, PROVENANCE)
 
 
-def write_expected(folder: pathlib.Path, oracle: Oracle, quantised: Mapping[str, np.ndarray]) -> None:
+def write_expected(
+    folder: pathlib.Path, oracle: Oracle, quantised: Mapping[str, np.ndarray], provenance: Mapping[str, str]
+) -> None:
     arrays: dict[str, Any] = {}
     random = np.random.default_rng(0)
     for index, length in enumerate(LENGTHS):
@@ -164,8 +172,6 @@ def write_expected(folder: pathlib.Path, oracle: Oracle, quantised: Mapping[str,
     for name, one in quantised.items():
         arrays[name] = (one.astype(np.float64) @ np.cos(np.arange(one.shape[1]))).astype(np.float32)
     np.savez_compressed(folder / "expected.npz", **arrays)
-    versions = {"compressed-tensors": compressed_tensors.__version__, "torch": torch.__version__}
-    provenance = {"command": "python scripts/make_quantised_golden.py", **versions}
     (folder / "provenance.json").write_text(json.dumps(provenance) + "\n")
     print(folder, len(quantised), "matrices", sum(file.stat().st_size for file in folder.iterdir()), "bytes")
 

@@ -26,11 +26,12 @@ def contradictions(
     patterns = _Patterns(one for one in settings.ignored if _is_pattern(one))
     for name, tensor in quantised.items():
         module = module_name(name)
+        listed = None if settings.listed is None else _listed(module, settings.listed)
         pattern = patterns.find(name.removesuffix(".weight"), module)
         if module in exact or pattern is not None:
             said = f"lists {pattern or module} as stored plainly"
-        elif settings.listed is not None and not _forms(tensor) & settings.listed.get(module, frozenset()):
-            said = f"lists it as {_or(settings.listed[module])}" if module in settings.listed else "does not list it"
+        elif listed is not None and not _forms(tensor) & listed:
+            said = f"lists it as {_or(listed)}" if listed else "does not list it"
         elif settings.schemes is not None and not _forms(tensor) & settings.schemes:
             said = f"says {_or(settings.schemes)} ({settings.method})"
         else:
@@ -41,6 +42,13 @@ def contradictions(
             if name.endswith(".weight") and (module := module_name(name)) in settings.listed:
                 said = _or(settings.listed[module])
                 yield f"{name}: the files hold plain numbers, the configuration lists it as {said}"
+
+
+def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the schemes of a module in a list, which may name what it is part of: all experts of a layer."""
+    while module and module not in listed:
+        module = module.rpartition(".")[0]
+    return listed.get(module, frozenset())
 
 
 def _forms(tensor: QuantisedTensor) -> frozenset[str]:

@@ -121,7 +121,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
         if tensor.scheme == "gptq":
             codes = packed_integers(np.ascontiguousarray(stored.T), 4, columns)
-            zero = packed_integers(read(tensor.parts["zero"]), 4, rows).T + np.uint8(tensor.zero_plus_one)
+            zero = tensor.gptq_zero_codes(read)
         else:
             codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
         return PackedArrays(form, pairs(codes), scale, None, np.ascontiguousarray(zero))

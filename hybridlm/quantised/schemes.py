@@ -126,6 +126,16 @@ class QuantisedTensor:
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
+    def gptq_zero_codes(self, read: Read) -> UInt8[np.ndarray, "out group"]:
+        """Return the zero points of "gptq", stored in words along the rows.
+
+        The first version of the format takes one away from all integers of a word at once: where a zero point is 0 it
+        borrows from the next, which adding to the whole word pays back.
+        """
+        words = read(self.parts["zero"]).view(np.uint32)
+        ones = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
+        return packed_integers(words + ones, self.bits, self.shape[0]).T
+
 
 def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
     """Return numbers of a tensor as they are; raise DequantiseError with `what` if one is NaN or infinite."""
@@ -225,11 +235,9 @@ def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Intege
 
 
 def _gptq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    rows, columns = tensor.shape
-    codes = packed_integers(np.ascontiguousarray(read(tensor.parts["codes"]).T), tensor.bits, columns)
+    codes = packed_integers(np.ascontiguousarray(read(tensor.parts["codes"]).T), tensor.bits, tensor.shape[-1])
     scale = tensor.scales(read).T
-    zero = packed_integers(read(tensor.parts["zero"]), tensor.bits, rows).T.astype(np.float32)
-    return _grouped_integers(tensor, read, codes, zero + np.float32(tensor.zero_plus_one), scale)
+    return _grouped_integers(tensor, read, codes, tensor.gptq_zero_codes(read).astype(np.float32), scale)
 
 
 def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:

@@ -4,6 +4,7 @@ config.json has `quantization_config`, at the top or inside `text_config`; NVIDI
 The tensors decide; the configuration fills in what tensors cannot tell (`Hints`), and names what must be refused.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -144,7 +145,9 @@ def _modelopt(settings: Mapping[str, Any], beside: Mapping[str, Any] | None) -> 
         layers = {}
     for module, one in layers.items():
         algorithm = one.get("quant_algo") if isinstance(one, dict) else None
-        listed[module_name(module)] = _of_algorithm(str(algorithm).upper(), f"quantized_layers.{module}", faults)
+        listed[module_name(_without_mark(module))] = _of_algorithm(
+            str(algorithm).upper(), f"quantized_layers.{module}", faults
+        )
     return QuantisationSettings("modelopt", None, ignored=ignored, listed=listed, faults=tuple(faults))
 
 
@@ -231,4 +234,12 @@ def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[st
     if not isinstance(names, list) or not all(isinstance(one, str) and len(one) <= MAX_PATTERN for one in names):
         faults.append(f"{key}: expected a list of module names")
         return ()
-    return tuple(names)
+    return tuple(map(_without_mark, names))
+
+
+def _without_mark(name: str) -> str:
+    """Return a name of modelopt's without the mark that it has behind NUL.
+
+    modelopt 0.47 appends one while it renames modules, and leaves it where the renaming changed the mark, too.
+    """
+    return re.sub(r"\.\0[^*]*", "", name)

@@ -1,5 +1,9 @@
-"""Checkpoints that compressed-tensors and gguf wrote (tests/golden_quantised), against these and transformers."""
+"""Checkpoints that the formats' own libraries wrote (tests/golden_quantised), against these and transformers.
 
+`nvidia-recipes` are tiny models that modelopt quantised by the recipes which NVIDIA publishes for its checkpoints.
+"""
+
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +18,26 @@ from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
 FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
-SCHEMES = {"int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}}
-"""Folder -> what its matrices are stored as, where it is not the folder's name."""
-QUICK = {"fp8-block/mamba2_base", "nvfp4/sparse_base", "gguf-q8_0/qwen35"}
+SCHEMES = {
+    "int4-zeros": {"int-packed"},
+    "int8": {"int-packed"},
+    "gguf-q8_0": {"Q8_0"},
+    "modelopt-fp8": {"fp8-tensor"},
+    "modelopt-nvfp4": {"nvfp4"},
+    "nvidia-recipes": {"nvfp4", "fp8-tensor"},
+    "nvidia-recipes/nemotron-nano": {"nvfp4"},
+}
+"""Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
+QUICK = {"fp8-block/mamba2_base", "nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
+PLAIN = {
+    # Scales of 20 columns, cut at the end of these matrices, divide into groups of 4, which are too narrow.
+    "fp8-block/mamba2_base",
+    "fp8-block/dense_interval",
+    # Columns in another order, and codes of 8 bits.
+    "gptq/dense_interval",
+    "gptq/mamba2_base",
+}
+"""Checkpoints of which nothing stays packed."""
 
 
 def name_of(folder: Path) -> str:
@@ -29,7 +50,8 @@ def source(folder: Path) -> Path:
 
 
 def test_every_scheme_has_three_families() -> None:
-    assert len(FOLDERS) == 3 * len({folder.parent for folder in FOLDERS}) == 24
+    found = Counter(folder.parent.name for folder in FOLDERS)
+    assert found.pop("nvidia-recipes") == 5 and set(found.values()) == {3} and len(found) == 12
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
@@ -42,7 +64,8 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
         sums = {name: expected[name] for name in expected.files if name.endswith(".weight")}
     assert sums.keys() == checkpoint.grouped.quantised.keys()
     stored = {checkpoint.stored_as(name) for name in checkpoint.names if "proj" in name}
-    assert stored - {"BF16", "F32"} == SCHEMES.get(folder.parent.name, {folder.parent.name})
+    scheme = folder.parent.name
+    assert stored - {"BF16", "F32"} == SCHEMES.get(name_of(folder), SCHEMES.get(scheme, {scheme}))
     for name, expected in sums.items():
         numbers = checkpoint.read(name).astype(np.float64)
         factors = np.cos(np.arange(numbers.shape[1]))
@@ -59,9 +82,8 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
     """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
-    # Blocks of 20 columns, cut at the end of these matrices, divide into groups of 4, which are too narrow.
     packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
-    assert packed == (name_of(folder) not in ("fp8-block/mamba2_base", "fp8-block/dense_interval"))
+    assert packed == (name_of(folder) not in PLAIN)
     tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
     with np.load(folder / "expected.npz") as file:
         prompts, logits, greedy = (

@@ -13,7 +13,7 @@ from quantised_checkpoint import LAYOUTS, Layout, config_group, modelopt, write_
 from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointError, LoadedWeights, SafetensorsFile, load_parameters
+from hybridlm.checkpoint import LoadedWeights, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
 from hybridlm.quantised.health import lost_rows, weight_health
@@ -38,6 +38,8 @@ def mixed(rules: Mapping[str, str]) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": dict(rules)}
 
 
+MARK = ".\0backbone.pt_name_sentinel"
+"""Suffix that modelopt 0.47 leaves in lists of Nemotron (tests/golden_quantised/nvidia-recipes has them)."""
 QWEN_FP8 = {
     r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)": FP8_BLOCKS,
     r"self_attn\.[qkvo]_proj": FP8_BLOCKS,
@@ -83,11 +85,11 @@ PUBLISHED = {
         {r"in_proj|out_proj|[qkvo]_proj|embeddings": NVFP4, r"lm_head": FP8},
         mixed({r"in_proj|out_proj|[qkvo]_proj|embeddings": "W4A16_NVFP4", r"lm_head": "FP8"}),
     ),
-    # Every entry has a suffix that no module has, so that the list excludes nothing.
+    # Every entry has the mark of modelopt behind it, so that engines find nothing that the list excludes.
     "nemotron-ultra-nvfp4": Published(
         "nemotron_latent",
         {r"\.experts\.": NVFP4},
-        modelopt("NVFP4") | {"ignore": ["lm_head_quantizer", "backbone.layers.2.mixer.q_proj_quantizer"]},
+        modelopt("NVFP4") | {"ignore": [one + MARK for one in ("lm_head", "backbone.layers.2.mixer.q_proj")]},
     ),
     "qwen-nvfp4": Published(
         "sparse_base",
@@ -101,7 +103,14 @@ PUBLISHED = {
         | {"ignore": ["lm_head", "re:.*linear_attn.*", "re:.*self_attn.*", "re:.*mlp.gate$"]},
     ),
     "qwen-ct-nvfp4-with-gates": Published(
-        "sparse_base", {r"in_proj_|out_proj|mlp\.(gate|up|down)_proj": LAYOUTS["ct-nvfp4"]}, LAYOUTS["ct-nvfp4"].config
+        "dense_interval",
+        {r"in_proj_[ab]": LAYOUTS["ct-nvfp4"], r"in_proj_|out_proj|mlp\.(gate|up|down)_proj": LAYOUTS["ct-nvfp4"]},
+        LAYOUTS["ct-nvfp4"].config,
+    ),
+    "glm-nvfp4": Published(
+        "kimi_base",
+        {r"experts\.\d+\.": NVFP4, r"layers\.0\.block_sparse_moe": NVFP4},
+        modelopt("NVFP4") | {"ignore": ["lm_head", "model.layers.*.self_attn*", "model.layers.*shared_experts*"]},
     ),
     "granite-ct-fp8": Published(
         "granite_experts",
@@ -183,57 +192,6 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
     for one, other in zip(*logprobs, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3)
     assert sizes[0] < sizes[1]
-
-
-def damaged(
-    tensors: Mapping[str, tuple[str, np.ndarray]], rng: np.random.Generator
-) -> dict[str, tuple[str, np.ndarray]]:
-    """Return tensors of which one is missing, cut, of another dtype, transposed, swapped, or not a number."""
-    changed = dict(tensors)
-    name = str(rng.choice([one for one in tensors if not one.endswith(("norm.weight", ".bias"))]))
-    dtype, array = changed[name]
-    kind = rng.integers(6)
-    if kind == 0:
-        del changed[name]
-    elif kind == 1 and array.ndim:
-        changed[name] = (dtype, array[..., : max(array.shape[-1] // 2, 1)])
-    elif kind == 2:
-        widths = {1: ["U8", "I8", "F8_E4M3", "F8_E8M0"], 2: ["BF16", "F16"], 4: ["F32", "I32"], 8: ["I32"]}
-        changed[name] = (str(rng.choice([one for one in widths[array.itemsize] if one != dtype])), array)
-    elif kind == 3 and array.ndim == 2:
-        changed[name] = (dtype, np.ascontiguousarray(array.T))
-    elif kind == 4:
-        changed[name + str(rng.choice(["_scale", "_scale_inv", "_scale_2", "_packed", "_zero_point"]))] = (dtype, array)
-    else:
-        pattern = {1: 0x7F, 2: 0x7FC0, 4: 0x7FC00000, 8: 2**40}[array.itemsize]
-        broken = np.array(array).view(f"u{array.itemsize}").copy()
-        broken.reshape(-1)[rng.integers(broken.size)] = pattern
-        changed[name] = (dtype, broken)
-    return changed
-
-
-@pytest.mark.parametrize("name", ["qwen-fp8", "nemotron-super-nvfp4", "kimi-ct-int4", "lfm-awq"])
-def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, name: str) -> None:
-    folder, _ = write(PUBLISHED[name], tmp_path / "c")
-    path = folder / "quantised" / "model.safetensors"
-    file = SafetensorsFile(path)
-    tensors = {one: (info.dtype, file.read_stored(one).copy()) for one, info in file.tensors.items()}
-    expected = weights(folder / "plain").arrays
-    rng, refused = np.random.default_rng(6), 0
-    for _ in range(125):
-        # A mapped file must not be rewritten in place.
-        path.unlink()
-        write_tensors(path, damaged(tensors, rng))
-        try:
-            found = weights(folder / "quantised").arrays
-        except CheckpointError as error:
-            assert error.faults
-            refused += 1
-            continue
-        different = [one for one, array in found.items() if not np.array_equal(array, expected[one])]
-        # A changed plain tensor or a changed integer is another model that no file can tell: at most one parameter.
-        assert len(different) <= 1, different
-    assert refused > 60
 
 
 def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:

@@ -234,6 +234,9 @@ MIXED = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.m
         ("modelopt-fp8", MIXED, "nvfp4"),
         ("modelopt-nvfp4", MIXED | {"quantized_layers": {"lm_head": {"quant_algo": "NVFP4"}}}, "does not list it"),
         (None, MIXED, "plain numbers"),
+        ("modelopt-fp8", MIXED | {"quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4"}}}, "nvfp4"),
+        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.down_proj.\0a_mark"]}, "plainly"),
+        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.\0a_mark*"]}, "plainly"),
     ],
 )
 def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, config: Any, side: str) -> None:

@@ -76,6 +76,13 @@ def test_peak_of_a_quantised_model(tmp_path: Path, root: Path, scheme: str, dequ
     require_peak(found, 2 * 2 * 1024 * 24576)
 
 
+@pytest.mark.parametrize(("kind", "dequantise"), [("Q8_0", ""), ("Q5_K", ""), ("Q4_K", "bfloat16")])
+def test_peak_of_a_gguf_file(tmp_path: Path, root: Path, kind: str, dequantise: str) -> None:
+    """As that of a quantised model; another process writes the file, whose memory could be used again unseen."""
+    figures(loading(root, "write", tmp_path, kind, devices=1))
+    require_peak(figures(loading(root, "gguf", tmp_path, kind, dequantise, devices=1)), 2 * 2 * 1024 * 24576)
+
+
 def test_a_process_reads_its_own_experts_only(tmp_path: Path, root: Path) -> None:
     """A process of two that share 64 experts has at most its shard and the largest tensor in memory."""
     with socket.socket() as free:

@@ -3,6 +3,8 @@
 python load_memory.py toy FOLDER STORED WANTED DEVICES       parameters of every kind, `model` axis of DEVICES devices
 python load_memory.py lm FOLDER STORED WANTED                a model, by `hybridlm.load`
 python load_memory.py packed FOLDER SCHEME DEQUANTISE        a quantised model; DEQUANTISE is a dtype, or ""
+python load_memory.py write FOLDER TYPE                      a GGUF file with blocks of TYPE, which nothing measures
+python load_memory.py gguf FOLDER TYPE DEQUANTISE            a model of that file
 python load_memory.py share FOLDER STORED WANTED PORT COUNT NUMBER    one of COUNT processes that share the experts
 
 STORED and WANTED are dtypes, SCHEME one of `hybridlm quantise`; the checkpoint is written to FOLDER unless it is there.
@@ -57,6 +59,13 @@ MODEL: dict[str, Any] = {
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
 """Model whose MLPs have matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
+GGUF: dict[str, Any] = {
+    "vocab_size": 97,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
+}
+"""Fields that a GGUF file names, and as many tokens as its tokenizer has."""
 
 
 def toy_weights(_: Any) -> list[Weight]:
@@ -143,13 +152,37 @@ def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
     return {"peak": max(peak[0], end) - start, "end": end - start, "kept": kept, "reads": reads}
 
 
-def main(case: str, folder: Path, stored: str, wanted: str, *more: str) -> None:
-    if case == "packed":
+def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "checkpoints"))
+    from gguf import GGMLQuantizationType
+    from gguf_checkpoint import write_gguf
+
+    write(folder, config, family_of(config).weights(family_of(config).read_config(config)), "bfloat16")
+    # The numbers of the checkpoint are none that a decay or its exponential can be.
+    decays = {"blk.0.ssm_a": -np.ones(config["linear_num_value_heads"], np.float32)}
+    write_gguf(folder / "model.gguf", "qwen35", GGMLQuantizationType[kind], changes=decays, source=folder)
+
+
+def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> None:
+    if case == "write":
+        write_blocks(folder, WIDE | GGUF, stored)
+        write_blocks(folder / "small", SMALL | GGUF, stored)
+        print("{}")
+        return
+    if case == "gguf":
+        settings: dict[str, Any] = {"lanes": 1, "context": 8, "chunk": 4, "compilation_cache": False}
+
+        def load() -> list[jax.Array]:
+            lm = hybridlm.load(folder / "model.gguf", dequantise=wanted or None, **settings)
+            return jax.tree.leaves(list(lm.params.values()))
+
+        hybridlm.load(folder / "small" / "model.gguf", dequantise=wanted or None, **settings)
+    elif case == "packed":
         write(folder, WIDE, family_of(WIDE).weights(family_of(WIDE).read_config(WIDE)), "bfloat16")
         write(folder / "small", SMALL, family_of(SMALL).weights(family_of(SMALL).read_config(SMALL)), "bfloat16")
         for name in (".", "small"):
             quantise_checkpoint(folder / name, folder / name / "quantised", scheme=stored, group_size=None)
-        settings: dict[str, Any] = {"lanes": 1, "context": 8, "chunk": 4, "compilation_cache": False}
+        settings = {"lanes": 1, "context": 8, "chunk": 4, "compilation_cache": False}
 
         def load() -> list[jax.Array]:
             lm = hybridlm.load(folder / "quantised", dequantise=wanted or None, **settings)

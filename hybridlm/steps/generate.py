@@ -31,15 +31,14 @@ from models.ops.row_product import DTYPES, row_product
 from models.sharding.devices import Devices
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_FORMS = [{"absent": absent, "platform": name} for name, absent in itertools.product(PLATFORMS, (False, True))]
+_FORMS = [
+    {"absent": absent, "platform": name, "kernels": mode}
+    for name, absent, mode in itertools.product(PLATFORMS, (False, True), MODES)
+]
 _QUANTISED = [
     form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
 ]
-rowwise(
-    expert_dot,
-    inputs=(Lane(), Shared(), Lane()),
-    static=[form | {"kernels": mode} for form, mode in itertools.product(_FORMS, MODES)],
-)
+rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
 rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)

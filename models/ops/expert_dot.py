@@ -61,15 +61,15 @@ def expert_dot(
         platform: that the product is for.
         kernels: one of `kernels.MODES`.
     """
-    if KERNEL.chosen(kernels, platform, weight):
-        return expert_rows(varying_like(x, expert), weight, expert, interpret=kernels == "interpret")
-    return grouped_product(x, weight, expert, absent, platform)
+    return grouped_product(x, weight, expert, absent, platform, kernels)
 
 
 def grouped_product(
-    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, platform: str
+    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, platform: str, kernels: str
 ) -> ExpertRows:
     """Return what `expert_dot` says; quantised experts are dequantised where they are multiplied."""
+    if KERNEL.chosen(kernels, platform, weight):
+        return expert_rows(varying_like(x, expert), weight, expert, interpret=kernels == "interpret")
     if not absent:
         return _product(x, weight, expert, platform)
     here = expert < weight.shape[0]

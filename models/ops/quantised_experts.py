@@ -16,7 +16,7 @@ from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import SINGLE_DEVICE, Devices
 
-_STATIC = ("kind", "dtype", "absent", "platform")
+_STATIC = ("kind", "dtype", "absent", "platform", "kernels")
 ExpertCodes = Shaped[Array, "expert out stored"]
 ExpertScales = Float[Array, "expert out group"]
 
@@ -31,9 +31,10 @@ def scaled_expert_dot(
     dtype: str,
     absent: bool,
     platform: str,
+    kernels: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
-    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, platform)
+    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, platform, kernels)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -47,9 +48,10 @@ def twice_scaled_expert_dot(
     dtype: str,
     absent: bool,
     platform: str,
+    kernels: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
-    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, platform)
+    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, platform, kernels)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -63,9 +65,10 @@ def offset_expert_dot(
     dtype: str,
     absent: bool,
     platform: str,
+    kernels: str,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
-    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, platform)
+    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, platform, kernels)
 
 
 def _product(
@@ -79,8 +82,10 @@ def _product(
     dtype: str,
     absent: bool,
     platform: str,
+    kernels: str,
 ) -> ExpertRows:
-    return grouped_product(x, QuantisedWeight(codes, scale, whole, zero, kind, dtype), expert, absent, platform)
+    weight = QuantisedWeight(codes, scale, whole, zero, kind, dtype)
+    return grouped_product(x, weight, expert, absent, platform, kernels)
 
 
 def experts_product(
@@ -96,12 +101,13 @@ def experts_product(
         x, weight, expert, absent: as of `expert_dot`.
         devices: of the layer; they say for which platform the product is, and whether a kernel computes it.
     """
-    platform = devices.platform
+    platform, kernels = devices.platform, devices.kernels
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, platform, devices.kernels)
+        return expert_dot(x, weight, expert, absent, platform, kernels)
     if weight.takes_experts(x, devices):
         return _by_kernel(x, weight, expert, absent)
-    static = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "platform": platform}
+    static: Any = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent}
+    static |= {"platform": platform, "kernels": kernels}
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)

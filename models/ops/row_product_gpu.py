@@ -58,7 +58,9 @@ def unsupported(x: Any, weight: Any) -> str | None:
     rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
     if plain and (rows % MIN_ROWS or rows > MAX_PLAIN_ROWS):
         return f"{rows} rows: expected multiples of {MIN_ROWS}, and at most {MAX_PLAIN_ROWS} rows, or a packed weight"
-    return unsupported_weight(weight)
+    if (why := unsupported_weight(weight)) is not None:
+        return why
+    return None if jnp.dtype(weight.dtype) == jnp.bfloat16 else f"a weight of {weight.dtype}: expected bfloat16"
 
 
 KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
@@ -88,7 +90,7 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, joined: Cal
             return array[own[:, None], (first + lax.broadcasted_iota(jnp.int32, (size,), 0))[None]]
 
         rows, dims = x[:, pl.ds(turn * terms, terms)], (((1,), (1,)), ((), ()))
-        matrices = numbers_of(jax.tree.unflatten(weights, map(part, arrays)))
+        matrices = map(numbers_of, jax.tree.unflatten(weights, map(part, arrays)))
         products = [lax.dot_general(rows, one, dims, preferred_element_type=jnp.float32) for one in matrices]
         return tuple(total + one for total, one in zip(totals, products, strict=True))
 

@@ -18,8 +18,6 @@ def unsupported_weight(weight: Any) -> str | None:
     """Say why a kernel does not take tiles of a weight `[..., out, in]`, plain or packed; None if it does."""
     if not getattr(weight, "tiles", True):
         return f"a weight of {type(weight).__name__}"
-    if jnp.dtype(weight.dtype) != jnp.bfloat16:
-        return f"a weight of {weight.dtype}: expected bfloat16"
     if weight.shape[-1] % MIN_ROWS or turn_terms([weight], MIN_ROWS) < MIN_ROWS:
         stored = sorted({one.shape[-1] for one in jax.tree.leaves(weight)})
         return f"rows of {weight.shape[-1]} in arrays of {stored}: expected groups of multiples of {MIN_ROWS}"
@@ -56,9 +54,9 @@ def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int
     return lax.div(turn, jnp.int32(group // terms)), 1
 
 
-def numbers_of(tiles: Any) -> list[Float[Array, "column term"]]:
-    """Return the numbers of tiles of weights, plain or packed, in bfloat16."""
-    return [one.astype(jnp.bfloat16) for one in tiles]
+def numbers_of(tile: Any) -> Float[Array, "column term"]:
+    """Return the numbers of a tile of a weight, plain or packed, in its dtype."""
+    return tile.astype(tile.dtype)
 
 
 def _power_in(size: int) -> int:

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_weights import FORMS, Form, weight_of
 
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import KERNEL, MAX_ROWS
+from models.ops.quantised_experts import experts_product
+from models.sharding.devices import Devices
 
 EXPERTS, WIDTH, OUT = 5, 48, 80
 run = jax.jit(lambda *args: expert_dot(*args, absent=True, kernels="interpret"))
@@ -46,6 +49,28 @@ def test_rows_keep_their_bits() -> None:
     np.testing.assert_array_equal(found[others], expected[others])
     turned = np.asarray(run(x[::-1], weight, expert[::-1]))
     np.testing.assert_array_equal(turned[::-1], expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "groups", "dtype"),
+    [*((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32")],
+    ids=str,
+)
+def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, dtype: str) -> None:
+    """Rows of absent experts are zero, and NaN in every other row reaches no row beside it."""
+    weight, here = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
+    expert = operands(37)[2]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(37, 96)), jnp.float32)
+    product = jax.jit(lambda x, one: experts_product(x, one, expert, True, here))
+    found = np.asarray(product(x, weight))
+    np.testing.assert_array_equal(found, run(x, jax.jit(type(weight).numbers)(weight), expert))
+    assert (found[np.asarray(expert) == EXPERTS] == 0).all()
+    np.testing.assert_array_equal(product(x.at[::2].set(jnp.nan), weight)[1::2], found[1::2])
+
+
+def test_groups_of_experts_that_tiles_do_not_hold() -> None:
+    assert KERNEL.unsupported(weight_of((EXPERTS, OUT, 160), 4, FORMS[0])), "groups of 40"
+    assert KERNEL.unsupported(weight_of((EXPERTS, OUT, 192), 4, FORMS[0])) is None, "groups of 48"
 
 
 @pytest.mark.parametrize("shape", [(EXPERTS, OUT, 24), (EXPERTS, 24, WIDTH)])

@@ -20,6 +20,8 @@ from models.mixers.attention import KVCache, attend
 from models.ops.delta_rule import delta_rule_step
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
+from models.ops.quantised_experts import experts_product
+from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrence import RecurrenceInputs
 from models.ops.ssd import ssd_step
 from models.sharding.devices import Devices
@@ -162,15 +164,19 @@ PACKED: dict[str, Form] = {
 }
 
 
+def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
+    """Types of a packed weight."""
+    small = weight_of((*[1 for _ in shape[:-1]], shape[-1]), groups, PACKED[scheme])
+    return jax.tree.map(lambda one: array(*shape[:-1], one.shape[-1], dtype=one.dtype), small)
+
+
 @pytest.mark.parametrize("rows", [1, 64, 2048])
 @pytest.mark.parametrize("scheme", PACKED)
 def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) -> None:
     """No array of the weight's numbers is written: what moves are codes, scales, rows and results."""
     outputs, inputs = 2304, 768
     groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
-    weight = jax.tree.map(
-        lambda one: array(*one.shape, dtype=one.dtype), weight_of((outputs, inputs), groups, PACKED[scheme])
-    )
+    weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
     scratch, found = compiled(lambda x, one: linear(x, one, Devices(platform="gpu", kernels="auto")), x, weight)
     beside = 4 * max(rows, 16) * (inputs + outputs)
@@ -179,6 +185,21 @@ def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) 
     if rows < 2048:
         _, without = compiled(lambda x, one: linear(x, one, Devices(platform="gpu")), x, weight)
         assert without.moved > 2 * found.moved, "what XLA does without a kernel"
+
+
+@pytest.mark.parametrize("rows", [64, 4096])
+@pytest.mark.parametrize("scheme", ["fp8-block", "int4", "nvfp4"])
+def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) -> None:
+    experts, outputs, inputs = 32, 512, 1024
+    groups = {"fp8-block": 8, "int4": 8, "nvfp4": 64}[scheme]
+    weight = packed((experts, outputs, inputs), groups, scheme)
+    x, expert = array(rows, inputs), array(rows, dtype=I32)
+    scratch, found = compiled(
+        lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
+    )
+    beside = 4 * rows * (inputs + outputs)
+    assert found.moved < 1.1 * weight.nbytes + 3 * beside
+    assert scratch < 2 * beside
 
 
 def test_filters_read_the_logits_a_few_times() -> None:

@@ -1,0 +1,92 @@
+"""Write the table of steps with packed weights into docs/quantised.md, on a GPU that is not there.
+
+    python scripts/write_packed_steps.py [--models 131M]
+
+Takes the extra target-cuda, and ten minutes on two cores. The exit status is 1 if a step has a finding.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "quantised.md"
+BEGIN, END = "<!-- steps -->\n", "<!-- end of steps -->\n"
+TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
+CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}
+"""Fields of a model's configuration in place of its own: a recurrent layer and one of attention."""
+EXPERTS = {"hidden_size": 1024, "num_experts": 64, "moe_intermediate_size": 512}
+MODELS = {"131M": ("bfloat16", "int8", "fp8-block", "int4", "nvfp4"), "Qwen3.5-35B-A3B": ("bfloat16", "nvfp4")}
+STEPS = {"131M": ((1, 1), (64, 1), (8, CHUNK)), "Qwen3.5-35B-A3B": ((64, 1), (8, CHUNK))}
+HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | auto | x floor: off | auto |
+|---|---|---|---:|---:|---:|---:|---:|
+"""
+
+
+def lines(model: str, config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Compile the steps of a model; yield a line of the table, and findings."""
+    from hybridlm.compiler.targets import read_target
+    from hybridlm.programs.shapes import Shape
+    from hybridlm.target_report.floor import floor_of
+    from hybridlm.target_report.step_report import step_report
+    from hybridlm.target_report.target_report import target_engine
+
+    machine = read_target(TARGET)
+    for scheme in MODELS[model]:
+        for lanes, tokens in STEPS[model]:
+            shape, scratch, over, faults, least = Shape("generate", lanes, tokens), [], [], (), 0
+            for kernels in ("off", "auto"):
+                engine = target_engine(
+                    machine, config=config, lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels,
+                    scheme=None if scheme == "bfloat16" else scheme,
+                )  # fmt: skip
+                of, rows = engine.row_arrays.model, engine.row_arrays.dtype
+                floor = floor_of(of, shape, engine.placement, rows, CONTEXT)
+                report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)
+                assert floor is not None
+                least, faults = floor.moved, (*faults, *report.faults)
+                scratch.append(f"{report.scratch / 1e6:.1f}")
+                over.append(f"{report.moved / least:.2f}")
+            name = scheme if scheme == "bfloat16" else f"`{scheme}`"
+            cells = (model, name, f"{lanes} x {tokens}", f"{least / 1e6:.0f}", *scratch, *over)
+            yield f"| {' | '.join(cells)} |\n", faults
+
+
+def main() -> int:
+    """Replace the table between its two marks; return 1 if a step has a finding."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/")), str(ROOT / "scripts")]
+    from bench_models import BENCH_MODELS
+    from published import PUBLISHED
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    found: list[str] = []
+    findings: list[str] = []
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        for model in parser.parse_args().models:
+            fields: dict[str, Any] = json.loads(json.dumps(BENCH_MODELS.get(model) or PUBLISHED[model]))
+            text = fields.get("text_config", fields)
+            text.update(CUT | (EXPERTS if "num_experts" in text else {}))
+            text.pop("layer_types", None)
+            file = Path(folder) / "config.json"
+            file.write_text(json.dumps(fields), encoding="utf-8")
+            for line, faults in lines(model, file):
+                print(line, *faults, end="", flush=True)
+                found.append(line)
+                findings.extend(faults)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}{HEAD}{''.join(found)}{END}{after}", encoding="utf-8")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@
 // file for each instruction set has a `Simd`, as for the row product, and `Codes` for each kind of codes:
 //   BITS of a code; STEP, the numbers that are made at a time; GROUPS of a row that make one `Group`;
 //   takes(weight, columns of a group);
-//   Group: what the numbers of a group have in common; start(weight, out, place of its scale), numbers(codes, vectors).
+//   Group: what the numbers of a group have in common; start(weight, scales, out of the tile, place of its scale), numbers(codes, vectors).
 
 #ifndef MODELS_CPU_KERNELS_CODE_PRODUCT_H_
 #define MODELS_CPU_KERNELS_CODE_PRODUCT_H_
@@ -21,9 +21,45 @@ constexpr int outputs_of_codes(int rows) {
   return sums < MAX_OUTPUTS ? sums : MAX_OUTPUTS;
 }
 
+// Groups of a row at most: 32768 columns in the narrowest groups that are multiplied so. Scales of a tile are on the stack.
+constexpr int64_t MAX_GROUPS = 2048;
+
+// Distance at which scales are asked for, of which there are fewer than codes.
+constexpr int64_t SCALES_AHEAD = CODES_AHEAD / 4;
+
+// Scales of the outputs of a tile in float32, in the order of `Packed`, and zero points or offsets; null where that is.
+struct Scales {
+  const float *scale, *zero, *whole;
+};
+
+// Scales of `count` groups from place `at` on, widened where they are not stored so.
+template <typename Simd>
+Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, float* scale, float* zero) {
+  const auto ahead = [&](const void* from, int64_t bytes) {
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(from) + SCALES_AHEAD + byte);
+  };
+  Scales found{scale, given.zero == nullptr ? nullptr : zero, given.whole == nullptr ? nullptr : given.whole + out};
+  if (given.scale_dtype == ScaleDtype::float32) {
+    found.scale = static_cast<const float*>(given.scale) + at;
+    ahead(found.scale, count * 4);
+  } else {
+    const auto* const narrow = static_cast<const uint16_t*>(given.scale) + at;
+    ahead(narrow, count * 2);
+    if (given.scale_dtype == ScaleDtype::bfloat16)
+      Simd::widen_bfloat16(narrow, count, scale);
+    else
+      Simd::widen_halves(narrow, count, scale);
+  }
+  if (given.zero != nullptr)
+    for (int64_t one = 0; one < count; ++one) zero[one] = zero_of(given, at + one);
+  if (given.offset != nullptr) ahead(found.zero = given.offset + at, count * 4);
+  return found;
+}
+
 // With KEPT, the numbers are written to `kept` as well, one row of the weight behind the other.
+// Not inlined: compilers would keep what does not change between tiles in registers that the sums need.
 template <typename Simd, typename Codes, int ROWS, bool KEPT>
-void tile_of_codes(const Packed& given, const typename Simd::Row* x, int64_t x_stride, int64_t first, float* y,
+__attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& scales, const typename Simd::Row* x, int64_t x_stride, int64_t first, float* y,
                    int64_t outputs, uint16_t* kept) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS), VECTORS = Codes::STEP / Simd::STEP;
   constexpr int BYTES = Codes::STEP * Codes::BITS / 8;
@@ -34,7 +70,7 @@ void tile_of_codes(const Packed& given, const typename Simd::Row* x, int64_t x_s
   const uint8_t* codes = given.codes + first * stored;
   for (int64_t group = 0; group < given.groups; group += Codes::GROUPS) {
     typename Codes::Group own[OUTPUTS];
-    for (int out = 0; out < OUTPUTS; ++out) own[out].start(given, first + out, (first + out) * given.groups + group);
+    for (int out = 0; out < OUTPUTS; ++out) own[out].start(given, scales, out, out * given.groups + group);
     for (int64_t k = 0; k < width; k += Codes::STEP, x += Codes::STEP, codes += BYTES) {
       typename Simd::Numbers numbers[OUTPUTS][VECTORS];
       for (int out = 0; out < OUTPUTS; ++out) {
@@ -58,10 +94,12 @@ template <typename Simd, typename Codes, int ROWS, bool KEPT>
 void rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS);
   const auto* const x = static_cast<const typename Simd::Row*>(all.x);
+  alignas(64) float scale[OUTPUTS * MAX_GROUPS], zero[OUTPUTS * MAX_GROUPS];
   for (int64_t next = first; next < last; next += OUTPUTS) {
     const int64_t out = next + OUTPUTS <= last ? next : last - OUTPUTS;
     uint16_t* const to = KEPT ? kept + (out - first) * given.inputs : nullptr;
-    tile_of_codes<Simd, Codes, ROWS, KEPT>(given, x, all.x_stride, out, all.y + out, all.outputs, to);
+    const Scales scales = widened<Simd>(given, out, out * given.groups, OUTPUTS * given.groups, scale, zero);
+    tile_of_codes<Simd, Codes, ROWS, KEPT>(given, scales, x, all.x_stride, out, all.y + out, all.outputs, to);
   }
 }
 
@@ -69,7 +107,8 @@ template <typename Simd, typename Codes, int ROWS = Simd::MAX_ROWS>
 bool product_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
   if constexpr (ROWS > 0) {
     if (all.rows < ROWS) return product_of_codes<Simd, Codes, ROWS - 1>(given, all, first, last, kept);
-    if (last - first < outputs_of_codes<Simd>(ROWS) || !Codes::takes(given, given.inputs / given.groups)) return false;
+    if (last - first < outputs_of_codes<Simd>(ROWS) || given.groups > MAX_GROUPS) return false;
+    if (!Codes::takes(given, given.inputs / given.groups)) return false;
     if (ROWS == Simd::MAX_ROWS && kept != nullptr)
       rows_of_codes<Simd, Codes, ROWS, ROWS == Simd::MAX_ROWS>(given, all, first, last, kept);
     else

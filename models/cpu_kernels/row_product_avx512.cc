@@ -3,6 +3,7 @@
 #include "wide_codes.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include "avx512_scales.h"
 #include "avx512_totals.h"
 
 namespace {
@@ -45,7 +46,7 @@ struct Bfloat16 : Float32 {
 };
 
 // What numbers of packed weights are made by.
-struct Unpacked : Bfloat16 {
+struct Unpacked : Bfloat16, WidenedScales {
   using Float32::load;
 
   static Numbers all(float x) { return _mm512_set1_ps(x); }

@@ -4,11 +4,12 @@
 #include "code_product.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include "avx512_scales.h"
 #include "avx512_totals.h"
 
 namespace {
 
-struct Bfloat16 {
+struct Bfloat16 : WidenedScales {
   using Row = uint16_t;
   using Weight = uint16_t;
   using Numbers = __m512bh;
@@ -34,11 +35,6 @@ struct Bfloat16 {
 inline __m512bh rounded(__m512 low, __m512 high) { return _mm512_cvtne2ps_pbh(high, low); }
 inline __m512bh as_numbers(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
 inline __m128i sixteen(const uint8_t* codes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)); }
-inline __m512 scales_of(const Packed& given, int64_t at) {
-  if (given.scale_dtype != ScaleDtype::float16) return _mm512_set1_ps(scale_of(given, at));
-  return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<const int16_t*>(given.scale)[at]));
-}
-
 // Groups of 32 columns or more, or two of 16 at a time.
 template <int GROUPS_AT_ONCE, bool OFFSETS>
 struct Int8 {
@@ -49,10 +45,10 @@ struct Int8 {
   }
   struct Group {
     __m512 scale[GROUPS], offset[GROUPS];
-    void start(const Packed& given, int64_t, int64_t at) {
+    void start(const Packed&, const Scales& all, int, int64_t at) {
       for (int one = 0; one < GROUPS; ++one) {
-        scale[one] = scales_of(given, at + one);
-        if constexpr (OFFSETS) offset[one] = _mm512_set1_ps(offset_of(given, at + one));
+        scale[one] = _mm512_set1_ps(all.scale[at + one]);
+        if constexpr (OFFSETS) offset[one] = _mm512_set1_ps(all.zero[at + one]);
       }
     }
     __m512 scaled(const uint8_t* codes, int group) const {
@@ -89,7 +85,7 @@ struct E4m3 {
   static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole && !given.zero; }
   struct Group {
     __m512 scale;
-    void start(const Packed& given, int64_t, int64_t at) { scale = scales_of(given, at); }
+    void start(const Packed&, const Scales& all, int, int64_t at) { scale = _mm512_set1_ps(all.scale[at]); }
     __m512bh scaled(__m512i numbers) const {
       const __m512i zero = _mm512_setzero_si512();
       const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, numbers));
@@ -112,10 +108,26 @@ struct E4m3 {
   };
 };
 
-// 32 words, each with the code of four bits at its place in the low bits; the bit above is that of another code.
+// 32 words, each with the code of four bits at its place in the low bits; the bits above are those of another code.
 inline __m512i words_of_four_bits(const uint8_t* codes) {
-  const __m512i pairs = _mm512_cvtepu8_epi32(sixteen(codes));
-  return _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+  alignas(64) static constexpr struct Twice {
+    uint8_t place[64];
+    constexpr Twice() : place() {
+      for (int byte = 0; byte < 64; ++byte) place[byte] = static_cast<uint8_t>(byte % 2 ? 63 : byte / 4);
+    }
+  } TWICE;
+  const __m512i pairs = _mm512_permutexvar_epi8(_mm512_load_si512(TWICE.place), _mm512_zextsi128_si512(sixteen(codes)));
+  return _mm512_srlv_epi16(pairs, _mm512_set1_epi32(4 << 16));
+}
+
+// The sixteen numbers of a group, without its scale: code - zero.
+template <Kind KIND>
+inline __m512 values_of_four_bits(const Packed& given, const Scales& all, int64_t at) {
+  if (KIND == Kind::e2m1) return _mm512_loadu_ps(E2M1);
+  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  if (given.zero != nullptr) return _mm512_sub_ps(codes, _mm512_set1_ps(all.zero[at]));
+  if (given.offset != nullptr) return codes;
+  return _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
 // Codes of four bits choose among the numbers of their group: a table of them, twice, as the fifth bit is of no account.
@@ -125,11 +137,9 @@ struct FourBits {
   static bool takes(const Packed& given, int64_t width) { return width % STEP == 0 && !given.whole; }
   struct Group {
     __m512i table;
-    void start(const Packed& given, int64_t, int64_t at) {
-      const __m512 codes = KIND == Kind::e2m1 ? _mm512_loadu_ps(E2M1)
-                                              : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const __m512 scaled = _mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(zero_of(given, at))), scales_of(given, at));
-      const __m512 values = _mm512_sub_ps(scaled, _mm512_set1_ps(offset_of(given, at)));
+    void start(const Packed& given, const Scales& all, int, int64_t at) {
+      __m512 values = _mm512_mul_ps(values_of_four_bits<KIND>(given, all, at), _mm512_set1_ps(all.scale[at]));
+      if (KIND == Kind::int4 && given.offset != nullptr) values = _mm512_sub_ps(values, _mm512_set1_ps(all.zero[at]));
       table = reinterpret_cast<__m512i>(rounded(values, values));
     }
     void numbers(const uint8_t* codes, __m512bh* to) const {
@@ -144,15 +154,18 @@ struct Nvfp4 {
   static bool takes(const Packed& given, int64_t width) { return width == 16 && given.groups % 2 == 0 && given.whole; }
   struct Group {
     __m512i table;
-    void start(const Packed& given, int64_t out, int64_t at) {
-      const __m512 values = _mm512_loadu_ps(E2M1), whole = _mm512_set1_ps(given.whole[out]);
-      const __m512 low = _mm512_mul_ps(_mm512_mul_ps(values, scales_of(given, at)), whole);
-      table = reinterpret_cast<__m512i>(rounded(low, _mm512_mul_ps(_mm512_mul_ps(values, scales_of(given, at + 1)), whole)));
+    void start(const Packed&, const Scales& all, int out, int64_t at) {
+      const __m512 values = _mm512_loadu_ps(E2M1), whole = _mm512_set1_ps(all.whole[out]);
+      const __m512 low = _mm512_mul_ps(values, _mm512_set1_ps(all.scale[at]));
+      const __m512 high = _mm512_mul_ps(values, _mm512_set1_ps(all.scale[at + 1]));
+      table = reinterpret_cast<__m512i>(rounded(_mm512_mul_ps(low, whole), _mm512_mul_ps(high, whole)));
     }
     void numbers(const uint8_t* codes, __m512bh* to) const {
-      const __m512i words = _mm512_and_si512(words_of_four_bits(codes), _mm512_set1_epi16(15));
+      // words & 15 | 16 of the second half
       const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
-      to[0] = as_numbers(_mm512_permutexvar_epi16(_mm512_or_si512(words, second), table));
+      const __m512i places =
+          _mm512_ternarylogic_epi32(words_of_four_bits(codes), _mm512_set1_epi16(15), second, 0xEA);
+      to[0] = as_numbers(_mm512_permutexvar_epi16(places, table));
     }
   };
 };

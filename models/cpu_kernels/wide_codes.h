@@ -12,17 +12,21 @@ alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 // A scale whose NaN stays one when its last bits are rounded away.
 inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
 
-template <typename Simd, bool FLOAT8>
+template <typename Simd, bool FLOAT8, bool OFFSETS = false>
 struct Bytes {
   static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
   static bool takes(const Packed& given, int64_t width) {
-    return width % STEP == 0 && !given.whole && !given.zero && !given.offset;
+    return width % STEP == 0 && !given.whole && !given.zero && (given.offset != nullptr) == OFFSETS;
   }
   struct Group {
-    typename Simd::Numbers scale;
-    void start(const Packed& given, int64_t, int64_t at) { scale = Simd::all(quiet(scale_of(given, at))); }
+    typename Simd::Numbers scale, offset;
+    void start(const Packed&, const Scales& all, int, int64_t at) {
+      scale = Simd::all(quiet(all.scale[at]));
+      if (OFFSETS) offset = Simd::all(all.zero[at]);
+    }
     void numbers(const uint8_t* codes, typename Simd::Numbers* to) const {
-      to[0] = Simd::rounded((FLOAT8 ? Simd::of_e4m3(codes) : Simd::of_int8(codes)) * scale);
+      const typename Simd::Numbers scaled = (FLOAT8 ? Simd::of_e4m3(codes) : Simd::of_int8(codes)) * scale;
+      to[0] = Simd::rounded(OFFSETS ? scaled - offset : scaled);
     }
   };
 };
@@ -34,11 +38,12 @@ struct FourBits {
   static bool takes(const Packed&, int64_t width) { return width % STEP == 0; }
   struct Group {
     typename Simd::Numbers table[16 / STEP];
-    void start(const Packed& given, int64_t out, int64_t at) {
+    void start(const Packed& given, const Scales& all, int out, int64_t at) {
       const float* const values = given.kind == Kind::e2m1 ? E2M1 : INTEGERS;
-      const auto scale = Simd::all(quiet(scale_of(given, at))), zero = Simd::all(zero_of(given, at));
-      const auto offset = Simd::all(offset_of(given, at));
-      const auto whole = Simd::all(quiet(given.whole == nullptr ? 1.0f : given.whole[out]));
+      const auto scale = Simd::all(quiet(all.scale[at]));
+      const auto zero = Simd::all(given.zero != nullptr ? all.zero[at] : zero_of(given, 0));
+      const auto offset = Simd::all(given.offset != nullptr ? all.zero[at] : 0.0f);
+      const auto whole = Simd::all(quiet(all.whole == nullptr ? 1.0f : all.whole[out]));
       for (int part = 0; part < 16 / STEP; ++part)
         table[part] = Simd::rounded((Simd::load(values + part * STEP) - zero) * scale * whole - offset);
     }
@@ -49,7 +54,9 @@ struct FourBits {
 template <typename Simd>
 bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
   if (given.kind == Kind::e4m3) return product_of_codes<Simd, Bytes<Simd, true>>(given, all, first, last, kept);
-  if (given.kind == Kind::int8) return product_of_codes<Simd, Bytes<Simd, false>>(given, all, first, last, kept);
+  if (given.kind == Kind::int8)
+    return product_of_codes<Simd, Bytes<Simd, false>>(given, all, first, last, kept) ||
+           product_of_codes<Simd, Bytes<Simd, false, true>>(given, all, first, last, kept);
   return product_of_codes<Simd, FourBits<Simd>>(given, all, first, last, kept);
 }
 

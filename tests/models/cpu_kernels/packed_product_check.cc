@@ -28,21 +28,35 @@ struct Sizes {
 // Experts are matrices one behind the other.
 constexpr int64_t EXPERTS = 3;
 
-void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const Sizes& sizes, bool at_end) {
+// What a weight has beside codes and scales.
+enum class Beside { nothing, whole, zero, offset };
+
+void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const Sizes& sizes, bool at_end) {
   const auto [inputs, groups, outputs] = sizes;
+  const bool with_whole = beside == Beside::whole, with_zero = beside == Beside::zero, with_offset = beside == Beside::offset;
+  const int64_t scale_bytes = dtype == ScaleDtype::float32 ? 4 : 2;
   const bool four = kind == Kind::e2m1 || kind == Kind::int4;
   const int64_t all = EXPERTS * outputs, stored = four ? inputs / 2 : inputs;
   std::mt19937 random(static_cast<unsigned>(inputs * 100 + outputs));
-  Bytes codes(all * stored, at_end), scale(all * groups * 2, at_end), whole(all * 4, at_end), zero(all * groups, at_end);
+  Bytes codes(all * stored, at_end), scale(all * groups * scale_bytes, at_end), whole(all * 4, at_end);
+  Bytes zero(all * groups, at_end), offset(all * groups * 4, at_end);
   for (int64_t k = 0; k < all * stored; ++k) codes.as<uint8_t>()[k] = static_cast<uint8_t>(random());
-  // bfloat16 numbers of ordinary sizes, both signs, the same for two rows.
-  for (int64_t k = 0; k < all * groups; ++k)
-    scale.as<uint16_t>()[k] = static_cast<uint16_t>(
-        k / groups % 2 ? scale.as<uint16_t>()[k - groups] : 0x3E00 + random() % 0x200 + (random() % 2 << 15));
+  // Numbers of ordinary sizes, both signs, the same for two rows; float16 also of those without a leading bit.
+  const uint32_t least = dtype == ScaleDtype::float16 ? 0x0300 : 0x3E00;
+  for (int64_t k = 0; k < all * groups; ++k) {
+    auto bits = static_cast<uint16_t>(least + random() % 0x200 + (random() % 2 << 15));
+    if (k / groups % 2) bits = scale.as<uint16_t>()[(k - groups) * scale_bytes / 2 + scale_bytes / 2 - 1];
+    if (dtype == ScaleDtype::float32)
+      scale.as<uint32_t>()[k] = static_cast<uint32_t>(bits) << 16 | (random() % 4 << 14);
+    else
+      scale.as<uint16_t>()[k] = bits;
+    offset.as<float>()[k] = static_cast<float>(random() % 2000) / 64 - 15;
+  }
   for (int64_t k = 0; k < all; ++k) whole.as<float>()[k] = 0.25f + static_cast<float>(random() % 100) / 64;
   for (int64_t k = 0; k < all * groups; ++k) zero.as<uint8_t>()[k] = static_cast<uint8_t>(random() % 16);
   const Packed weight{codes.as<uint8_t>(), scale.as<void>(), with_whole ? whole.as<float>() : nullptr,
-                      with_zero ? zero.as<uint8_t>() : nullptr, inputs, groups, kind, ScaleDtype::bfloat16};
+                      with_zero ? zero.as<uint8_t>() : nullptr, inputs, groups, kind, dtype,
+                      with_offset ? offset.as<float>() : nullptr};
   for (const int64_t bytes : {2, 4}) {
     int64_t own = set, product = set;
     while (bytes == 2 ? !hybridlm_unpack(own)->bfloat16 : !hybridlm_unpack(own)->float32) --own;
@@ -50,7 +64,8 @@ void check_weight(int64_t set, Kind kind, bool with_whole, bool with_zero, const
     const Form& form = bytes == 2 ? hybridlm_forms(product)->bfloat16 : hybridlm_forms(product)->float32;
     const std::string name = "set " + std::to_string(set) + " kind " + std::to_string(static_cast<int>(kind)) + " bytes " +
                              std::to_string(bytes) + " " + std::to_string(inputs) + " / " + std::to_string(groups) + " x " +
-                             std::to_string(outputs) + (with_whole ? " whole" : "") + (with_zero ? " zero" : "");
+                             std::to_string(outputs) + " scales " + std::to_string(static_cast<int>(dtype)) +
+                             (with_whole ? " whole" : "") + (with_zero ? " zero" : "") + (with_offset ? " offset" : "");
     Bytes numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
     const auto unpack = [&](const Unpack& by, Bytes& to) {
       if (bytes == 2)
@@ -110,14 +125,20 @@ int main() {
     if (!hybridlm_can_run(set)) continue;
     ++sets;
     for (const bool at_end : {true, false})
-      for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {256, 2, 17}, {480, 1, 140}, {1024, 8, 101}}) {
-        check_weight(set, Kind::e4m3, false, false, sizes, at_end);
-        check_weight(set, Kind::e2m1, true, false, sizes, at_end);
-        check_weight(set, Kind::e2m1, false, false, sizes, at_end);
-        for (const bool zero : {false, true}) {
-          check_weight(set, Kind::int8, false, zero, sizes, at_end);
-          check_weight(set, Kind::int4, false, zero, sizes, at_end);
+      for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {256, 2, 17}, {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
+        const auto has = [&](Kind kind, ScaleDtype dtype, Beside beside) {
+          check_weight(set, kind, dtype, beside, sizes, at_end);
+        };
+        has(Kind::e4m3, ScaleDtype::bfloat16, Beside::nothing);
+        has(Kind::e2m1, ScaleDtype::bfloat16, Beside::whole);
+        has(Kind::e2m1, ScaleDtype::float32, Beside::nothing);
+        for (const Kind kind : {Kind::int8, Kind::int4}) {
+          has(kind, ScaleDtype::bfloat16, Beside::nothing);
+          has(kind, ScaleDtype::float16, Beside::zero);
+          has(kind, ScaleDtype::float16, Beside::offset);
+          has(kind, ScaleDtype::float32, Beside::offset);
         }
+        has(Kind::int8, ScaleDtype::float32, Beside::nothing);
       }
   }
   std::printf("%d instruction sets, %d faults\n", sets, faults);

@@ -60,8 +60,9 @@ def rows(count: int, inputs: int) -> jax.Array:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str) -> None:
-    """Groups that fill no vector, one that is a whole row, and outputs that fill no tile."""
-    for inputs, groups, outputs, count in ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3)):
+    """Groups that fill no vector, one that is a whole row, more than a stack holds, and outputs that fill no tile."""
+    sizes = ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3), (224, 7, 31, 2), (32800, 2050, 8, 1))
+    for inputs, groups, outputs, count in sizes:
         for dtype in ("bfloat16", "float32"):
             weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")
             x = rows(count, inputs)

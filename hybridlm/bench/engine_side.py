@@ -36,7 +36,7 @@ class EngineSide:
         self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
         self.program = self._engine.program(Shape("generate", lanes, 1))
         self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
-        self._sampling = sampling_arrays([None] * lanes)
+        self._sampling = self._engine.placement.ahead(sampling_arrays([None] * lanes))
         self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
         self._start()
         self.decode(WARM_UP)

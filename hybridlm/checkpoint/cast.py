@@ -7,12 +7,12 @@ from types import EllipsisType
 
 import numpy as np
 
+from hybridlm.checkpoint.huge_pages import HugePages
 from hybridlm.errors import CheckpointError
 
 # Elements that are converted at once; bounds the memory that a conversion needs beside its result.
 _BLOCK = 1 << 22
-# XLA's CPU client takes over an array of this alignment without a copy.
-_ALIGNMENT = 64
+_MEMORY = HugePages()
 
 
 def converted(array: np.ndarray, kind: np.dtype, path: Path, names: Iterable[str]) -> np.ndarray:
@@ -44,10 +44,7 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """Allocate an array, uninitialized, that XLA's CPU client takes over without a copy."""
-    size = math.prod(shape) * kind.itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[start : start + size].view(kind).reshape(shape)
+    return _MEMORY.empty(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice | EllipsisType]:

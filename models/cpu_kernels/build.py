@@ -26,15 +26,18 @@ LIBRARY = FOLDER / NAME
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 """Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+AVX512BF16 = (*AVX512, "-mavx512bf16", "-mavx512vbmi")
 INSTRUCTION_FLAGS = {
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"),
-    "avx512bf16": (
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mavx2", "-mfma"),
-    ),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512bf16": AVX512BF16,
+    "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
     "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out."""
+"""Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out, as do
+compilers that do not know the flags: AMX needs GCC 11."""
 ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
 """Those that zig has in place of others: it takes no name of an architecture."""
 
@@ -82,6 +85,12 @@ def cross_compiler(tag: str) -> tuple[list[str], str]:
     return [sys.executable, "-m", "ziglang", "c++", "-target", target, "-g0", "-s"], machine
 
 
+def understands(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether a compiler knows the flags of an instruction set; one that does not compiles none of its code."""
+    probe = [*command, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
 def headers() -> Path:
     """Return the folder of XLA's headers, `jax.ffi.include_dir()` without importing JAX.
 
@@ -124,9 +133,11 @@ def build(
 
         def compile_one(path: Path) -> None:
             name = path.stem.rpartition("_")[2]
-            here = machine == "x86_64" if name.startswith("avx") else machine in ("aarch64", "arm64")
+            here = machine in ("aarch64", "arm64") if name.startswith("neon") else machine == "x86_64"
             known = INSTRUCTION_FLAGS if tag is None else INSTRUCTION_FLAGS | ZIG_FLAGS
             own = known.get(name, ()) if here else ()
+            if own and not understands(command, own):
+                own = ()
             defined = f'-DHYBRIDLM_SOURCES="{sources_hash(machine)}"'
             places = ("-isystem", str(include), "-I", str(FOLDER))
             _run([*command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])

@@ -118,6 +118,28 @@ bool product_of_codes(const Packed& given, const Product& all, int64_t first, in
   return false;
 }
 
+// Write the numbers of rows `first` to before `last`, one row behind the other; false where there is no such code for a
+// weight.
+template <typename Simd, typename Codes>
+bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
+  if (!Codes::takes(given, given.inputs / given.groups)) return false;
+  constexpr int VECTORS = Codes::STEP / Simd::STEP, BYTES = Codes::STEP * Codes::BITS / 8;
+  const int64_t width = given.inputs / given.groups * Codes::GROUPS;
+  const uint8_t* codes = given.codes + first * code_bytes(given);
+  for (int64_t out = first; out < last; ++out)
+    for (int64_t group = 0; group < given.groups; group += Codes::GROUPS) {
+      typename Codes::Group own;
+      own.start(given, out, out * given.groups + group);
+      for (int64_t k = 0; k < width; k += Codes::STEP, codes += BYTES, to += Codes::STEP) {
+        typename Simd::Numbers numbers[VECTORS];
+        __builtin_prefetch(codes + CODES_AHEAD);
+        own.numbers(codes, numbers);
+        for (int one = 0; one < VECTORS; ++one) Simd::keep(to + one * Simd::STEP, numbers[one]);
+      }
+    }
+  return true;
+}
+
 }  // namespace
 
 #endif  // MODELS_CPU_KERNELS_CODE_PRODUCT_H_

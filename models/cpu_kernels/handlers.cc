@@ -17,14 +17,14 @@ using Experts = ffi::Buffer<ffi::S32, 1>;
 
 // In the order of INSTRUCTIONS in library.py.
 const Forms* const FORMS[] = {&portable_forms,   &avx2_forms, &avx512_forms,
-                              &avx512bf16_forms, &neon_forms, &neonbf16_forms};
+                              &avx512bf16_forms, &neon_forms, &neonbf16_forms, &amx_forms};
 constexpr int64_t SETS = sizeof FORMS / sizeof FORMS[0];
 
 // Asked once: a virtual machine may take microseconds to answer.
 const cpu_kernels::Processor HERE = cpu_kernels::this_processor();
 
 bool can_run(int64_t instructions) {
-  const bool can[SETS] = {true, HERE.avx2, HERE.avx512, HERE.avx512bf16, HERE.neon, HERE.neonbf16};
+  const bool can[SETS] = {true, HERE.avx2, HERE.avx512, HERE.avx512bf16, HERE.neon, HERE.neonbf16, HERE.amx};
   return instructions >= 0 && instructions < SETS && can[instructions] &&
          FORMS[instructions]->bfloat16.product != nullptr;
 }
@@ -56,7 +56,7 @@ ffi::Error RowProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer weight, ffi::
 }
 
 const Unpack* const UNPACKS[SETS] = {&portable_unpack,   &avx2_unpack, &avx512_unpack,
-                                     &avx512bf16_unpack, &neon_unpack, &neon_unpack};
+                                     &avx512bf16_unpack, &neon_unpack, &neon_unpack, &amx_unpack};
 
 // How numbers are unpacked by an instruction set, or by the next lesser one that has code for this dtype.
 const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {

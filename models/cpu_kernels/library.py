@@ -5,16 +5,14 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from models.cpu_kernels.build import LIBRARY, is_current
 
-INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16")
-"""Instruction sets that there is code for, each with all of its architecture that stand before it. AMX has no code of
-its own: that for AVX-512-BF16 runs."""
+INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "amx")
+"""Instruction sets that there is code for, each with all of its architecture that stand before it."""
 TARGETS = (
     "hybridlm_row_product",
     "hybridlm_packed_product",
@@ -36,12 +34,10 @@ class Library:
     Attributes:
         instructions: names of the instruction sets that this processor runs, the fastest last.
         content: hash of the file.
-        has_amx: whether the processor multiplies tiles of bfloat16 numbers, which XLA's products use and no kernel.
     """
 
     instructions: tuple[str, ...]
     content: str
-    has_amx: bool = False
 
     @property
     def name(self) -> str:
@@ -77,9 +73,4 @@ def _load() -> tuple[Library | None, str | None]:
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
     can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
-    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest(), _has_amx()), None
-
-
-def _has_amx() -> bool:
-    described = Path("/proc/cpuinfo")
-    return described.is_file() and " amx_bf16 " in described.read_text().partition("\n\n")[0].replace("\n", " ")
+    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None

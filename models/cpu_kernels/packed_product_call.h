@@ -17,8 +17,6 @@ namespace cpu_kernels {
 
 // Bytes of unpacked numbers at a time, where more than a few tiles of rows fit into them.
 constexpr int64_t UNPACKED_BYTES = 128 * 1024;
-// Rows of a weight that fill tiles of row products, of three or of eight outputs.
-constexpr int64_t TILES_OUTPUTS = 24;
 
 // A product of rows that are prepared, with numbers of `number_bytes` bytes: the rows of one expert, or all.
 struct PackedCall {
@@ -34,8 +32,8 @@ struct PackedCall {
     if (from_codes && few && unpack.product(weight, whole, first, last, nullptr)) return;
     thread_local Scratch scratch;
     const int64_t row_bytes = weight.inputs * number_bytes;
-    const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (TILES_OUTPUTS * std::max<int64_t>(1, row_bytes)));
-    const int64_t most = std::min(tiles * TILES_OUTPUTS, last - first);
+    const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (form.outputs * std::max<int64_t>(1, row_bytes)));
+    const int64_t most = std::min(tiles * form.outputs, last - first);
     auto* const numbers = static_cast<char*>(scratch.of_size(static_cast<std::size_t>(most * row_bytes)));
     for (int64_t out = first; out < last; out += most) {
       const int64_t end = std::min(out + most, last);
@@ -65,7 +63,7 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
   thread_local Scratch scratch;
   const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
   void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * call.form.number_bytes));
-  call.form.prepare(x, rows, weight.inputs, prepared, x_stride);
+  call.form.prepare(x, nullptr, rows, weight.inputs, prepared, x_stride);
   const int64_t parts = parts_of(pool, outputs, outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     call.outputs(weight, prepared, x_stride, y, rows, outputs, part * outputs / parts, (part + 1) * outputs / parts);
@@ -93,20 +91,24 @@ void packed_expert_product(Pool& pool, const PackedCall& call, const Packed& wei
   std::vector<int64_t> order(static_cast<std::size_t>(rows));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t two) { return expert[one] < expert[two]; });
+  std::vector<int64_t> runs;  // where the rows of each expert begin, and the end of all
+  for (int64_t row = 0; row < rows; ++row)
+    if (row == 0 || expert[order[row]] != expert[order[row - 1]]) runs.push_back(row);
+  runs.push_back(rows);
   thread_local Scratch prepared_rows, sorted_results;
   const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
   const int64_t x_bytes = x_stride * call.form.number_bytes;
   auto* const prepared = static_cast<char*>(prepared_rows.of_size(static_cast<std::size_t>(rows * x_bytes)));
   auto* const sorted = static_cast<float*>(sorted_results.of_size(static_cast<std::size_t>(rows * outputs) * sizeof(float)));
-  for (int64_t row = 0; row < rows; ++row)
-    call.form.prepare(x + order[row] * weight.inputs, 1, weight.inputs, prepared + row * x_bytes, x_stride);
+  for (std::size_t run = 0; run + 1 < runs.size(); ++run)
+    call.form.prepare(x, order.data() + runs[run], runs[run + 1] - runs[run], weight.inputs, prepared + runs[run] * x_bytes,
+                      x_stride);
   const int64_t parts = parts_of(pool, outputs, rows * outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     const int64_t begin = part * outputs / parts, end = (part + 1) * outputs / parts;
-    for (int64_t row = 0, next; row < rows; row = next) {
+    for (std::size_t run = 0; run + 1 < runs.size(); ++run) {
+      const int64_t row = runs[run], next = runs[run + 1];
       const int32_t own = expert[order[row]];
-      for (next = row + 1; next < rows && expert[order[next]] == own; ++next) {
-      }
       const bool is_one = own >= 0 && own < experts;
       if (is_one)
         call.outputs(of_expert(weight, own, outputs), prepared + row * x_bytes, x_stride, sorted + row * outputs, next - row,

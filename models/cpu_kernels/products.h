@@ -7,7 +7,7 @@
 
 // One product y[rows, outputs] = x[rows, inputs] * weight[outputs, inputs]^T.
 struct Product {
-  const void* x;  // prepared by the form: rows of `x_stride` numbers, zeros from `inputs` on
+  const void* x;  // prepared by the form: `x_stride` numbers of each row, zeros from `inputs` on
   int64_t x_stride;
   const void* weight;
   float* y;
@@ -15,12 +15,14 @@ struct Product {
 };
 
 struct Form {
-  // Copy rows in the form that `product` reads: (x, rows, inputs, prepared, x_stride).
-  void (*prepare)(const float*, int64_t, int64_t, void*, int64_t);
+  // Copy rows in the form that `product` reads, row `order[k]` of x as the k-th, or all as they are where `order` is null:
+  // (x, order, rows, inputs, prepared, x_stride). Rows that are multiplied together are prepared together.
+  void (*prepare)(const float*, const int64_t*, int64_t, int64_t, void*, int64_t);
   // Compute the outputs from `first` to before `last`, of every row.
   void (*product)(const Product&, int64_t first, int64_t last);
   int64_t number_bytes;  // of a prepared number
   int64_t step;          // `x_stride` is a multiple of it
+  int64_t outputs;       // rows of a weight that fill tiles
 };
 
 // Forms of one instruction set; a null `product` where the compiler has no such instructions.
@@ -28,6 +30,6 @@ struct Forms {
   Form bfloat16, float32;
 };
 
-extern const Forms portable_forms, avx2_forms, avx512_forms, avx512bf16_forms, neon_forms, neonbf16_forms;
+extern const Forms portable_forms, avx2_forms, avx512_forms, avx512bf16_forms, neon_forms, neonbf16_forms, amx_forms;
 
 #endif  // MODELS_CPU_KERNELS_PRODUCTS_H_

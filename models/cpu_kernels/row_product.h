@@ -21,6 +21,8 @@ constexpr int64_t CHUNK_BYTES = 128 * 1024;
 constexpr int64_t AHEAD_BYTES = 24 * 1024;
 // Outputs of a tile at most: as many streams of memory as a core's prefetchers follow.
 constexpr int MAX_OUTPUTS = 8;
+// Outputs that fill tiles of three and of eight.
+constexpr int64_t TILES_OUTPUTS = 24;
 
 template <typename Simd, int ROWS, int OUTPUTS>
 void tile(const typename Simd::Row* x, int64_t x_stride, const typename Simd::Weight* weight, int64_t inputs, float* y,
@@ -127,17 +129,18 @@ inline float float_of(uint32_t bits) {
 
 // Copies rows in the form that `Simd` reads, with zeros behind each.
 template <typename Simd>
-void prepare(const float* x, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
+void prepare(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
   auto* to = static_cast<typename Simd::Row*>(prepared);
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t k = 0; k < inputs; ++k) to[row * x_stride + k] = Simd::prepared(x[row * inputs + k]);
+    const float* const from = x + (order == nullptr ? row : order[row]) * inputs;
+    for (int64_t k = 0; k < inputs; ++k) to[row * x_stride + k] = Simd::prepared(from[k]);
     for (int64_t k = inputs; k < x_stride; ++k) to[row * x_stride + k] = 0;
   }
 }
 
 template <typename Simd>
 constexpr Form form() {
-  return {prepare<Simd>, product<Simd>, sizeof(typename Simd::Row), Simd::STEP};
+  return {prepare<Simd>, product<Simd>, sizeof(typename Simd::Row), Simd::STEP, TILES_OUTPUTS};
 }
 
 }  // namespace

@@ -170,27 +170,38 @@ struct Nvfp4 {
   };
 };
 
-bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+// Whether `use` takes codes of a weight's kind, one after the other.
+template <typename Use>
+bool with_codes(const Packed& given, const Use& use) {
   switch (given.kind) {
     case Kind::int8:
-      return product_of_codes<Bfloat16, Int8<1, false>>(given, all, first, last, kept) ||
-             product_of_codes<Bfloat16, Int8<2, false>>(given, all, first, last, kept) ||
-             product_of_codes<Bfloat16, Int8<1, true>>(given, all, first, last, kept);
+      return use(Int8<1, false>{}) || use(Int8<2, false>{}) || use(Int8<1, true>{});
     case Kind::e4m3:
-      return product_of_codes<Bfloat16, E4m3>(given, all, first, last, kept);
+      return use(E4m3{});
     case Kind::int4:
-      return product_of_codes<Bfloat16, FourBits<Kind::int4>>(given, all, first, last, kept);
+      return use(FourBits<Kind::int4>{});
     default:
-      return product_of_codes<Bfloat16, FourBits<Kind::e2m1>>(given, all, first, last, kept) ||
-             product_of_codes<Bfloat16, Nvfp4>(given, all, first, last, kept);
+      return use(FourBits<Kind::e2m1>{}) || use(Nvfp4{});
   }
+}
+
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+  return with_codes(
+      given, [&](auto codes) { return product_of_codes<Bfloat16, decltype(codes)>(given, all, first, last, kept); });
+}
+
+void unpack(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
+  if (!with_codes(given, [&](auto codes) { return unpack_codes<Bfloat16, decltype(codes)>(given, first, last, to); }))
+    unpack_rows(given, first, last, to);
 }
 
 }  // namespace
 
 extern const Forms avx512bf16_forms = {form<Bfloat16>(), {}};
-extern const Unpack avx512bf16_unpack = {unpack_rows<uint16_t>, nullptr, product_of_packed, Bfloat16::MAX_ROWS};
+extern const Unpack avx512bf16_unpack = {unpack, nullptr, product_of_packed, Bfloat16::MAX_ROWS};
+// Products with AMX read numbers that are in the cache.
+extern const Unpack amx_unpack = {unpack, nullptr};
 #else
 extern const Forms avx512bf16_forms = {};
-extern const Unpack avx512bf16_unpack = {};
+extern const Unpack avx512bf16_unpack = {}, amx_unpack = {};
 #endif

@@ -44,7 +44,7 @@ void row_product(Pool& pool, const Form& form, const float* x, const void* weigh
   thread_local Scratch scratch;
   const int64_t x_stride = (inputs + form.step - 1) / form.step * form.step;
   void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * form.number_bytes));
-  form.prepare(x, rows, inputs, prepared, x_stride);
+  form.prepare(x, nullptr, rows, inputs, prepared, x_stride);
   const Product given{prepared, x_stride, weight, y, rows, inputs, outputs};
   const int64_t parts = parts_of(pool, outputs, outputs * inputs * weight_bytes, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {

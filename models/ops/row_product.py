@@ -19,9 +19,6 @@ from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
 """Rows of a product; with more, XLA's is as fast, as it packs a weight for many."""
-MAX_ROWS_BESIDE_AMX = 16
-"""Rows where the processor has AMX: XLA computes more in less time than reading the weight takes. An estimate from its
-1400 to 1900 GFLOP/s there (docs/performance.md), not measured beside the kernel."""
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
@@ -30,13 +27,9 @@ def unsupported(x: Any, weight: Any) -> str | None:
     """Say why the kernel does not take these operands; None if it does."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
-    found = library()
-    if found is None:
-        return "the library of kernels is not there"
-    most = MAX_ROWS_BESIDE_AMX if found.has_amx else MAX_ROWS
-    if not 1 <= x.shape[0] <= most:
-        return f"{x.shape[0]} rows: expected 1 to {most}"
-    return None
+    if not 1 <= x.shape[0] <= MAX_ROWS:
+        return f"{x.shape[0]} rows: expected 1 to {MAX_ROWS}"
+    return "the library of kernels is not there" if library() is None else None
 
 
 KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)

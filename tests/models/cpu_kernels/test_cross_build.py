@@ -19,6 +19,8 @@ pytestmark = [
     ),
 ]
 
+TDPBF16PS = bytes.fromhex("c4e24a5cc4")
+"""An instruction of AMX, for tiles 0, 4 and 6."""
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -30,6 +32,8 @@ def test_library(machine: str, tmp_path: Path):
     assert content[:6] == b"\x7fELF\x02\x01" and int.from_bytes(content[18:20], "little") == ELF_MACHINES[machine]
     needed = {tuple(map(int, one)) for one in re.findall(rb"GLIBC_(\d+)\.(\d+)", content)}
     assert needed and max(needed) <= (2, 28)
+    if machine == "x86_64":
+        assert TDPBF16PS in content
     if machine == platform.machine():
         can_run = ctypes.CDLL(str(path)).hybridlm_can_run
         can_run.argtypes = [ctypes.c_int64]

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from instruction_sets import AMX_EMULATION, needs_avx512bf16
 
 from models.cpu_kernels.build import FOLDER, LIBRARY, build, is_current
 
@@ -18,6 +19,8 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
     "thread": ("-fsanitize=thread", "-g1"),
 }
+WITH_AMX = ("-include", str(AMX_EMULATION))
+"""Flags by which the instructions of AMX are emulated, on a processor without them."""
 STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 
 
@@ -42,3 +45,16 @@ def test_kernel(kernel: str, tmp_path: Path):
 def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
     sources = [source(kernel), *sorted(FOLDER.glob("*.cc"))]
     run(build(tmp_path / "check", program=sources, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")
+
+
+@pytest.mark.long
+@needs_avx512bf16
+@pytest.mark.parametrize("sanitizer", [None, *SANITIZERS])
+@pytest.mark.parametrize("kernel", ["row_product", "packed_product"])
+def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: Path):
+    sources = [source(kernel), *sorted(FOLDER.glob("*.cc"))]
+    flags = SANITIZERS[sanitizer] if sanitizer else ()
+    program = build(
+        tmp_path / "check", program=sources, flags=[*STRICT, "-O1" if sanitizer else "-O2", *WITH_AMX, *flags]
+    )
+    run(program, "brief")

@@ -1,7 +1,5 @@
 """The kernel for rows x weight on CPUs, as XLA calls it: the product of `dot`, row by row, in every instruction set."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +10,8 @@ from jax.sharding import PartitionSpec
 from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels import INSTRUCTIONS, library
-from models.ops import row_product as module
 from models.ops.linear import dot, linear
-from models.ops.row_product import KERNEL, MAX_ROWS, MAX_ROWS_BESIDE_AMX, row_product
+from models.ops.row_product import KERNEL, MAX_ROWS, row_product
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -47,18 +44,13 @@ def test_product_is_that_of_float64(instructions: str, dtype: str):
         assert (np.abs(np.asarray(found, np.float64) - rounded @ wide.T) <= bound).all()
 
 
-@pytest.mark.parametrize("amx", [False, True])
-def test_linear_calls_the_kernel_where_it_is_chosen(amx: bool, monkeypatch: pytest.MonkeyPatch):
+def test_linear_calls_the_kernel_where_it_is_chosen():
     def calls(rows: int, dtype: str, devices: Devices) -> bool:
         x, weight = operands(rows, 32, 16, dtype)
         return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
 
-    found = library()
-    assert found is not None
-    monkeypatch.setattr(module, "library", lambda: replace(found, has_amx=amx))
-    most = MAX_ROWS_BESIDE_AMX if amx else MAX_ROWS
-    assert calls(1, "bfloat16", HERE) and calls(most, "float32", HERE)
-    assert not calls(most + 1, "bfloat16", HERE) and not calls(1, "float16", HERE)
+    assert calls(1, "bfloat16", HERE) and calls(MAX_ROWS, "float32", HERE)
+    assert not calls(MAX_ROWS + 1, "bfloat16", HERE) and not calls(1, "float16", HERE)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(1, "bfloat16", other)
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from models.cpu_kernels import INSTRUCTIONS, library
 
 
@@ -11,10 +13,17 @@ def instruction_sets() -> tuple[str, ...]:
     return INSTRUCTIONS if found is None else found.instructions
 
 
+AMX_EMULATION = Path(__file__).parents[2] / "models" / "cpu_kernels" / "amx_emulation.h"
+"""Header with which a check or a library runs instructions of AMX on a processor without them."""
+needs_avx512bf16 = pytest.mark.skipif(
+    "avx512bf16" not in instruction_sets(), reason="beside tiles, the code for AMX has vectors of AVX-512 with BF16"
+)
+
 NEEDED = {
     "avx2": "avx2 fma",
     "avx512": "avx2 fma avx512f avx512bw avx512vl avx512dq",
     "avx512bf16": "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512vbmi",
+    "amx": "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 avx512vbmi amx_tile amx_bf16",
     "neon": "asimd",
     "neonbf16": "asimd bf16",
 }

@@ -40,7 +40,7 @@ def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | No
     assert settings["format"] == (forms["group_0"] if len(set(forms.values())) == 1 else "mixed-precision")
     tensors = {key: value for file in out.glob("*.safetensors") for key, value in load_file(file).items()}
     outer = [name for name in original.files if "embed" in name or name.startswith("lm_head")]
-    assert len(outer) == 2 and all((name in ours.grouped.quantised) == head for name in outer)
+    assert len(outer) == 2 and all((name in ours.grouped.quantised) == every for name in outer)
     # Fields that the library does not know would be dropped by it.
     assert settings.keys() <= {*config.model_dump(), "quant_method"}
     for weight, quantised in ours.grouped.quantised.items():

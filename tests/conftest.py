@@ -9,6 +9,8 @@ import importlib.metadata
 import os
 import tempfile
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 # XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
@@ -16,7 +18,8 @@ from pathlib import Path
 # (tests/reference/compiled/as_for_users.py); parts of .ci/run and .ci/long compile everything so.
 _flags = os.environ.get("XLA_FLAGS", "").split()
 if not any("xla_backend_optimization_level" in flag for flag in _flags):
-    _flags.append("--xla_backend_optimization_level=0")
+    # A program is compiled as one module: dividing the small ones of tests among threads costs a sixth of the time.
+    _flags.extend(["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"])
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         _flags.append("--xla_cpu_use_fusion_emitters=false")
 if not any("xla_force_host_platform_device_count" in flag for flag in _flags):
@@ -105,6 +108,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--of-each", type=int, metavar="N", help="run at most N sets of parameters of each test")
+    parser.addoption("--share", metavar="K/N", help="run one of N shares of the tests, that of number K modulo N")
 
 
 def spread(count: int, wanted: int) -> set[int]:
@@ -114,21 +118,57 @@ def spread(count: int, wanted: int) -> set[int]:
     return {round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted)}
 
 
-def leave_out_parameters(config: pytest.Config, items: list[pytest.Item], wanted: int) -> None:
-    """Keep as many sets of parameters of each test, from all over its list."""
+def groups_of(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Return the sets of parameters of each test."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {group[i] for group in groups.values() for i in spread(len(group), wanted)}
+    return groups
+
+
+def share_of(item: pytest.Item, shares: int) -> int:
+    """Return the share that a test belongs to: with those of its file that have the same first parameter."""
+    file, _, test = item.nodeid.partition("::")
+    return zlib.crc32(f"{file} {test.partition('[')[2].rstrip(']').partition('-')[0]}".encode()) % shares
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], kept: set[pytest.Item]) -> None:
+    """Deselect all tests but these."""
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 
-@pytest.hookimpl(trylast=True)  # after the options -m and -k have chosen
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are collected everywhere and say why they do not run."""
+def once_each(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return few of the sets of parameters of one test, among which each value of each parameter is."""
+    sets = {
+        item: {(name, id(value)) for name, value in item.callspec.params.items()}
+        for item in items
+        if isinstance(item, pytest.Function)
+    }
+    left, kept = set[tuple[str, int]]().union(*sets.values()), list[pytest.Item]()
+    while left:
+        kept.append(max(sets, key=lambda item: len(left & sets[item])))
+        left -= sets[kept[-1]]
+    return kept
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what the default run leaves out of products; tests marked `gpu` say why they do not run elsewhere."""
+    products = [item for item in items if item.get_closest_marker("each_value") and not item.get_closest_marker("long")]
+    for group in groups_of(products).values():
+        for item in set(group) - set(once_each(group)):
+            item.add_marker(pytest.mark.long)
+    yield  # the options -m and -k choose
     if config.option.of_each:
-        leave_out_parameters(config, items, config.option.of_each)
+        leave_out(
+            config,
+            items,
+            {group[i] for group in groups_of(items).values() for i in spread(len(group), config.option.of_each)},
+        )
+    if config.option.share:
+        number, shares = map(int, config.option.share.split("/"))
+        leave_out(config, items, {item for item in items if share_of(item, shares) == number % shares})
     if jax.default_backend() == "gpu":
         return
     skip = pytest.mark.skip(reason=f"needs a GPU; jax runs on {jax.default_backend()} here")

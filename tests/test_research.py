@@ -46,7 +46,7 @@ def test_a_recipe_runs(title: str, beginning: dict[str, Any], tmp_path: Path, mo
     exec(compile(RECIPES[title], f"docs/research.md, {title}", "exec"), names)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("title", sorted(AS_FOR_USERS))
 def test_a_recipe_runs_as_for_users(title: str, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}

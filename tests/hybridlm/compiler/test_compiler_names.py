@@ -17,10 +17,8 @@ SUBMODULES = sorted(module.name for module in iter_modules(compiler.__path__))
 @pytest.mark.parametrize(
     "statement",
     [
-        "from hybridlm.compiler import Lane",
-        "from hybridlm.compiler.host import SlotOwner",
-        "from hybridlm import compiler; compiler.host.SlotOwner, compiler.compile_step",
-        "import hybridlm; hybridlm.compiler.scratch.verify_plan",
+        "from hybridlm.compiler import Lane; from hybridlm.compiler.host import SlotOwner",
+        "import hybridlm; hybridlm.compiler.scratch.verify_plan, hybridlm.compiler.compile_step",
     ],
 )
 def test_a_fresh_process_imports(statement: str) -> None:

@@ -112,7 +112,7 @@ def tolerance_of(lm: hybridlm.LM) -> float:
     return TOLERANCES[lm.config.family.removesuffix("_text")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
     """Each device sums over its shard of the vocabulary; texts share a beginning."""
     fields: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}

@@ -84,17 +84,12 @@ SIZES |= {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "source", "fields"),
     [
         ("qwen35", "dense_base", {"intermediate_size": 512}),
-        pytest.param(
-            "qwen35moe",
-            "sparse_base",
-            {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256},
-            marks=pytest.mark.long,
-        ),
+        ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
     ],
 )
 def test_a_model_of_k_quants_stays_packed(

@@ -65,7 +65,9 @@ def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(InFlight, "add", lambda self, results: counted.append((self._shared, results)))
     for mesh in (None, hybridlm.mesh(data=2)):
         counted.clear()
-        lm = hybridlm.load(directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", progress=False)
+        lm = hybridlm.load(
+            directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", certify="off", progress=False
+        )
         lm.generate([[3, 4, 5, 6, 7, 8], [9, 10]], max_tokens=3, ignore_eos=True)
         done = lm.engine.stats
         assert len(counted) >= done["steps"] + done["row_copies"] > 4

@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES = [(48, 64), (16, 32), (64, 96)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [*SIZES, (50, 52), (7, 21), (1, 40), (130, 257)], ids=str)
 def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
@@ -44,18 +45,19 @@ def test_every_scheme_is_written() -> None:
 FAMILIES = ["dense_interval", "sparse_base", "next_dense_layers", "nemotron_latent", "mamba2_base", "kimi_base"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_models_load_with_the_numbers_of_their_dequantised_form(tmp_path: Path, layout: str) -> None:
-    for family in FAMILIES:
-        folder, names = write_quantised(GOLDEN / family, tmp_path / family, LAYOUTS[layout])
-        read = {}
-        for kind in ("quantised", "plain"):
-            checkpoint, model, config = open_model(folder / kind)
-            read[kind] = load_parameters(checkpoint, model, config, "float32").arrays
-        assert names, f"{family}: no weight fits {layout}"
-        assert read["quantised"].keys() == read["plain"].keys()
-        for path, array in read["quantised"].items():
-            np.testing.assert_allclose(np.asarray(array), np.asarray(read["plain"][path]), rtol=2**-23, atol=0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_load_with_the_numbers_of_their_dequantised_form(tmp_path: Path, family: str, layout: str) -> None:
+    folder, names = write_quantised(GOLDEN / family, tmp_path / family, LAYOUTS[layout])
+    read = {}
+    for kind in ("quantised", "plain"):
+        checkpoint, model, config = open_model(folder / kind)
+        read[kind] = load_parameters(checkpoint, model, config, "float32").arrays
+    assert names, f"{family}: no weight fits {layout}"
+    assert read["quantised"].keys() == read["plain"].keys()
+    for path, array in read["quantised"].items():
+        np.testing.assert_allclose(np.asarray(array), np.asarray(read["plain"][path]), rtol=2**-23, atol=0)
 
 
 def test_codes() -> None:

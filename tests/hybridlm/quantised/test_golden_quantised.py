@@ -28,7 +28,7 @@ SCHEMES = {
     "nvidia-recipes/nemotron-nano": {"nvfp4"},
 }
 """Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
-QUICK = {"fp8-block/mamba2_base", "nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
+QUICK = {"nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
 PLAIN = {
     # Scales of 20 columns, cut at the end of these matrices, divide into groups of 4, which are too narrow.
     "fp8-block/mamba2_base",

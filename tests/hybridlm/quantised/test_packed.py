@@ -47,6 +47,7 @@ def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "floa
     return weight
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("size", [(48, 160), (160, 320)], ids=str)
 def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
@@ -63,6 +64,7 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
         np.testing.assert_array_equal(narrow.numbers(), jnp.asarray(expected).astype(jnp.bfloat16))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rows: int) -> None:

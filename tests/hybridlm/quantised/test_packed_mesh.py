@@ -86,6 +86,7 @@ def check_shards(folder: Path, sizes: Sizes) -> None:
             np.testing.assert_allclose(numbers, on_a_device(expected, device), rtol=error, err_msg=str(path))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES)
 @pytest.mark.parametrize("sizes", [(1, 4, 1), (2, 2, 2)], ids=str)
 def test_each_device_has_its_numbers(tmp_path: Path, scheme: str, group: int | None, sizes: Sizes) -> None:

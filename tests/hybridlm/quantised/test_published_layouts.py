@@ -164,12 +164,8 @@ def test_the_report_says_what_was_quantised(tmp_path: Path) -> None:
     assert set(report.converted) == {"nvfp4", "fp8-tensor"} and min(report.converted.values()) > 0
 
 
-LONG = [
-    pytest.param(name, marks=pytest.mark.long) for name in ("kimi-ct-int4", "nemotron-super-nvfp4", "qwen-ct-nvfp4")
-]
-
-
-@pytest.mark.parametrize("name", ["lfm-awq", *LONG])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lfm-awq", "kimi-ct-int4", "nemotron-super-nvfp4", "qwen-ct-nvfp4"])
 def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name: str) -> None:
     folder, _ = write(PUBLISHED[name], tmp_path / "c")
     prompts, texts, logprobs, sizes = [[3, 5, 7], [11, 2]], [], [], []

@@ -25,7 +25,8 @@ def memory(compiled: Any) -> int:
     return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - aliased
 
 
-@pytest.mark.parametrize("layers", [pytest.param(4, marks=pytest.mark.slow), pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("layers", [4, 24])
 def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None:
     """512 tokens with float32 weights: at most 2.5 times the memory of the forward pass, and the gradients."""
     fields = PUBLISHED["Qwen3.5-0.8B"]

@@ -46,6 +46,7 @@ def sampled(logits: Any, of: Sampling, mode: int = FILTERED, devices: Devices = 
     return np.asarray(jax.jit(partial(sample_tokens, devices=devices))(logits, of, positions, np.int32(mode)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_same_tokens_are_kept(vocab: int, ties: bool) -> None:
@@ -56,6 +57,7 @@ def test_the_same_tokens_are_kept(vocab: int, ties: bool) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("mode", [SAMPLED, FILTERED])
 def test_the_same_tokens_are_sampled(vocab: int, mode: int) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hybridlm
 from hybridlm.cli.main import app
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def write_reward_model(directory: Path) -> Path:

@@ -1,6 +1,6 @@
 """docs/target-tables.md: rows say what is wrong with a step, and the page counts what is not.
 
-.ci/long targets writes the tables anew.
+.ci/long --all targets writes the tables anew.
 """
 
 from types import SimpleNamespace

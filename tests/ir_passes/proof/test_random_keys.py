@@ -146,6 +146,7 @@ BY_FIRST_KEY = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("draw", "leaking"), BY_FIRST_KEY.values(), ids=BY_FIRST_KEY)
 def test_generators_that_take_the_first_key_of_a_batch_are_refused(generator, draw, leaking) -> None:

@@ -107,6 +107,7 @@ def touched(graph: Graph, bad: int) -> tuple[set[int], np.ndarray]:
     return set(changed.tolist()) - {1, 3, 4}, np.asarray(result)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("bad", [-1, -SLOTS, SLOTS, SLOTS + 5])
 @pytest.mark.parametrize("step", [one for one in STEPS if one is not in_a_branch])
 def test_a_bad_index_touches_no_row(step, bad: int) -> None:

@@ -44,6 +44,7 @@ def expected(config: RouterConfig, weight: np.ndarray, bias: np.ndarray | None, 
     return dict(zip(map(int, chosen), c.scale * weights, strict=True))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_choices_and_weights(name: str, dtype: jax.typing.DTypeLike) -> None:

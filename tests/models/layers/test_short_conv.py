@@ -15,6 +15,7 @@ CHANNELS = 6
 run = jax.jit(short_conv)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernel", [2, 3, 4])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 def test_equals_its_definition_at_every_length(kernel: int, tokens: int) -> None:

@@ -77,6 +77,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     ] * 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("platform", "held", "wide"), [("cpu", 3, 256), ("gpu", 5, 256), ("gpu", 8, 256), ("gpu", 8, 1), ("tpu", 3, 256)]
 )

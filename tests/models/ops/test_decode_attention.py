@@ -43,6 +43,7 @@ def run(kind: str, given: tuple[Any, ...], kernels: str = "interpret") -> np.nda
     return np.asarray(jax.jit(form)(*given))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("tokens", "dtype"), [(1, jnp.float32), (3, jnp.bfloat16)])
 def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:

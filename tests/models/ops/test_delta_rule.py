@@ -68,6 +68,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     return np.array(outs).reshape(length, HEADS, VALUE), s
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
 # Tokens per step; every step has lanes of all the shorter lengths too.
 @pytest.mark.parametrize(
@@ -114,6 +115,7 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
     assert wrong == [bool(id) and length % CHUNK > 0 for length in lengths]
 
 
+@pytest.mark.each_value
 @PER_HEAD_AND_PER_CHANNEL
 @PLATFORMS
 def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -> None:
@@ -126,6 +128,7 @@ def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -
     np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PER_HEAD_AND_PER_CHANNEL
 @PLATFORMS
@@ -147,6 +150,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(
     assert (poisoned_out[1] == 0).all()
 
 
+@pytest.mark.each_value
 @PER_HEAD_AND_PER_CHANNEL
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
 @pytest.mark.parametrize("form", [delta_rule, delta_rule_reference])
@@ -164,6 +168,7 @@ def test_a_fresh_lane_does_not_see_what_its_state_holds(form, tokens: int, chann
     np.testing.assert_array_equal(new, want_new)
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
 @pytest.mark.parametrize("keep_state", [False, True])

@@ -37,6 +37,7 @@ def weights(dtype=jnp.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(9).normal(size=(EXPERTS, OUT, WIDTH)), dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(
     "count", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, BLOCK, 5 * BLOCK - 1)), BLOCK + 1, 200]
@@ -48,6 +49,7 @@ def test_every_row_meets_its_own_expert(form, count: int) -> None:
     np.testing.assert_allclose(jax.jit(form)(x, w, expert), want, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("chosen", [0, EXPERTS - 1])
 def test_all_rows_may_choose_one_expert(form, chosen: int) -> None:
@@ -106,6 +108,7 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
     assert "ragged_dot_general" not in {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "form", [gather_form, sorted_gather_form, block_form, grouped_form, expert_dot], ids=lambda form: form.__name__
 )

@@ -130,6 +130,7 @@ def test_a_weight_that_knows_its_product_stands_in_the_place_of_an_array() -> No
     np.testing.assert_array_equal(step((stored,), x), run(x, stored))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("outputs", [1, 2, 5, 33])
 @pytest.mark.parametrize("count", [2, 3, 12, 28])

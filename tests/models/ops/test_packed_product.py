@@ -57,6 +57,7 @@ def rows(count: int, inputs: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(count).normal(size=(count, inputs)), jnp.float32)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str) -> None:
@@ -72,6 +73,7 @@ def test_bits_of_the_unpacked_weight(form: Form, instructions: str) -> None:
             )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code(kind: Codes, instructions: str) -> None:

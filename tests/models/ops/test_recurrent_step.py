@@ -24,6 +24,7 @@ def kernel(given: RecurrenceInputs) -> Any:
     return jax.jit(partial(recurrent_step, interpret=True))(given)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("values", "keys"), SIZES)
 def test_kernel_computes_the_recurrence(form: str, values: int, keys: int):

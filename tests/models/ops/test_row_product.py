@@ -31,6 +31,7 @@ def test_library_is_there():
     assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_product_is_that_of_float64(instructions: str, dtype: str):

@@ -54,6 +54,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
     return outs, s
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("longest", [1, CHUNK, max(LENGTHS)])
 @pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
@@ -80,6 +81,7 @@ def test_one_token_at_a_time_equals_all_at_once(platform: str) -> None:
     np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PLATFORMS
 def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, platform: str) -> None:
@@ -98,6 +100,7 @@ def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: in
     assert (poisoned_out[1] == 0).all()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, CHUNK + 3])
 @pytest.mark.parametrize("form", [ssd, ssd_reference])
 @PLATFORMS

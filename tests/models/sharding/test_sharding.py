@@ -146,6 +146,7 @@ def test_what_every_device_has_is_not_summed() -> None:
         on(lambda x: all_reduce(x, ("model",)), in_specs=jax.sharding.PartitionSpec())(x)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "devices", [pytest.param(Devices(2, 1), marks=pytest.mark.long, id="2x1"), pytest.param(Devices(4, 2), id="4x2")]
 )

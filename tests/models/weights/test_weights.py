@@ -62,6 +62,7 @@ def with_head(config: Mapping[str, Any]) -> Family:
     return family
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("ratio", [1, 2, 4])

@@ -13,7 +13,7 @@ from jaxtyping import Int32
 from ir_passes import Lane, Opaque, Pool
 from models import Decoder
 from models.ops.linear import LinearWeight
-from models.ops.recurrent_step_cpu import READ, STEP
+from models.ops.recurrences.recurrent_step_cpu import READ, STEP
 from models.state.state import state_array
 
 STATE = Pool("state")

@@ -8,8 +8,8 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
 from models.layers.activations import silu
-from models.ops.conv_step import KERNEL, conv_step
 from models.ops.layout import materialize
+from models.ops.recurrences.conv_step import KERNEL, conv_step
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import LaneInfo
 from models.state.state import name_dims

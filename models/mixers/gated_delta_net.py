@@ -13,10 +13,10 @@ from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import l2_norm, rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
-from models.ops.delta_rule import DeltaTokens, delta_rule
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
-from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs

@@ -17,8 +17,8 @@ from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.linear import linear
-from models.ops.recurrence import RecurrenceInputs, Surroundings
-from models.ops.ssd import ssd
+from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs

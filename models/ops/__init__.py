@@ -1,4 +1,4 @@
-"""Array operations: the delta rule and SSD in token and chunked form, matrix products, layouts for XLA.
+"""Array operations: recurrences over tokens (`recurrences/`), matrix products, layouts for XLA.
 
-Imports `state` and `sharding`. Begin with `recurrence`, `delta_rule`, `ssd` and `linear`.
+Imports `state` and `sharding`. Begin with `linear`, and with `recurrence` in `recurrences`.
 """

@@ -15,10 +15,10 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
-from models.ops.chunk_decay import power_of_two
 from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
 from models.ops.quantised_weight import QuantisedWeight
+from models.ops.recurrences.chunk_decay import power_of_two
 from models.sharding.varying import varying_like
 
 MAX_GATHER_ROWS = 32

@@ -11,7 +11,7 @@ import hybridlm
 from hybridlm.devices.placement import Placement
 from ir_passes import CertificationWarning
 from ir_passes.contract.statements import Note
-from models.ops.recurrent_step_cpu import STEP
+from models.ops.recurrences.recurrent_step_cpu import STEP
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 48, "chunk": 8, "dtype": "float32"}

@@ -16,9 +16,9 @@ from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
 from models.layers.short_conv import short_conv
 from models.mixers.attention import append
-from models.ops.delta_rule import delta_rule
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.ssd import ssd
+from models.ops.recurrences.delta_rule import delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.ssd import ssd
 
 Write = Callable[..., Any]
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}

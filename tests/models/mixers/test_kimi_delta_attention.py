@@ -8,7 +8,7 @@ from flax import nnx
 from mixer_lanes import check_lengths
 
 from models.mixers.kimi_delta_attention import KimiDeltaAttention, KimiDeltaAttentionConfig
-from models.ops.delta_rule import CHUNK
+from models.ops.recurrences.delta_rule import CHUNK
 
 HIDDEN, KERNEL = 10, 4
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)

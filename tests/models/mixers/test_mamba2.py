@@ -11,7 +11,7 @@ from float64_mamba import mamba2
 from mixer_lanes import check_lengths, run
 
 from models.mixers.mamba2 import Mamba2, Mamba2Config
-from models.ops.ssd import CHUNK
+from models.ops.recurrences.ssd import CHUNK
 
 HIDDEN, KERNEL = 10, 4
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)

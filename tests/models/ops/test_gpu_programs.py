@@ -17,13 +17,13 @@ from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
-from models.ops.delta_rule import delta_rule_step
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.ssd import ssd_step
+from models.ops.recurrences.delta_rule import delta_rule_step
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 

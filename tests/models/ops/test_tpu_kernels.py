@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from ir_passes.targets import read_target
-from models.ops.delta_rule import delta_rule_step
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.recurrent_step_tpu import KERNEL
-from models.ops.ssd import ssd_step
+from models.ops.recurrences.delta_rule import delta_rule_step
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.recurrent_step_tpu import KERNEL
+from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_tpu

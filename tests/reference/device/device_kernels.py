@@ -13,11 +13,11 @@ from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from ir_passes.targets import local_target
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import KVCache, attend
-from models.ops.delta_rule import delta_rule
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.ssd import ssd
+from models.ops.recurrences.delta_rule import delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 from models.state.state import kv_blocks

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.sharding.devices import Devices
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 from jax import Array
 
-from models.ops import chunk_decay, delta_rule
+from models.ops.recurrences import chunk_decay, delta_rule
 
 
 def state_at_the_padded_end(patch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
-from models.ops.chunk_decay import decays_between
-from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
-from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
-from models.ops.recurrent_step import by_kernel, with_surroundings
+from models.ops.recurrences.chunk_decay import decays_between
+from models.ops.recurrences.chunk_scan import KERNEL as SCAN_KERNEL
+from models.ops.recurrences.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
+from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 MAX_ROWS = 16
 """Rows of the state of one program instance."""

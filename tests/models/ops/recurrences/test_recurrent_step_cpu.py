@@ -17,10 +17,18 @@ from hybridlm.steps.structure import KERNEL_CALLS
 from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
-from models.ops.delta_rule import delta_rule, delta_rule_step
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.recurrent_step_cpu import KERNEL, MAX_KEY, MAX_TOKENS, READ, STEP, STEP_BY_SLOT, recurrent_step_cpu
-from models.ops.ssd import ssd
+from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.recurrent_step_cpu import (
+    KERNEL,
+    MAX_KEY,
+    MAX_TOKENS,
+    READ,
+    STEP,
+    STEP_BY_SLOT,
+    recurrent_step_cpu,
+)
+from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof, inputs, several, zero_padding
 
-from models.ops.delta_rule import delta_rule, delta_rule_step
-from models.ops.recurrence import RecurrenceInputs, Surroundings
-from models.ops.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
-from models.ops.ssd import ssd, ssd_step
+from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
+from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
+from models.ops.recurrences.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
 
 SIZES = ((8, 4), (64, 16), (2, 32))

@@ -12,10 +12,10 @@ from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof,
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.delta_rule import delta_rule_step
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.recurrent_step_tpu import KERNEL, heads_of_block, recurrent_step_tpu
-from models.ops.ssd import ssd_step
+from models.ops.recurrences.delta_rule import delta_rule_step
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.recurrent_step_tpu import KERNEL, heads_of_block, recurrent_step_tpu
+from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 
 SLOTS, NAMED = 9, (7, 0, 2, 8, 5)

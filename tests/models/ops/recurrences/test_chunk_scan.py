@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from recurrence_cases import arguments, check_proof
 
-from models.ops.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
-from models.ops.delta_rule import CHUNK, delta_rule, delta_rule_reference
-from models.ops.recurrence import RecurrenceInputs
-from models.ops.ssd import ssd, ssd_reference
+from models.ops.recurrences.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
+from models.ops.recurrences.delta_rule import CHUNK, delta_rule, delta_rule_reference
+from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.ssd import ssd, ssd_reference
 from models.sharding.devices import Devices
 
 TOKENS = CHUNK + 8

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from models.ops.recurrence import RecurrenceInputs
+from models.ops.recurrences.recurrence import RecurrenceInputs
 
 
 def operands(**changes: jax.Array) -> RecurrenceInputs:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.ops.triangular import unit_lower_inverse
+from models.ops.recurrences.triangular import unit_lower_inverse
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 21, 64])

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
-from models.ops.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
-from models.ops.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, unfused
-from models.ops.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
-from models.ops.recurrent_step import by_kernel
-from models.ops.triangular import unit_lower_inverse
+from models.ops.recurrences.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
+from models.ops.recurrences.chunk_scan import KERNEL as SCAN_KERNEL
+from models.ops.recurrences.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
+from models.ops.recurrences.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
+from models.ops.recurrences.recurrent_step import by_kernel
+from models.ops.recurrences.triangular import unit_lower_inverse
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs, Surroundings
-from models.ops.recurrent_step_cpu import KERNEL as CPU_KERNEL
-from models.ops.recurrent_step_cpu import recurrent_step_cpu
-from models.ops.recurrent_step_tpu import KERNEL as TPU_KERNEL
-from models.ops.recurrent_step_tpu import recurrent_step_tpu
+from models.ops.recurrences.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs, Surroundings
+from models.ops.recurrences.recurrent_step_cpu import KERNEL as CPU_KERNEL
+from models.ops.recurrences.recurrent_step_cpu import recurrent_step_cpu
+from models.ops.recurrences.recurrent_step_tpu import KERNEL as TPU_KERNEL
+from models.ops.recurrences.recurrent_step_tpu import recurrent_step_tpu
 
 MAX_ROWS = 32
 """Rows of the state of one program instance."""

@@ -15,7 +15,7 @@ from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.state.shapes import TokenMask
 
 StateRead = Float32[Array, "lane value_head row value"]

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from models.ops.kernels import Kernel, result_like
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 SUBLANES, LANES_OF_REGISTER = 8, 128
 """Numbers that an array's last two dimensions are padded to."""

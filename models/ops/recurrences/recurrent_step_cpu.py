@@ -12,7 +12,7 @@ import numpy as np
 
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel
-from models.ops.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.row_product import fastest
 
 MAX_TOKENS = 16

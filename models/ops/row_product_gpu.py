@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32
 
-from models.ops.chunk_decay import power_of_two
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel, result_like
+from models.ops.recurrences.chunk_decay import power_of_two
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
 from models.sharding.varying import varying_like
 

@@ -122,14 +122,16 @@ bool product_of_codes(const Packed& given, const Product& all, int64_t first, in
 // weight.
 template <typename Simd, typename Codes>
 bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
-  if (!Codes::takes(given, given.inputs / given.groups)) return false;
+  if (given.groups > MAX_GROUPS || !Codes::takes(given, given.inputs / given.groups)) return false;
   constexpr int VECTORS = Codes::STEP / Simd::STEP, BYTES = Codes::STEP * Codes::BITS / 8;
   const int64_t width = given.inputs / given.groups * Codes::GROUPS;
   const uint8_t* codes = given.codes + first * code_bytes(given);
-  for (int64_t out = first; out < last; ++out)
+  alignas(64) float scale[MAX_GROUPS], zero[MAX_GROUPS];
+  for (int64_t out = first; out < last; ++out) {
+    const Scales scales = widened<Simd>(given, out, out * given.groups, given.groups, scale, zero);
     for (int64_t group = 0; group < given.groups; group += Codes::GROUPS) {
       typename Codes::Group own;
-      own.start(given, out, out * given.groups + group);
+      own.start(given, scales, 0, group);
       for (int64_t k = 0; k < width; k += Codes::STEP, codes += BYTES, to += Codes::STEP) {
         typename Simd::Numbers numbers[VECTORS];
         __builtin_prefetch(codes + CODES_AHEAD);
@@ -137,6 +139,7 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
         for (int one = 0; one < VECTORS; ++one) Simd::keep(to + one * Simd::STEP, numbers[one]);
       }
     }
+  }
   return true;
 }
 

@@ -17,10 +17,12 @@ EXPORTED int32_t hybridlm_can_run(int64_t instructions);
 
 // Steps of an instruction set, for checks that bring buffers and threads of their own.
 EXPORTED Advance hybridlm_advance([[maybe_unused]] int64_t instructions) {
-  // In the order of INSTRUCTIONS in library.py; those of x86-64 behind AVX-512 add nothing for float32.
+  // In the order of INSTRUCTIONS in library.py; those behind AVX-512 and behind NEON add nothing for float32.
 #if defined(__x86_64__)
   if (instructions >= 2) return avx512_advance;
   if (instructions == 1) return avx2_advance;
+#elif defined(__aarch64__)
+  if (instructions > 0) return neon_advance;
 #endif
   return portable_advance;
 }

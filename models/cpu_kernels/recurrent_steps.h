@@ -30,6 +30,6 @@ struct RecurrentStep {
 // pointer where the compiler has no such instructions.
 using Advance = void (*)(const RecurrentStep&, int64_t lane, int64_t head, int64_t first, int64_t last);
 
-extern const Advance portable_advance, avx2_advance, avx512_advance;
+extern const Advance portable_advance, avx2_advance, avx512_advance, neon_advance;
 
 #endif  // MODELS_CPU_KERNELS_RECURRENT_STEPS_H_

@@ -336,10 +336,10 @@ void check_form(const std::string& set, Advance advance, Kind kind, const std::s
 
 int main(int count, char** arguments) {
   const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  const char* const names[] = {"portable", "avx2", "avx512"};
+  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
   int sets = 0;
-  for (int64_t set = 0; set < 3; ++set) {
-    if (!hybridlm_can_run(set)) continue;
+  for (int64_t set = 0; set < 5; ++set) {
+    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
     ++sets;
     check_form(names[set], hybridlm_advance(set), Kind::head, "delta rule", brief);
     check_form(names[set], hybridlm_advance(set), Kind::channel, "delta rule by channel", brief);

@@ -202,6 +202,11 @@ const bool is_installed = [] {
 }();
 
 }  // namespace
+
+#if defined(__SANITIZE_THREAD__)
+// The signal comes of an instruction that was about to run, and from within no other call.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() { return "report_signal_unsafe=0"; }
+#endif
 #endif
 
 #endif  // TESTS_MODELS_CPU_KERNELS_AMX_EMULATION_H_

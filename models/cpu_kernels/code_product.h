@@ -5,7 +5,8 @@
 // file for each instruction set has a `Simd`, as for the row product, and `Codes` for each kind of codes:
 //   BITS of a code; STEP, the numbers that are made at a time; GROUPS of a row that make one `Group`;
 //   takes(weight, columns of a group);
-//   Group: what the numbers of a group have in common; start(weight, scales, out of the tile, place of its scale), numbers(codes, vectors).
+//   Group: what the numbers of a group have in common; start(weight, scales, out of the tile, place of its scale) and
+//   numbers(codes, vectors).
 
 #ifndef MODELS_CPU_KERNELS_CODE_PRODUCT_H_
 #define MODELS_CPU_KERNELS_CODE_PRODUCT_H_
@@ -21,8 +22,13 @@ constexpr int outputs_of_codes(int rows) {
   return sums < MAX_OUTPUTS ? sums : MAX_OUTPUTS;
 }
 
-// Groups of a row at most: 32768 columns in the narrowest groups that are multiplied so. Scales of a tile are on the stack.
+// Groups of a row at most, 32768 columns where each has 16: the scales of a tile are on the stack.
 constexpr int64_t MAX_GROUPS = 2048;
+
+alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// A scale whose NaN stays one when its last bits are rounded away.
+inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
 
 // Distance at which scales are asked for, of which there are fewer than codes.
 constexpr int64_t SCALES_AHEAD = CODES_AHEAD / 4;
@@ -32,11 +38,22 @@ struct Scales {
   const float *scale, *zero, *whole;
 };
 
+// Scales widened one by one.
+struct PlainScales {
+  static void widen_bfloat16(const uint16_t* from, int64_t count, float* to) {
+    for (int64_t one = 0; one < count; ++one) to[one] = float_of(static_cast<uint32_t>(from[one]) << 16);
+  }
+  static void widen_halves(const uint16_t* from, int64_t count, float* to) {
+    for (int64_t one = 0; one < count; ++one) to[one] = float_of_half(from[one]);
+  }
+};
+
 // Scales of `count` groups from place `at` on, widened where they are not stored so.
 template <typename Simd>
 Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, float* scale, float* zero) {
   const auto ahead = [&](const void* from, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(from) + SCALES_AHEAD + byte);
+    const auto* const first = static_cast<const char*>(from) + SCALES_AHEAD;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(first + byte);
   };
   Scales found{scale, given.zero == nullptr ? nullptr : zero, given.whole == nullptr ? nullptr : given.whole + out};
   if (given.scale_dtype == ScaleDtype::float32) {
@@ -59,8 +76,8 @@ Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, floa
 // With KEPT, the numbers are written to `kept` as well, one row of the weight behind the other.
 // Not inlined: compilers would keep what does not change between tiles in registers that the sums need.
 template <typename Simd, typename Codes, int ROWS, bool KEPT>
-__attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& scales, const typename Simd::Row* x, int64_t x_stride, int64_t first, float* y,
-                   int64_t outputs, uint16_t* kept) {
+__attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& scales, const typename Simd::Row* x,
+                                             int64_t x_stride, int64_t first, float* y, int64_t outputs, uint16_t* kept) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS), VECTORS = Codes::STEP / Simd::STEP;
   constexpr int BYTES = Codes::STEP * Codes::BITS / 8;
   typename Simd::Sums sums[ROWS][OUTPUTS];
@@ -141,6 +158,16 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
     }
   }
   return true;
+}
+
+// By `Codes` of bytes (float8 or integers, with offsets or without) and of four bits.
+template <typename Simd, template <typename, bool, bool> class Bytes, template <typename> class FourBits>
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+  if (given.kind == Kind::e4m3) return product_of_codes<Simd, Bytes<Simd, true, false>>(given, all, first, last, kept);
+  if (given.kind == Kind::int8)
+    return product_of_codes<Simd, Bytes<Simd, false, false>>(given, all, first, last, kept) ||
+           product_of_codes<Simd, Bytes<Simd, false, true>>(given, all, first, last, kept);
+  return product_of_codes<Simd, FourBits<Simd>>(given, all, first, last, kept);
 }
 
 }  // namespace

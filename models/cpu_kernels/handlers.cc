@@ -56,7 +56,7 @@ ffi::Error RowProduct(ffi::ThreadPool pool, Rows x, ffi::AnyBuffer weight, ffi::
 }
 
 const Unpack* const UNPACKS[SETS] = {&portable_unpack,   &avx2_unpack, &avx512_unpack,
-                                     &avx512bf16_unpack, &neon_unpack, &neon_unpack, &amx_unpack};
+                                     &avx512bf16_unpack, &neon_unpack, &neonbf16_unpack, &amx_unpack};
 
 // How numbers are unpacked by an instruction set, or by the next lesser one that has code for this dtype.
 const Unpack* unpack_of(int64_t instructions, ffi::DataType dtype) {

@@ -45,6 +45,7 @@ struct Unpack {
 };
 
 // Of each instruction set; null where the compiler has no such instructions, or the lesser set's is as fast.
-extern const Unpack portable_unpack, avx2_unpack, avx512_unpack, avx512bf16_unpack, neon_unpack, amx_unpack;
+extern const Unpack portable_unpack, avx2_unpack, avx512_unpack, avx512bf16_unpack, neon_unpack, neonbf16_unpack,
+    amx_unpack;
 
 #endif  // MODELS_CPU_KERNELS_PACKED_H_

@@ -53,7 +53,7 @@ struct Bfloat16 : Float32 {
 };
 
 // What numbers of packed weights are made by.
-struct Unpacked : Bfloat16 {
+struct Unpacked : Bfloat16, PlainScales {
   using Float32::load;
 
   static Numbers all(float x) { return _mm256_set1_ps(x); }
@@ -82,12 +82,6 @@ struct Unpacked : Bfloat16 {
     const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(places, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table[0], places), _mm256_permutevar8x32_ps(table[1], places), upper);
   }
-  static void widen_bfloat16(const uint16_t* from, int64_t count, float* to) {
-    for (int64_t one = 0; one < count; ++one) to[one] = float_of(static_cast<uint32_t>(from[one]) << 16);
-  }
-  static void widen_halves(const uint16_t* from, int64_t count, float* to) {
-    for (int64_t one = 0; one < count; ++one) to[one] = float_of_half(from[one]);
-  }
   static void keep(uint16_t* to, Numbers numbers) {
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(numbers), 16);
     const __m128i narrow = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
@@ -98,8 +92,8 @@ struct Unpacked : Bfloat16 {
 }  // namespace
 
 extern const Forms avx2_forms = {form<Bfloat16>(), form<Float32>()};
-extern const Unpack avx2_unpack = {unpack_rows<uint16_t>, unpack_rows<float>, product_of_packed<Unpacked>,
-                                   Unpacked::MAX_ROWS};
+extern const Unpack avx2_unpack = {unpack_rows<uint16_t>, unpack_rows<float>,
+                                   product_of_packed<Unpacked, Bytes, FourBits>, Unpacked::MAX_ROWS};
 #else
 extern const Forms avx2_forms = {};
 extern const Unpack avx2_unpack = {};

@@ -79,8 +79,8 @@ struct Unpacked : Bfloat16, WidenedScales {
 }  // namespace
 
 extern const Forms avx512_forms = {form<Bfloat16>(), form<Float32>()};
-extern const Unpack avx512_unpack = {unpack_rows<uint16_t>, unpack_rows<float>, product_of_packed<Unpacked>,
-                                     Unpacked::MAX_ROWS};
+extern const Unpack avx512_unpack = {unpack_rows<uint16_t>, unpack_rows<float>,
+                                     product_of_packed<Unpacked, Bytes, FourBits>, Unpacked::MAX_ROWS};
 #else
 extern const Forms avx512_forms = {};
 extern const Unpack avx512_unpack = {};

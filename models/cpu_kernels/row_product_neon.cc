@@ -1,10 +1,12 @@
-// Row products for aarch64 with NEON, which every such processor has.
+// Row products, also with packed weights, for aarch64 with NEON, which every such processor has.
 
+#include "packed.h"
 #include "row_product.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "neon_codes.h"
 #include "neon_totals.h"
 
 namespace {
@@ -62,9 +64,23 @@ struct Bfloat16 {
   }
 };
 
+// What numbers of packed weights are made by: half of those above at a time, in the same order.
+struct Unpacked : Float32, PlainScales {
+  static constexpr int SUMS = Bfloat16::SUMS, MAX_ROWS = Bfloat16::MAX_ROWS;
+
+  static void widen_words(uint16x8_t words, Numbers* to) {
+    to[0] = of_bits(vshll_n_u16(vget_low_u16(words), 16));
+    to[1] = of_bits(vshll_n_u16(vget_high_u16(words), 16));
+  }
+  static void keep(uint16_t* to, Numbers numbers) { vst1_u16(to, vshrn_n_u32(vreinterpretq_u32_f32(numbers), 16)); }
+};
+
 }  // namespace
 
 extern const Forms neon_forms = {form<Bfloat16>(), form<Float32>()};
+extern const Unpack neon_unpack = {unpack<uint16_t>, unpack<float>, product_of_packed<Unpacked, Bytes, FourBits>,
+                                   Unpacked::MAX_ROWS};
 #else
 extern const Forms neon_forms = {};
+extern const Unpack neon_unpack = {};
 #endif

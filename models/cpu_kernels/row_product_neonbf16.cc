@@ -1,16 +1,18 @@
-// Row products for aarch64 with FEAT_BF16: two products of bfloat16 numbers for each partial sum in one instruction, which
-// takes denormal numbers for zero.
+// Row products, also with packed weights, for aarch64 with FEAT_BF16: two products of bfloat16 numbers for each partial sum
+// in one instruction, which takes denormal numbers for zero.
 
+#include "packed.h"
 #include "row_product.h"
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include <arm_neon.h>
 
+#include "neon_codes.h"
 #include "neon_totals.h"
 
 namespace {
 
-struct Bfloat16 {
+struct Bfloat16 : PlainScales {
   using Row = uint16_t;
   using Weight = uint16_t;
   using Numbers = bfloat16x8_t;
@@ -28,6 +30,8 @@ struct Bfloat16 {
   static Sums add_product(Sums sums, const uint16_t* x, Numbers numbers) {
     return vbfdotq_f32(sums, load(x), numbers);
   }
+  static void widen_words(uint16x8_t words, Numbers* to) { to[0] = vreinterpretq_bf16_u16(words); }
+  static void keep(uint16_t* to, Numbers numbers) { vst1q_u16(to, vreinterpretq_u16_bf16(numbers)); }
   template <int OUTPUTS>
   static void store_totals(const Sums* sums, float* y) {
     store_all_totals<OUTPUTS>(sums, y);
@@ -37,6 +41,9 @@ struct Bfloat16 {
 }  // namespace
 
 extern const Forms neonbf16_forms = {form<Bfloat16>(), {}};
+extern const Unpack neonbf16_unpack = {unpack<uint16_t>, nullptr, product_of_packed<Bfloat16, Bytes, FourBits>,
+                                       Bfloat16::MAX_ROWS};
 #else
 extern const Forms neonbf16_forms = {};
+extern const Unpack neonbf16_unpack = {};
 #endif

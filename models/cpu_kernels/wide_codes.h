@@ -7,12 +7,7 @@
 
 namespace {
 
-alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-// A scale whose NaN stays one when its last bits are rounded away.
-inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
-
-template <typename Simd, bool FLOAT8, bool OFFSETS = false>
+template <typename Simd, bool FLOAT8, bool OFFSETS>
 struct Bytes {
   static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
   static bool takes(const Packed& given, int64_t width) {
@@ -50,15 +45,6 @@ struct FourBits {
     void numbers(const uint8_t* codes, typename Simd::Numbers* to) const { to[0] = Simd::chosen(table, codes); }
   };
 };
-
-template <typename Simd>
-bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
-  if (given.kind == Kind::e4m3) return product_of_codes<Simd, Bytes<Simd, true>>(given, all, first, last, kept);
-  if (given.kind == Kind::int8)
-    return product_of_codes<Simd, Bytes<Simd, false>>(given, all, first, last, kept) ||
-           product_of_codes<Simd, Bytes<Simd, false, true>>(given, all, first, last, kept);
-  return product_of_codes<Simd, FourBits<Simd>>(given, all, first, last, kept);
-}
 
 }  // namespace
 

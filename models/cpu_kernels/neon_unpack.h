@@ -1,10 +1,12 @@
-// Numbers of packed weights for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at once. Codes of
-// a byte are the plain loops', in vectors.
+// Numbers of packed weights for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at once. Codes
+// of a byte are the plain loops', in vectors.
+
+#ifndef MODELS_CPU_KERNELS_NEON_UNPACK_H_
+#define MODELS_CPU_KERNELS_NEON_UNPACK_H_
+
+#include <arm_neon.h>
 
 #include "unpack.h"
-
-#if defined(__aarch64__)
-#include <arm_neon.h>
 
 namespace {
 
@@ -54,7 +56,4 @@ void unpack(const Packed& given, int64_t first, int64_t last, Number* to) {
 
 }  // namespace
 
-extern const Unpack neon_unpack = {unpack<uint16_t>, unpack<float>};
-#else
-extern const Unpack neon_unpack = {};
-#endif
+#endif  // MODELS_CPU_KERNELS_NEON_UNPACK_H_

@@ -115,6 +115,30 @@ def one_decode_step(target: str) -> None:
     assert one.certificate.versions.device == read_target(target).device_kind
 
 
+WIDE = {
+    "dense_interval": {"hidden_size": 256, "intermediate_size": 1024},
+    "sparse_base": {"hidden_size": 256, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+}
+
+
+@pytest.mark.target_cuda
+@pytest.mark.parametrize("name", WIDE)
+def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: Path) -> None:
+    """With kernels scratch is that of plain weights, also of prompts whose lanes are several tiles of a kernel."""
+    config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
+    config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
+    found = {}
+    for scheme in (None, "int8"):
+        packed = target_engine(read_target("nvidia-h100"), config=config, kernels="auto", scheme=scheme, **of)
+        steps = [Shape("generate", 16, 1), Shape("generate", packed.prefill_rows, 256), Shape("score", 16, 64, 0)]
+        found[scheme] = report_on(packed, steps).steps
+    for plain, packed in zip(found[None], found["int8"], strict=True):
+        assert packed.faults == () and packed.certificate is not None
+        assert packed.scratch <= 1.1 * plain.scratch and packed.moved < plain.moved
+        assert packed.floor_moved is not None and plain.floor_moved is not None
+        assert packed.floor_moved < plain.floor_moved
+
+
 Mutant = Callable[[Executable, LiveValues, BoundContract], Executable]
 
 

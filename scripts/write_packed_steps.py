@@ -1,8 +1,8 @@
 """Write the table of steps with packed weights into docs/quantised.md, on a GPU that is not there.
 
-    python scripts/write_packed_steps.py [--models 131M]
+    python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
 
-Takes the extra target-cuda, and ten minutes on two cores. The exit status is 1 if a step has a finding.
+Takes the extra target-cuda, and a few minutes on two cores. The exit status is 1 if a step has a finding.
 """
 
 import argparse
@@ -22,14 +22,14 @@ TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
 CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}
 """Fields of a model's configuration in place of its own: a recurrent layer and one of attention."""
 EXPERTS = {"hidden_size": 1024, "num_experts": 64, "moe_intermediate_size": 512}
-MODELS = {"131M": ("bfloat16", "int8", "fp8-block", "int4", "nvfp4"), "Qwen3.5-35B-A3B": ("bfloat16", "nvfp4")}
-STEPS = {"131M": ((1, 1), (64, 1), (8, CHUNK)), "Qwen3.5-35B-A3B": ((64, 1), (8, CHUNK))}
+STEPS = ((1, 1), (64, 1), (8, CHUNK))
+"""Lanes and tokens."""
 HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | auto | x floor: off | auto |
 |---|---|---|---:|---:|---:|---:|---:|
 """
 
 
-def lines(model: str, config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Compile the steps of a model; yield a line of the table, and findings."""
     from hybridlm.compiler.targets import read_target
     from hybridlm.programs.shapes import Shape
@@ -38,8 +38,8 @@ def lines(model: str, config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(TARGET)
-    for scheme in MODELS[model]:
-        for lanes, tokens in STEPS[model]:
+    for scheme in schemes:
+        for lanes, tokens in STEPS:
             shape, scratch, over, faults, least = Shape("generate", lanes, tokens), [], [], (), 0
             for kernels in ("off", "auto"):
                 engine = target_engine(
@@ -66,19 +66,21 @@ def main() -> int:
     from published import PUBLISHED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=["131M"])
+    parser.add_argument("--schemes", nargs="*", default=["bfloat16", "int8"])
+    options = parser.parse_args()
     found: list[str] = []
     findings: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        for model in parser.parse_args().models:
+        for model in options.models:
             fields: dict[str, Any] = json.loads(json.dumps(BENCH_MODELS.get(model) or PUBLISHED[model]))
             text = fields.get("text_config", fields)
             text.update(CUT | (EXPERTS if "num_experts" in text else {}))
             text.pop("layer_types", None)
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(fields), encoding="utf-8")
-            for line, faults in lines(model, file):
+            for line, faults in lines(model, options.schemes, file):
                 print(line, *faults, end="", flush=True)
                 found.append(line)
                 findings.extend(faults)

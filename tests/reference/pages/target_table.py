@@ -50,7 +50,7 @@ steps of published models, compiled for machines that were not there, by `python
 some. A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`, which have
 96 and two there. Sizes of tiny checkpoints are so small that what a step moves beside its floor is mostly what it
 computes with: their tables show that steps are audited and what changes, not what a large model costs. Seconds are
-those of XLA, on a machine that was busy.
+those of XLA, on a machine that was busy. Rows are made anew one by one: `git blame` says of which commit each is.
 """
 PUBLISHED_HEAD = f"""## Published models
 

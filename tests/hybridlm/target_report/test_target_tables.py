@@ -3,11 +3,13 @@
 .ci/long --all targets writes the tables anew.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from target_table import page, read, row_of, row_of_model
+from certificate_table import NAMES
+from target_table import TARGETS, is_split, page, read, row_of, row_of_model
 
 from hybridlm.target_report import StepReport
 
@@ -88,4 +90,15 @@ def test_page_is_read_back() -> None:
     one = report(name="generate 64x1", failed=None, kernels=1702)
     models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(one,), fit=fitted(1)))]  # type: ignore[arg-type]
     assert read(page(rows, models)) == (rows, models)
+    assert "Qwen3.5-35B-A3B generate 8x256 for nvidia-h200, Nemotron-3-Nano generate 64x1 for" in page(rows, models)
     assert page(*read(page(rows, models))) == page(rows, models)
+
+
+def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
+    text = (root / "docs" / "target-tables.md").read_text()
+    rows, models = read(text)
+    assert page(rows, models) == text
+    assert {one.verdict for one in rows} == {"audited"} and all(one.good for one in models)
+    for target in TARGETS:
+        expected = [name for name in NAMES if is_split(name, target) for _ in range(5)]
+        assert [one.checkpoint for one in rows if one.target == target] == expected

@@ -138,14 +138,14 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], kept: set[pytest.
     items[:] = [item for item in items if item in kept]
 
 
-def once_each(items: list[pytest.Item]) -> list[pytest.Item]:
+def once_each(items: list[pytest.Item]) -> list[pytest.Function]:
     """Return few of the sets of parameters of one test, among which each value of each parameter is."""
     sets = {
         item: {(name, id(value)) for name, value in item.callspec.params.items()}
         for item in items
         if isinstance(item, pytest.Function)
     }
-    left, kept = set[tuple[str, int]]().union(*sets.values()), list[pytest.Item]()
+    left, kept = set[tuple[str, int]]().union(*sets.values()), list[pytest.Function]()
     while left:
         kept.append(max(sets, key=lambda item: len(left & sets[item])))
         left -= sets[kept[-1]]

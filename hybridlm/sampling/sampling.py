@@ -203,7 +203,7 @@ def _sampled(
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]
     filtered = sampling_mode % BESIDE_GREEDY == FILTERED
-    if devices.platform == "cpu":
+    if devices.platform == "cpu" and devices.kernels != "interpret":
         kept = lax.cond(
             filtered,
             lambda: kept_by_filters(scaled, sampling),

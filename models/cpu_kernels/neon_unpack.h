@@ -26,32 +26,23 @@ inline void store_chosen(const uint8x16x4_t& table, uint8x16_t codes, float* to)
 }
 
 template <typename Number>
-void unpack_four_bits_by_table(const Packed& given, int64_t out, Number* to) {
-  const int64_t width = given.inputs / given.groups;
-  const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
-  const uint8_t* codes = given.codes + out * (given.inputs / 2);
-  for (int64_t group = 0; group < given.groups; ++group, codes += width / 2, to += width) {
-    Number numbers[16];
-    numbers_of_group(given, out * given.groups + group, whole, numbers);
-    const auto table = table_of(numbers);
-    int64_t k = 0;
-    for (; k + 32 <= width; k += 32) {
-      const uint8x16_t pairs = vld1q_u8(codes + k / 2);
-      const uint8x16_t even = vandq_u8(pairs, vdupq_n_u8(15)), odd = vshrq_n_u8(pairs, 4);
-      store_chosen(table, vzip1q_u8(even, odd), to + k);
-      store_chosen(table, vzip2q_u8(even, odd), to + k + 16);
-    }
-    for (; k < width; k += 2) {
-      to[k] = numbers[codes[k / 2] & 15];
-      to[k + 1] = numbers[codes[k / 2] >> 4];
-    }
+void store_group(const Number* numbers, const uint8_t* codes, int64_t width, Number* to) {
+  const auto table = table_of(numbers);
+  int64_t k = 0;
+  for (; k + 32 <= width; k += 32) {
+    const uint8x16_t pairs = vld1q_u8(codes + k / 2);
+    const uint8x16_t even = vandq_u8(pairs, vdupq_n_u8(15)), odd = vshrq_n_u8(pairs, 4);
+    store_chosen(table, vzip1q_u8(even, odd), to + k);
+    store_chosen(table, vzip2q_u8(even, odd), to + k + 16);
   }
+  store_pairs(numbers, codes, k, width, to);
 }
 
 template <typename Number>
 void unpack(const Packed& given, int64_t first, int64_t last, Number* to) {
   if (!is_four_bits(given.kind)) return unpack_rows<Number>(given, first, last, to);
-  for (int64_t out = first; out < last; ++out, to += given.inputs) unpack_four_bits_by_table(given, out, to);
+  for (int64_t out = first; out < last; ++out, to += given.inputs)
+    over_groups_of_four_bits(given, out, to, store_group<Number>);
 }
 
 }  // namespace

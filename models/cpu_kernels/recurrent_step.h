@@ -18,6 +18,21 @@ namespace {
 // 2026-11-26). Behind the end of a state nothing is read.
 inline void ask_ahead(const float* at) { __builtin_prefetch(reinterpret_cast<const char*>(at) + 8 * 1024, 1); }
 
+// The first `count` numbers of a vector, where an instruction set has no masks.
+template <typename Simd>
+typename Simd::Vector load_copied(const float* from, int64_t count) {
+  float numbers[Simd::STEP] = {};
+  for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
+  return Simd::load(numbers);
+}
+
+template <typename Simd>
+void store_copied(float* to, typename Simd::Vector x, int64_t count) {
+  float numbers[Simd::STEP];
+  Simd::store(numbers, x);
+  for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
+}
+
 // Call `work(k, load, store)` for each vector of a row, the last one of `keys % STEP` numbers.
 template <typename Simd, typename Work>
 inline void over_channels(int64_t keys, const Work& work) {

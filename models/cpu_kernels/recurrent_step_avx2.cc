@@ -13,17 +13,9 @@ struct Simd {
 
   static Vector all(float x) { return _mm256_set1_ps(x); }
   static Vector load(const float* from) { return _mm256_loadu_ps(from); }
-  static Vector load_first(const float* from, int64_t count) {
-    alignas(32) float numbers[STEP] = {};
-    for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
-    return _mm256_load_ps(numbers);
-  }
+  static Vector load_first(const float* from, int64_t count) { return load_copied<Simd>(from, count); }
   static void store(float* to, Vector x) { _mm256_storeu_ps(to, x); }
-  static void store_first(float* to, Vector x, int64_t count) {
-    alignas(32) float numbers[STEP];
-    _mm256_store_ps(numbers, x);
-    for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
-  }
+  static void store_first(float* to, Vector x, int64_t count) { store_copied<Simd>(to, x, count); }
   static Vector multiply(Vector x, Vector y) { return _mm256_mul_ps(x, y); }
   static Vector add_product(Vector sum, Vector x, Vector y) { return _mm256_fmadd_ps(x, y, sum); }
   template <int COUNT>

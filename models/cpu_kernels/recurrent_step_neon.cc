@@ -15,17 +15,9 @@ struct Simd {
 
   static Vector all(float x) { return vdupq_n_f32(x); }
   static Vector load(const float* from) { return vld1q_f32(from); }
-  static Vector load_first(const float* from, int64_t count) {
-    float numbers[STEP] = {};
-    for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
-    return vld1q_f32(numbers);
-  }
+  static Vector load_first(const float* from, int64_t count) { return load_copied<Simd>(from, count); }
   static void store(float* to, Vector x) { vst1q_f32(to, x); }
-  static void store_first(float* to, Vector x, int64_t count) {
-    float numbers[STEP];
-    vst1q_f32(numbers, x);
-    for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
-  }
+  static void store_first(float* to, Vector x, int64_t count) { store_copied<Simd>(to, x, count); }
   static Vector multiply(Vector x, Vector y) { return vmulq_f32(x, y); }
   static Vector add_product(Vector sum, Vector x, Vector y) { return fused(sum, x, y); }
   template <int COUNT>

@@ -65,19 +65,33 @@ void numbers_of_group(const Packed& given, int64_t at, float whole, Number* numb
   }
 }
 
+// Write the numbers of the pairs of codes from place `first` of a group on.
 template <typename Number>
-void unpack_four_bits(const Packed& given, int64_t out, Number* to) {
+void store_pairs(const Number* numbers, const uint8_t* codes, int64_t first, int64_t width, Number* to) {
+  for (int64_t k = first; k < width; k += 2) {
+    to[k] = numbers[codes[k / 2] & 15];
+    to[k + 1] = numbers[codes[k / 2] >> 4];
+  }
+}
+
+// Call `write(numbers, codes, width, to)` for each group of a row.
+template <typename Number, typename Write>
+void over_groups_of_four_bits(const Packed& given, int64_t out, Number* to, const Write& write) {
   const int64_t width = given.inputs / given.groups;
   const float whole = given.whole == nullptr ? 1.0f : given.whole[out];
   const uint8_t* codes = given.codes + out * (given.inputs / 2);
   for (int64_t group = 0; group < given.groups; ++group, codes += width / 2, to += width) {
     Number numbers[16];
     numbers_of_group(given, out * given.groups + group, whole, numbers);
-    for (int64_t pair = 0; pair < width / 2; ++pair) {
-      to[2 * pair] = numbers[codes[pair] & 15];
-      to[2 * pair + 1] = numbers[codes[pair] >> 4];
-    }
+    write(numbers, codes, width, to);
   }
+}
+
+template <typename Number>
+void unpack_four_bits(const Packed& given, int64_t out, Number* to) {
+  over_groups_of_four_bits(given, out, to, [](const Number* numbers, const uint8_t* codes, int64_t width, Number* at) {
+    store_pairs(numbers, codes, 0, width, at);
+  });
 }
 
 template <bool FLOAT8, typename Number>

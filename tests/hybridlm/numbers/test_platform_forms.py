@@ -25,7 +25,11 @@ BY_DEFAULT = ("kimi_base", "mamba2_base")
 RECURRENT = [name for name in FAMILIES if not name.startswith("lfm2")]
 
 
-def numbers(name: str, kernels: str = "off") -> tuple[list[list[int]], list[np.ndarray]]:
+Numbers = tuple[list[list[int]], list[np.ndarray]]
+"""Sampled tokens and scores."""
+
+
+def numbers(name: str, kernels: str = "off") -> Numbers:
     """Return sampled tokens and scores. The interpreter copies states, which the audit of a step refuses."""
     certify = "warn" if kernels == "interpret" else "error"
     with warnings.catch_warnings():
@@ -42,29 +46,30 @@ def numbers(name: str, kernels: str = "off") -> tuple[list[list[int]], list[np.n
     return tokens, scores
 
 
+def check_equal(found: Numbers, expected: Numbers) -> None:
+    """Tokens are the same, and scores near."""
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+    assert found[0] == expected[0]
+
+
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize(
     "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in RECURRENT]
 )
 def test_kernels_for_cpus(name: str) -> None:
     """Whole models with states that a kernel updates in place; its declaration stands in the certificates."""
-    tokens, scores = numbers(name)
-    found, others = numbers(name, "auto")
-    for one, other in zip(others, scores, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4)
-    assert found == tokens
+    expected = numbers(name)
+    check_equal(numbers(name, "auto"), expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_forms_of_other_platforms(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, scores = numbers(name)
+    expected = numbers(name)
     monkeypatch.setattr(Placement, "platform", property(lambda self: platform))
-    found, others = numbers(name)
-    for one, other in zip(others, scores, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4)
-    assert found == tokens
+    check_equal(numbers(name), expected)
 
 
 @pytest.mark.long
@@ -72,9 +77,6 @@ def test_forms_of_other_platforms(name: str, platform: str, monkeypatch: pytest.
 @pytest.mark.parametrize("name", RECURRENT)
 def test_kernels_of_other_platforms(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models whose kernels are run by Pallas' interpreter."""
-    tokens, scores = numbers(name)
+    expected = numbers(name)
     monkeypatch.setattr(Placement, "platform", property(lambda self: platform))
-    found, others = numbers(name, "interpret")
-    for one, other in zip(others, scores, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4)
-    assert found == tokens
+    check_equal(numbers(name, "interpret"), expected)

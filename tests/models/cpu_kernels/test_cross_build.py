@@ -40,7 +40,7 @@ def test_library(machine: str, tmp_path: Path):
 
 @needs_avx512bf16
 def test_amx_emulated(tmp_path: Path):
-    """What zig makes of intrinsics is other code than a compiler of this machine makes."""
+    """The emulator runs what zig compiles, as its code differs from that of this machine's compiler."""
     sources = [Path(__file__).with_name("row_product_check.cc"), *sorted(FOLDER.glob("*.cc"))]
     flags = ["-include", str(AMX_EMULATION)]
     program = build(tmp_path / "check", program=sources, flags=flags, tag="manylinux_2_28_x86_64")

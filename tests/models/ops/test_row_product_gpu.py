@@ -103,7 +103,7 @@ def test_packed_weights_have_the_bits_of_their_numbers(
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
 def test_groups_that_tiles_do_not_hold(form: Form) -> None:
-    """Of 48 columns: a turn has a third of one, where with plain numbers it has more."""
+    """A group of 48 columns takes three turns of 16; a plain weight takes larger ones, so that sums differ in order."""
     weight, x = weight_of((40, 192), 4, form), rows(3, 192)
     (found,), (expected,) = jax.jit(step)(x, weight), run(x, numbers(weight), kernels="off")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recurrence_checks import check_equation, check_idle_lane
 from recurrence_forms import on_arrays
 
 from models.ops.recurrences.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
@@ -59,15 +60,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 @pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
-    arrays, state, valid = inputs(lengths, seed=longest)
-    state[-1] = np.nan
-    out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
-    assert new[-1].tobytes() == state[-1].tobytes()
-    for lane, length in enumerate(lengths):
-        want_out, want_state = float64(arrays, state, length, lane)
-        np.testing.assert_allclose(out[lane, :length], want_out, atol=TOLERANCE, rtol=0)
-        np.testing.assert_allclose(new[lane], want_state, atol=TOLERANCE, rtol=0)
-        assert (out[lane, length:] == 0).all()
+    check_equation(form, float64, lengths, inputs(lengths, seed=longest), TOLERANCE)
 
 
 @PLATFORMS
@@ -85,19 +78,7 @@ def test_one_token_at_a_time_equals_all_at_once(platform: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PLATFORMS
 def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, platform: str) -> None:
-    arrays, state, valid = inputs((tokens, 0, tokens))
-    poisoned = state.copy()
-    poisoned[1] = np.nan
-    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
-    form = jax.jit(on_arrays(ssd, platform))
-    out, new = jax.device_get(form(*arrays, state, valid, none_fresh(state)))
-    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, none_fresh(state)))
-    assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
-    assert new[1].tobytes() == state[1].tobytes()
-    for lane in (0, 2):
-        assert out[lane].tobytes() == poisoned_out[lane].tobytes()
-        assert new[lane].tobytes() == poisoned_new[lane].tobytes()
-    assert (poisoned_out[1] == 0).all()
+    check_idle_lane(jax.jit(on_arrays(ssd, platform)), inputs((tokens, 0, tokens)))
 
 
 @pytest.mark.each_value

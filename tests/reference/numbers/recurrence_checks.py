@@ -1,0 +1,46 @@
+"""What every form of a linear recurrence is to do, whichever the recurrence."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Inputs = tuple[list[np.ndarray], np.ndarray, np.ndarray]
+"""Tokens' operands, states `[lane, head, value, key]` and which tokens are real `[lane, token]`."""
+
+
+def check_equation(
+    form: Callable[..., Any],
+    equation: Callable[[list[np.ndarray], np.ndarray, int, int], tuple[np.ndarray, np.ndarray]],
+    lengths: Sequence[int],
+    inputs: Inputs,
+    tolerance: float,
+) -> None:
+    """A form equals the equation in float64, up to each lane's length; the last lane is idle, and its state is NaN."""
+    arrays, state, valid = inputs
+    state[-1] = np.nan
+    out, new = jax.device_get(form(*arrays, state, valid, np.zeros(len(state), bool)))
+    assert new[-1].tobytes() == state[-1].tobytes()
+    for lane, length in enumerate(lengths):
+        want_out, want_state = equation(arrays, state, length, lane)
+        np.testing.assert_allclose(out[lane, :length], want_out, atol=tolerance, rtol=0)
+        np.testing.assert_allclose(new[lane], want_state, atol=tolerance, rtol=0)
+        assert (out[lane, length:] == 0).all()
+
+
+def check_idle_lane(form: Callable[..., Any], inputs: Inputs) -> None:
+    """The second of three lanes is idle: it keeps its bits, and the others have the same whatever it holds."""
+    arrays, state, valid = inputs
+    fresh = np.zeros(len(state), bool)
+    poisoned = state.copy()
+    poisoned[1] = np.nan
+    poisoned[1, 0, :, 0] = [-0.0, 0.0, np.inf, 1e-45, 1, 2, 3]
+    out, new = jax.device_get(form(*arrays, state, valid, fresh))
+    poisoned_out, poisoned_new = jax.device_get(form(*arrays, poisoned, valid, fresh))
+    assert poisoned_new[1].tobytes() == poisoned[1].tobytes()
+    assert new[1].tobytes() == state[1].tobytes()
+    for lane in (0, 2):
+        assert out[lane].tobytes() == poisoned_out[lane].tobytes()
+        assert new[lane].tobytes() == poisoned_new[lane].tobytes()
+    assert (poisoned_out[1] == 0).all()

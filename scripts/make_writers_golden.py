@@ -195,7 +195,9 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
         convert_gptq_v2_to_v1_format_module(packed, config)
         return {name: getattr(packed, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")}, numbers
 
-    return pack, json.loads(json.dumps(config.to_dict(), default=str)), "gptqmodel"
+    settings = json.loads(json.dumps(config.to_dict(), default=str))
+    del settings["meta"]["offload_to_disk_path"]  # a temporary folder of this machine
+    return pack, settings, "gptqmodel"
 
 
 def pack_awq(_: str) -> tuple[Pack, dict[str, Any], str]:

@@ -60,7 +60,7 @@ from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.stored import ExecutableStore
 from models import DecoderConfig
 from models.ops.kernels import check_mode
 

@@ -26,7 +26,7 @@ from ir_passes.contract.contract import (
     Unspecified,
 )
 from ir_passes.contract.declared import declassify, rowwise
-from ir_passes.proof.dim_names import name_dims
+from ir_passes.proof.dims.names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 from ir_passes.proof.violations import IsolationError, Violation, ViolationKind
 from ir_passes.scratch.liveness import liveness

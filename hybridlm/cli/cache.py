@@ -11,7 +11,7 @@ from rich.text import Text
 from hybridlm.cli.options import Debug, console_for_table, reported
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
-from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.stored import ExecutableStore
 
 cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
 

@@ -20,7 +20,7 @@ from hybridlm.multiprocess.key_values import KeyValues
 from hybridlm.multiprocess.messages import Messages
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from ir_passes import AuditError, CompiledStep, IsolationError
-from ir_passes.compile.stored_step import StoredStep
+from ir_passes.compile.stored import StoredStep
 from ir_passes.xla_audit.hlo import HloError
 
 _MAX_IN_FLIGHT = 16

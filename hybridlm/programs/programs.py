@@ -40,9 +40,8 @@ from hybridlm.steps.score import CHOSEN_CONTRACT, PROBED_SCORE_CONTRACT, SCORE_C
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
-from ir_passes.compile.executable_store import ExecutableStore
 from ir_passes.compile.planned_step import PlannedStep, plan_step
-from ir_passes.compile.stored_step import StoredStep
+from ir_passes.compile.stored import ExecutableStore, StoredStep
 from ir_passes.jaxpr import jax_private
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError

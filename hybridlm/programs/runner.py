@@ -21,7 +21,7 @@ from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
-from ir_passes.compile.stored_step import StoredStep
+from ir_passes.compile.stored import StoredStep
 from ir_passes.host.row_ledger import Label
 
 MovedArrays = RowPool | PoolPart | CachedBuffers

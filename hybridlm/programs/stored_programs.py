@@ -17,10 +17,7 @@ from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.score import Scored
 from hybridlm.steps.structure import Structure
 from ir_passes import CompiledStep
-from ir_passes.compile.entry_file import Entry
-from ir_passes.compile.executable_store import ExecutableStore
-from ir_passes.compile.result_structure import NotStorable
-from ir_passes.compile.stored_step import StoredStep, describe, restore
+from ir_passes.compile.stored import Entry, ExecutableStore, NotStorable, StoredStep, describe, restore
 
 _log = logging.getLogger("hybridlm")
 

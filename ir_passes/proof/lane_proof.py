@@ -26,15 +26,15 @@ from ir_passes.jaxpr.tracing import Parameters, trace_function
 from ir_passes.proof import packed_layout
 from ir_passes.proof.assumed import assumed_of, dimensions_not_proved
 from ir_passes.proof.concerned import concerned
-from ir_passes.proof.dim_names import dim_violations
+from ir_passes.proof.dims import dim_violations
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.repeats import interpret_repeating
-from ir_passes.proof.rules import opaque_calls, packed_tokens
+from ir_passes.proof.repeated_runs import Run, interpret_repeating, runs_of
+from ir_passes.proof.rules import opaque_calls
+from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.runs import Run, runs_of
 from ir_passes.proof.values import ActiveCount, Kept, PageEntry, Segment, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 

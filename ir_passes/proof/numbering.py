@@ -78,8 +78,8 @@ class Numbering:
 
         Args:
             events: of that part.
-            names: the renaming, with `to`, `pair` and `add` as `ir_passes.proof.repeats.Renaming` has them; it gets
-                the name of every number.
+            names: the renaming, with `to`, `pair` and `add` as `ir_passes.proof.repeated_runs.Renaming` has them; it
+                gets the name of every number.
 
         Returns:
             the expressions that are new, for `forget`; None, and nothing is changed, where one is found that was new

@@ -9,11 +9,11 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof.concerned import concerned
+from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Env, Prover
-from ir_passes.proof.rules.intervals import fits
-from ir_passes.proof.rules.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
+from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind

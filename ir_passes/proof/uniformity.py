@@ -8,7 +8,7 @@ import math
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Owner
-from ir_passes.proof.rules.registry import ELEMENTWISE
+from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.values import Value
 from ir_passes.proof.walk import Equation
 

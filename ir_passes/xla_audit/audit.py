@@ -14,10 +14,9 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import CompiledCollective, collectives
+from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
-from ir_passes.xla_audit.in_place import in_place_hazards
-from ir_passes.xla_audit.live_values import LiveValues, live_values
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.neighbours import Neighbours, neighbours
 from ir_passes.xla_audit.pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir_passes.jaxpr.collectives import Collective, Scheduled
+from ir_passes.xla_audit.dataflow import LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.live_values import LiveValues
 from ir_passes.xla_audit.program import Array, Computation, Executable, Groups, Instruction
 
 KINDS = {

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
-from ir_passes.xla_audit.asynchronous import COPYING, STARTED
+from ir_passes.xla_audit.dataflow import live_values
+from ir_passes.xla_audit.dataflow.asynchronous import COPYING, STARTED
 from ir_passes.xla_audit.hlo import (
     HloError,
     given_assignment,
@@ -25,7 +26,6 @@ from ir_passes.xla_audit.hlo import (
     read_module,
     unpack_dump,
 )
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.products import multiplies, product_flops
 from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Index, Instruction, Module
 from ir_passes.xla_audit.wire import WireError

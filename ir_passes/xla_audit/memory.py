@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
-from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.program import TPU, Executable, Slice
 
 REMEDY = "Report it to openxla/xla with this program; do not run the step. Another XLA version may place it rightly."

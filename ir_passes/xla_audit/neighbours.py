@@ -6,7 +6,7 @@ The writes of a custom call, kernel or callback are unknown; the buffer assignme
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ir_passes.xla_audit.live_values import LiveValue, LiveValues
+from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.program import Executable, Slice
 
 

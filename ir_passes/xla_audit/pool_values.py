@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from ir_passes.xla_audit.live_values import LiveValues
+from ir_passes.xla_audit.dataflow import LiveValues
 from ir_passes.xla_audit.program import Computation, Executable, Index, Instruction
 
 Ways = dict[int, list[tuple[int, int]]]

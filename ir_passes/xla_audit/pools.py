@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Pool
+from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.live_values import LiveValue, LiveValues
 from ir_passes.xla_audit.pool_values import PoolValues, positions
 from ir_passes.xla_audit.program import Executable, Index, Instruction
 

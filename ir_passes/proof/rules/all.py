@@ -1,5 +1,6 @@
 """Every rule; importing this module fills the table."""
 
+from ir_passes.proof import registry
 from ir_passes.proof.rules import (
     calls,
     comparisons,
@@ -14,7 +15,6 @@ from ir_passes.proof.rules import (
     products,
     randomness,
     reductions,
-    registry,
     shapes,
 )
 

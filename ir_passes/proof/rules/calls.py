@@ -5,7 +5,7 @@ from ir_passes.contract.declared import RowWise, declaration_of, other_body
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Value

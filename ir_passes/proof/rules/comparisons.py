@@ -1,10 +1,10 @@
 """Comparisons: of a lane's number with the number of active lanes, of keys with all classes, with zero."""
 
+from ir_passes.proof.intervals import FALSE, TRUE
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner
-from ir_passes.proof.rules.access import constant_of
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.elementwise import bounds_of, combined, has_row
-from ir_passes.proof.rules.intervals import FALSE, TRUE
-from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import ActiveCount, Iota, Negative, OneHot, Spread, Value
 

@@ -9,11 +9,11 @@ from typing import Any
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
+from ir_passes.proof.intervals import dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
-from ir_passes.proof.rules.intervals import dtype_range, hull
-from ir_passes.proof.rules.packed_tokens import relocated
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value

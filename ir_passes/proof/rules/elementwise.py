@@ -11,13 +11,13 @@ from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.dtypes import is_integer, widens
 from ir_passes.proof.agreement import compares_devices
-from ir_passes.proof.dim_classes import NAMED
+from ir_passes.proof.dims.classes import NAMED
+from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
-from ir_passes.proof.rules import packed_tokens, page_tables
-from ir_passes.proof.rules.access import constant_of
-from ir_passes.proof.rules.intervals import FALSE, dtype_range, hull, interval
-from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, rule
+from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, rule
+from ir_passes.proof.rules.addressing import packed_tokens, page_tables
+from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (

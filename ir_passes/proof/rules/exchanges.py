@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.registry import SUMS, rule
 from ir_passes.proof.rules.reductions import without
-from ir_passes.proof.rules.registry import SUMS, rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind

@@ -7,10 +7,12 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
+from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
-from ir_passes.proof.rules import packed_tokens, page_tables, pool_rows
-from ir_passes.proof.rules.access import (
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows
+from ir_passes.proof.rules.addressing.access import (
     MODES,
     Access,
     bounds_note,
@@ -21,10 +23,8 @@ from ir_passes.proof.rules.access import (
     of_slice,
     unsorted,
 )
-from ir_passes.proof.rules.intervals import fits, hull
 from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
-from ir_passes.proof.rules.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value

@@ -1,7 +1,7 @@
 """Kernels that are read: what their plain programs have beside plain operations."""
 
 from ir_passes.contract.contract import PageTable, SlotMap
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind

@@ -8,8 +8,8 @@ from typing import Any
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of
-from ir_passes.proof.rules import page_tables
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing import page_tables
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, Real, Segment, SlotEntry, TokenOf, Value
 from ir_passes.proof.views import entered, left

@@ -12,10 +12,10 @@ from ir_passes.contract.statements import Assumption, Note, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
-from ir_passes.proof.rules.page_tables import page_fault
-from ir_passes.proof.rules.pool_rows import record
-from ir_passes.proof.rules.registry import rule
-from ir_passes.proof.rules.slot_maps import map_fault
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing.page_tables import page_fault
+from ir_passes.proof.rules.addressing.pool_rows import record
+from ir_passes.proof.rules.addressing.slot_maps import map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
-from ir_passes.proof.rules.intervals import hull
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Columns, Constant, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block, entered

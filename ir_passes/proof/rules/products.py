@@ -2,7 +2,7 @@
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, axis_of, moved
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
 from ir_passes.proof.values import Counts, Value

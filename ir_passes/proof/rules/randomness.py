@@ -3,7 +3,7 @@
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import key_implementation
 from ir_passes.proof.owners import Owner, axis_of
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered

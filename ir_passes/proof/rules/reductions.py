@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
+from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
-from ir_passes.proof.rules.intervals import fits
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value

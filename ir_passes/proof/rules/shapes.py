@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
+from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
-from ir_passes.proof.rules.intervals import hull
-from ir_passes.proof.rules.packed_tokens import relocated
-from ir_passes.proof.rules.registry import rule
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,

@@ -21,9 +21,9 @@ from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.contract.contract import BoundContract
 from ir_passes.targets import read_target
 from ir_passes.xla_audit.audit import audit_executable
+from ir_passes.xla_audit.dataflow import LiveValues, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.live_values import LiveValues, live_values
 from ir_passes.xla_audit.program import Buffers, Executable, Slice
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

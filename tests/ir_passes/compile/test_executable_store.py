@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
-from ir_passes.compile import entry_file
-from ir_passes.compile.entry_file import Entry, EntryError, from_bytes, to_bytes
-from ir_passes.compile.executable_store import ExecutableStore
-from ir_passes.compile.result_structure import NotStorable
-from ir_passes.compile.stored_step import StoredStep, describe, restore
+from ir_passes.compile.stored import entry_file
+from ir_passes.compile.stored.entry_file import Entry, EntryError, from_bytes, to_bytes
+from ir_passes.compile.stored.executable_store import ExecutableStore
+from ir_passes.compile.stored.result_structure import NotStorable
+from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
 from ir_passes.xla_audit.findings import AuditError
 
 LANES, SLOTS, WIDTH = 3, 8, 4
@@ -294,8 +294,8 @@ def test_files_that_were_never_finished_go_after_a_day(store: ExecutableStore) -
 WRITER = """
 import sys
 from pathlib import Path
-from ir_passes.compile.entry_file import from_bytes
-from ir_passes.compile.executable_store import ExecutableStore
+from ir_passes.compile.stored.entry_file import from_bytes
+from ir_passes.compile.stored.executable_store import ExecutableStore
 content, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
 entry, store = from_bytes("0" * 64, content), ExecutableStore(folder, 3 * len(content) + 200)
 for number in range(60):

@@ -17,10 +17,9 @@ from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.versions import current_versions
+from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind
 from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.in_place import in_place_hazards
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.program import Executable
 
 pytestmark = pytest.mark.target_cuda

@@ -15,7 +15,8 @@ from xla_equations import apply
 from zoo.catalogue import PROGRAMS
 
 from ir_passes.proof.owners import LaneRows
-from ir_passes.proof.rules import meshes, pool_rows
+from ir_passes.proof.rules import meshes
+from ir_passes.proof.rules.addressing import pool_rows
 
 
 def wrong(name: str, seed: int, checked: dict[str, int]) -> list[str]:

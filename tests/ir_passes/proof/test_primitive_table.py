@@ -9,8 +9,8 @@ import pytest
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.memory import KERNEL_INDEX, UNINITIALIZED
+from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES
 
 WITHOUT_RULE = set(
     """

@@ -23,11 +23,12 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import trace_function
-from ir_passes.proof import lane_proof, repeats, runs
+from ir_passes.proof import lane_proof
 from ir_passes.proof.lane_proof import IDLE_CLAIMS, prove_jaxpr, walk
 from ir_passes.proof.prover import Prover
+from ir_passes.proof.repeated_runs import repeats, runs
+from ir_passes.proof.repeated_runs.runs import Run, runs_of
 from ir_passes.proof.rules import opaque_calls
-from ir_passes.proof.runs import Run, runs_of
 from ir_passes.proof.violations import IsolationError, ViolationKind
 
 CALLS = 4

@@ -24,10 +24,10 @@ from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap,
 from ir_passes.contract.normal_form import flatten, row_major
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_classes import fresh
-from ir_passes.proof.dim_rules import DIMENSION_RULES, IGNORED
+from ir_passes.proof.dims.classes import fresh
+from ir_passes.proof.dims.rules import DIMENSION_RULES, IGNORED
+from ir_passes.proof.registry import PARAMETERS, Parameters
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.rules.registry import PARAMETERS, Parameters
 from ir_passes.proof.violations import ViolationKind
 
 CANNOT_RUN = ("threefry2x32",)

@@ -36,8 +36,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ir_passes import Lane, LaneContract, Pool, Shared
 from ir_passes.xla_audit.audit import audit, audit_executable
+from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind, where
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
 RIGHT = right_steps()

@@ -7,8 +7,8 @@ from hlo_text import serialized
 
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
+from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.hlo import read_module
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.program import Buffers, Executable
 
 JOINED = """

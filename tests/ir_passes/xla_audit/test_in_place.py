@@ -10,10 +10,8 @@ import pytest
 from as_for_users import compiled
 from jax import lax
 
-from ir_passes.xla_audit import in_place
+from ir_passes.xla_audit.dataflow import Hazard, in_place, in_place_hazards, live_values
 from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.in_place import Hazard, in_place_hazards
-from ir_passes.xla_audit.live_values import live_values
 
 STATE = np.random.default_rng(0).normal(size=(4, 8, 16)).astype(np.float32)
 NEW = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)

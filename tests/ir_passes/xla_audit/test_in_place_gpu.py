@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import pytest
 from hlo_text import serialized
 
+from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module
-from ir_passes.xla_audit.in_place import in_place_hazards
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.memory import misplaced, overlaps
 from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
 

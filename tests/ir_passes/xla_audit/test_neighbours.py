@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from ir_passes.xla_audit.dataflow import LiveValues, live_values
 from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.live_values import LiveValues, live_values
 from ir_passes.xla_audit.neighbours import neighbours
 from ir_passes.xla_audit.program import Executable, Slice
 

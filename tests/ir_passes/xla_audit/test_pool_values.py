@@ -6,7 +6,7 @@ from audited_steps import LANES, Step
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.dataflow import live_values
 
 
 def test_an_array_of_the_pools_size_made_from_part_of_its_rows_is_no_copy() -> None:

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 from hlo_text import serialized
 
+from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module
-from ir_passes.xla_audit.in_place import in_place_hazards
 from ir_passes.xla_audit.kernels import kernels_in
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Index, Slice
 

@@ -1,7 +1,7 @@
 """The scratch of a compiled program, as buffers for a planner: in the intervals that XLA's own schedule gives them."""
 
 from ir_passes.scratch.packing import Buffer
-from ir_passes.xla_audit.live_values import live_values
+from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.memory import scratch_intervals
 from ir_passes.xla_audit.program import Executable
 

@@ -32,9 +32,9 @@ from zoo.sharded_rows import SPLIT
 
 from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from ir_passes.xla_audit.audit import audit, audit_executable
+from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError
 from ir_passes.xla_audit.findings import FindingKind as Found
-from ir_passes.xla_audit.live_values import live_values
 from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
 ARGS = (pool(), slots(), x())

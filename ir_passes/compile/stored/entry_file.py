@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from ir_passes.compile.certificate import Certificate
-from ir_passes.compile.stored_step import Description
+from ir_passes.compile.stored.stored_step import Description
 from ir_passes.files import record
 
 MAX_HEADER_BYTES = 1 << 14

@@ -6,7 +6,7 @@ at the place that it was cut from; its operands may be in any order.
 
 from collections.abc import Sequence
 
-from ir_passes.xla_audit.asynchronous import DONE
+from ir_passes.xla_audit.dataflow.asynchronous import DONE
 from ir_passes.xla_audit.program import Instruction, Module, Slice
 
 JOINING = "ConcatBitcast"

@@ -4,7 +4,7 @@ import math
 
 from ir_passes.contract.contract import BoundContract, SlotMap
 from ir_passes.proof.owners import LaneRows, Mixed, OneLane, Owner, PoolRows
-from ir_passes.proof.rules.access import Access
+from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Ahead, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind

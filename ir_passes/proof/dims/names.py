@@ -16,8 +16,8 @@ from ir_passes.contract.contract import Bound, BoundContract, Opaque, Pool
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dim_classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
-from ir_passes.proof.dim_rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
+from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
+from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
 _WRITES = {"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "dynamic_update_slice"}

@@ -9,7 +9,7 @@ read, computed with, and written. Any other reading of such an operand stays a f
 import json
 from typing import Any, cast
 
-from ir_passes.xla_audit.in_place_gpu import reductions_beside
+from ir_passes.xla_audit.dataflow.in_place_gpu import reductions_beside
 from ir_passes.xla_audit.program import Computation, Index, Instruction
 
 

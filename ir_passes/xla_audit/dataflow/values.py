@@ -11,9 +11,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ir_passes.contract.statements import NotCovered, Statement
-from ir_passes.xla_audit.asynchronous import KNOWN, REDUCED, REDUCING, STARTED, TALKING, Leaves, finished, handed_on
-from ir_passes.xla_audit.branches import Branch, Branches, gaps_of
-from ir_passes.xla_audit.joined import JOINING, fill
+from ir_passes.xla_audit.dataflow.asynchronous import (
+    KNOWN,
+    REDUCED,
+    REDUCING,
+    STARTED,
+    TALKING,
+    Leaves,
+    finished,
+    handed_on,
+)
+from ir_passes.xla_audit.dataflow.branches import Branch, Branches, gaps_of
+from ir_passes.xla_audit.dataflow.joined import JOINING, fill
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62

@@ -10,9 +10,9 @@ by a dynamic-slice of the same window.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ir_passes.xla_audit.in_place_gpu import GPU, computed_first, sorted_in_place
-from ir_passes.xla_audit.in_place_tpu import computed_together
-from ir_passes.xla_audit.live_values import LiveValues
+from ir_passes.xla_audit.dataflow.in_place_gpu import GPU, computed_first, sorted_in_place
+from ir_passes.xla_audit.dataflow.in_place_tpu import computed_together
+from ir_passes.xla_audit.dataflow.values import LiveValues
 from ir_passes.xla_audit.program import TPU, Array, Computation, Executable, Index, Instruction
 
 # fmt: off

@@ -27,8 +27,8 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy, widens
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.rules.access import Access, constant_of
-from ir_passes.proof.rules.registry import ELEMENTWISE
+from ir_passes.proof.registry import ELEMENTWISE
+from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Absent,

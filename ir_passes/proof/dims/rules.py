@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ir_passes.jaxpr.mesh import array_axes_of
-from ir_passes.proof.dim_classes import (
+from ir_passes.proof.dims.classes import (
     Dimension,
     beside,
     fresh,
@@ -19,7 +19,7 @@ from ir_passes.proof.dim_classes import (
     tie,
     unify,
 )
-from ir_passes.proof.rules.registry import ELEMENTWISE, IDENTITIES, SUMS
+from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]

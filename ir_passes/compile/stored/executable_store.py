@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from ir_passes.compile.entry_file import (
+from ir_passes.compile.stored.entry_file import (
     MAX_HEADER_BYTES,
     START,
     Entry,

@@ -25,8 +25,8 @@ from ir_passes.contract.opaque_names import exact_name, same_body
 from ir_passes.jaxpr import ir
 from ir_passes.proof.numbering import Version
 from ir_passes.proof.prover import Env, Prover
-from ir_passes.proof.renaming import Renaming, Tables, form_of, unwritten
-from ir_passes.proof.runs import Run
+from ir_passes.proof.repeated_runs.renaming import Renaming, Tables, form_of, unwritten
+from ir_passes.proof.repeated_runs.runs import Run
 from ir_passes.proof.site import entered_with, interpret_part
 from ir_passes.proof.values import Value
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
-from ir_passes.proof.rules.access import Access, constant_of
-from ir_passes.proof.rules.page_tables import no_entry, page_fault
-from ir_passes.proof.rules.slot_maps import counts_within, device_fault, map_fault
+from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
+from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, SlotEntry, Value

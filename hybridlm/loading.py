@@ -25,7 +25,7 @@ from hybridlm.checkpoint import (
     resolve,
     stored_dtype,
 )
-from hybridlm.checkpoint.adapter import base_of, has_adapter
+from hybridlm.checkpoint.adapters import base_of, has_adapter
 from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model

@@ -3,8 +3,7 @@
 Imports `files` and `errors`. Begin with `opened`, which is given a directory; `model` says which family it holds.
 """
 
-from hybridlm.checkpoint.adapter import Adapter, BoundAdapter, open_adapter
-from hybridlm.checkpoint.adapter_match import bind
+from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf

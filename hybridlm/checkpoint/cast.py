@@ -1,14 +1,22 @@
 """Conversion of arrays to another dtype, block by block; values that do not fit are errors."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import EllipsisType
 
+import ml_dtypes
 import numpy as np
 
 from hybridlm.checkpoint.huge_pages import HugePages
 from hybridlm.errors import CheckpointError
+
+DTYPES: Mapping[str, np.dtype] = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+"""Dtypes that parameters are loaded in, by name."""
 
 # Elements that are converted at once; bounds the memory that a conversion needs beside its result.
 _BLOCK = 1 << 22

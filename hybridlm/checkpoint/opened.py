@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridlm.checkpoint.adapter import Adapter, BoundAdapter
+from hybridlm.checkpoint.adapters import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
 from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf

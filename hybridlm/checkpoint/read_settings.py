@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.report import ParameterPath, Progress
 from hybridlm.checkpoint.shards import Shards

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.saved.index import DTYPES
+from hybridlm.checkpoint.cast import DTYPES
 from models import Weight
 from models.ops.linear import LinearWeight
 

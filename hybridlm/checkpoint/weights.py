@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check

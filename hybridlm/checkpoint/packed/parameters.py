@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
 from hybridlm.checkpoint.packed.layout import Packed, PackedLayout, Rows, packed_layout

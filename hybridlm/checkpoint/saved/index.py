@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
+from hybridlm.checkpoint.cast import DTYPES
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
@@ -31,13 +31,6 @@ FORMAT = 1
 """Version of the index; others are refused."""
 AGAIN = "Save it again from the original checkpoint."
 MAX_INDEX_BYTES = 256 * MEGABYTE
-
-DTYPES: Mapping[str, np.dtype] = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-}
-
 
 _ARRAYS = {**DTYPES, "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.adapter import BoundAdapter
+from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.cast import aligned_empty, converted
 from hybridlm.checkpoint.packed.layout import Rows, packed_layout
 from hybridlm.checkpoint.read_settings import ReadSettings

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from hybridlm.checkpoint.adapter import CONFIG as ADAPTER
+from hybridlm.checkpoint.adapters.adapter import CONFIG as ADAPTER
+from hybridlm.checkpoint.cast import DTYPES
 from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import FILES
-from hybridlm.checkpoint.saved.index import DTYPES, FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
+from hybridlm.checkpoint.saved.index import FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import sync
 from hybridlm.files.strict_json import MEGABYTE, read_object

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from hybridlm.checkpoint.adapter import Adapter, BoundAdapter, Factors, tensors_of
+from hybridlm.checkpoint.adapters.adapter import Adapter, BoundAdapter, Factors, tensors_of
 from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
 from models import Family, Weight

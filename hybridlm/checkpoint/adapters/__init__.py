@@ -1,0 +1,10 @@
+"""LoRA adapters as PEFT saves them: opened, matched with the tensors of a model, and merged into its parameters.
+
+A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`; `match` refuses what
+belongs to no parameter.
+"""
+
+from hybridlm.checkpoint.adapters.adapter import Adapter, BoundAdapter, base_of, has_adapter, open_adapter
+from hybridlm.checkpoint.adapters.match import bind
+
+__all__ = ["Adapter", "BoundAdapter", "base_of", "bind", "has_adapter", "open_adapter"]

@@ -46,11 +46,16 @@ class BuildError(Exception):
     """The library cannot be built; says why, and what to do."""
 
 
+def sources() -> list[Path]:
+    """Return the files that are compiled to the library."""
+    return sorted(FOLDER.rglob("*.cc"))
+
+
 def sources_hash(machine: str = "") -> str:
     """Return a hash of all sources of the library and of this file, and of the machine; "" for this one."""
     found = hashlib.sha256(f"{sys.platform} {machine or platform.machine()}\n".encode())
-    for path in sorted([*FOLDER.glob("*.cc"), *FOLDER.glob("*.h"), FOLDER / "build.py"]):
-        found.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    for path in sorted([*sources(), *FOLDER.rglob("*.h"), FOLDER / "build.py"]):
+        found.update(f"{path.relative_to(FOLDER).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 
@@ -125,11 +130,11 @@ def build(
     if command is None:
         raise BuildError(f"a C++ compiler: expected CXX or one of {', '.join(COMPILERS)} on the path, found none")
     include = headers()
-    sources = [one for one in program if one.suffix == ".cc"] if program else sorted(FOLDER.glob("*.cc"))
+    compiled = [one for one in program if one.suffix == ".cc"] if program else sources()
     libraries = [str(one) for one in program if one.suffix != ".cc"]
     # Beside the target, which is where the result is trusted, and never in a place that others may write to.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
-        objects = {path: Path(temporary) / f"{path.stem}.o" for path in sources}
+        objects = {path: Path(temporary) / f"{path.stem}.o" for path in compiled}
 
         def compile_one(path: Path) -> None:
             name = path.stem.rpartition("_")[2]
@@ -143,7 +148,7 @@ def build(
             _run([*command, *FLAGS, *own, *flags, defined, *places, "-c", str(path), "-o", str(objects[path])])
 
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-            list(threads.map(compile_one, sources))
+            list(threads.map(compile_one, compiled))
         made = Path(temporary) / target.name
         kind = [] if program else ["-shared"]
         _run([*command, *kind, *flags, *map(str, objects.values()), *libraries, "-pthread", "-o", str(made)])

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include "packed_product_call.h"
-#include "processor.h"
-#include "row_product_call.h"
+#include "row_products/packed_product_call.h"
+#include "row_products/row_product_call.h"
+#include "shared/processor.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;

@@ -8,7 +8,7 @@
 #ifndef TESTS_MODELS_CPU_KERNELS_AMX_EMULATION_H_
 #define TESTS_MODELS_CPU_KERNELS_AMX_EMULATION_H_
 
-#include "processor.h"
+#include "shared/processor.h"
 
 namespace cpu_kernels {
 inline Processor emulated_processor() {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "packed_product_call.h"
+#include "row_products/packed_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);

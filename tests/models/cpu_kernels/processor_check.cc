@@ -6,7 +6,7 @@
 #include <string>
 
 #include "checks.h"
-#include "processor.h"
+#include "shared/processor.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "recurrent_step_call.h"
+#include "recurrent_steps/recurrent_step_call.h"
 
 extern "C" Advance hybridlm_advance(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "row_product_call.h"
+#include "row_products/row_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.cpu_kernels.build import FOLDER, build
+from models.cpu_kernels.build import build, sources
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 MISSING = [one for one in (COMPILER, EMULATOR) if shutil.which(one) is None]
@@ -27,8 +27,8 @@ pytestmark = [
 def test_kernels(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setenv("CXX", COMPILER)
-    sources = [Path(__file__).with_name(f"{check}.cc"), *sorted(FOLDER.glob("*.cc"))]
-    program = build(tmp_path / "check", program=sources, flags=[*STRICT, "-static"])
+    given = [Path(__file__).with_name(f"{check}.cc"), *sources()]
+    program = build(tmp_path / "check", program=given, flags=[*STRICT, "-static"])
     for processor, sets in zip(PROCESSORS, SETS[check], strict=True):
         done = subprocess.run([EMULATOR, "-cpu", processor, program, "brief"], capture_output=True, text=True)
         said = done.stdout[-4000:] + done.stderr[-4000:]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from instruction_sets import AMX_EMULATION, needs_avx512bf16
 
-from models.cpu_kernels.build import FOLDER, LIBRARY, build, is_current
+from models.cpu_kernels.build import LIBRARY, build, is_current, sources
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -43,8 +43,8 @@ def test_kernel(kernel: str, tmp_path: Path):
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize("kernel", ["row_product", "packed_product", "recurrent_step"])
 def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
-    sources = [source(kernel), *sorted(FOLDER.glob("*.cc"))]
-    run(build(tmp_path / "check", program=sources, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")
+    given = [source(kernel), *sources()]
+    run(build(tmp_path / "check", program=given, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")
 
 
 @pytest.mark.long
@@ -52,7 +52,7 @@ def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
 @pytest.mark.parametrize("sanitizer", [None, *SANITIZERS])
 @pytest.mark.parametrize("kernel", ["row_product", "packed_product"])
 def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: Path):
-    sources = [source(kernel), *sorted(FOLDER.glob("*.cc"))]
+    given = [source(kernel), *sources()]
     flags = [*STRICT, "-O1", *SANITIZERS[sanitizer]] if sanitizer else []
-    program = build(tmp_path / "check", program=sources, flags=[*WITH_AMX, *flags])
+    program = build(tmp_path / "check", program=given, flags=[*WITH_AMX, *flags])
     run(program, "brief")

@@ -6,8 +6,8 @@
 #include <memory>
 #include <new>
 
-#include "parallel.h"
 #include "products.h"
+#include "shared/parallel.h"
 
 namespace cpu_kernels {
 

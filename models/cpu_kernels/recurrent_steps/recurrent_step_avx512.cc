@@ -3,7 +3,7 @@
 #include "recurrent_step.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#include "avx512_totals.h"
+#include "shared/avx512_totals.h"
 
 namespace {
 

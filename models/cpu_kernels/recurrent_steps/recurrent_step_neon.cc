@@ -5,7 +5,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-#include "neon_totals.h"
+#include "shared/neon_totals.h"
 
 namespace {
 

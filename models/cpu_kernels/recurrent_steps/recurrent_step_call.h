@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "parallel.h"
 #include "recurrent_steps.h"
+#include "shared/parallel.h"
 
 namespace cpu_kernels {
 

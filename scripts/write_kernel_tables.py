@@ -33,7 +33,7 @@ MODELS = {
     "kda": "nvidia-h100",
     LARGE_MODEL: "nvidia-h200",
 }
-"""Models of scripts/bench_models.py, and a published one -> the target of their steps."""
+"""Models of scripts/benchmarks/bench_models.py, and a published one -> the target of their steps."""
 ARCHITECTURES = {"nvidia-h100": "sm_90a", "nvidia-a100": "sm_80"}
 PROMPTS = """
 ## Prompts
@@ -173,7 +173,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
 def main() -> int:
     """Write the table; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/")), str(ROOT / "scripts")]
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 

@@ -61,7 +61,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
 def main() -> int:
     """Replace the table between its two marks; return 1 if a step has a finding."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/")), str(ROOT / "scripts")]
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 

@@ -1,7 +1,7 @@
 """The small model that ships with the package, and the stories that it answers questions about.
 
 The model is a real hybrid checkpoint (Gated DeltaNet and attention layers, Hugging Face layout). It was trained by
-`scripts/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence that
+`scripts/demo/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence that
 leaked into another one would show up as a wrong name.
 """
 

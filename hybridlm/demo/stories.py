@@ -13,7 +13,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 UNSEEN = range(1_000_000_000, 2_000_000_000)
-"""Seeds that training never uses; `scripts/train_demo.py` uses smaller ones."""
+"""Seeds that training never uses; `scripts/demo/train_demo.py` uses smaller ones."""
 
 HOLDERS = 6
 """Number of people who have something, in a story of full size."""

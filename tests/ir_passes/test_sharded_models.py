@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
-from zoo.sharded_models import sharded_model
+from zoo.meshes.sharded_models import sharded_model
 
 import hybridlm  # noqa: F401  (declares the row-wise operations of the models)
 from ir_passes import compile_step

@@ -179,8 +179,8 @@ def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monke
 def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(root / "scripts")
-    script = runpy.run_path(str(root / "scripts" / "make_bench_checkpoint.py"))
+    monkeypatch.syspath_prepend(root / "scripts" / "benchmarks")
+    script = runpy.run_path(str(root / "scripts" / "benchmarks" / "make_bench_checkpoint.py"))
     config = script["BENCH_MODELS"]["131M"] | {
         "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 2,
@@ -211,8 +211,8 @@ def test_every_mixer_has_a_bench_checkpoint(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
 ) -> None:
     """At least 100M parameters; norms and skips of a small one are near one, so that nothing is switched off."""
-    monkeypatch.syspath_prepend(root / "scripts")
-    script = runpy.run_path(str(root / "scripts" / "make_bench_checkpoint.py"))
+    monkeypatch.syspath_prepend(root / "scripts" / "benchmarks")
+    script = runpy.run_path(str(root / "scripts" / "benchmarks" / "make_bench_checkpoint.py"))
     config = script["BENCH_MODELS"][name]
     family = models.family_of(config)
     assert sum(math.prod(weight.shape) for weight in family.weights(family.read_config(config))) > 100e6

@@ -15,7 +15,7 @@ from hybridlm import demo
 from hybridlm.demo import stories
 from hybridlm.demo.faults import swapped_lanes
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "train_demo.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "demo" / "train_demo.py"
 COUNT = 40
 FIRST_UNSEEN = (
     "The train was late again. Mia likes the rain. The red clock went to Rosa. The green scarf went "
@@ -121,7 +121,7 @@ def test_the_model_is_small_and_its_prompts_are_long_enough(eight: hybridlm.LM, 
 def test_recall_alone_and_in_batches(eight: hybridlm.LM, unseen: list[demo.Story]):
     together = complete(eight, unseen, 8)
     assert recall(unseen, together) >= 0.97
-    some = unseen[: COUNT // 4]  # scripts/demo_recall.py has 500
+    some = unseen[: COUNT // 4]  # scripts/demo/demo_recall.py has 500
     assert complete(hybridlm.load(str(demo.path()), lanes=1), some, 1) == together[: len(some)]
 
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.long
 @pytest.mark.parametrize("drafts", [[], ["--speculate", "ngram"]], ids=["plain", "drafts"])
 def test_every_row_has_its_form(root: Path, drafts: list[str]) -> None:
-    command = [sys.executable, root / "scripts" / "structured_rows.py", "5000", *drafts]
+    command = [sys.executable, root / "scripts" / "demo" / "structured_rows.py", "5000", *drafts]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,8 +19,8 @@ from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from zoo.catalogue import PROGRAMS
-from zoo.sharded import mesh
-from zoo.sharded_rows import COPY_SPECS, SPLIT
+from zoo.meshes.sharded import mesh
+from zoo.meshes.sharded_rows import COPY_SPECS, SPLIT
 
 from ir_passes import AuditError, Certificate, CompiledStep, Lane, LaneContract, Pool, compile_step
 from ir_passes.compile.exported import ExportError, load_exported

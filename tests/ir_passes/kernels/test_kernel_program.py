@@ -10,8 +10,8 @@ import pytest
 from isolation_oracle import leaks
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from zoo import read_kernels as zoo
-from zoo import whole_kernels
+from zoo.kernels import read_kernels as zoo
+from zoo.kernels import whole_kernels
 from zoo.program import LANES, VALUE, Program
 
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, ViolationKind

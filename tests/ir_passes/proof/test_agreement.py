@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from zoo.agreement import COPY_SPECS
 from zoo.catalogue import PROGRAMS
-from zoo.sharded import mesh
+from zoo.meshes.agreement import COPY_SPECS
+from zoo.meshes.sharded import mesh
 
 from ir_passes import CompiledStep, compile_step
 from ir_passes.contract.statements import Assumption, Claim

@@ -9,7 +9,7 @@ from instances.catalogue import instance
 from instances.meshes import BUILDERS
 from jaxpr_mutation import Subject
 from mesh_predictions import mesh_faults
-from mutants.split_rows import MUTANTS as SPLIT_ROWS
+from mutants.meshes.split_rows import MUTANTS as SPLIT_ROWS
 from predicted_owners import faults, predictions
 from xla_equations import apply
 from zoo.catalogue import PROGRAMS

@@ -10,8 +10,8 @@ import pytest
 from isolation_oracle import leaks
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
-from mutants import kernels
-from mutants.kernels import put, take
+from mutants.kernels import declared
+from mutants.kernels.declared import put, take
 from zoo import rows
 
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, PageTable, Pool, Shared, SlotMap, ViolationKind
@@ -39,9 +39,9 @@ def faults(step: Any, given: tuple[Any, ...], con: LaneContract) -> str:
 @pytest.mark.parametrize(
     ("step", "con", "draw"),
     [
-        (kernels.kernel_step, kernels.CONTRACT, rows.draw),
-        (kernels.row_pool_step, kernels.TAKEN, kernels.draw_taken),
-        (kernels.length_step, kernels.LENGTH, rows.draw_length),
+        (declared.kernel_step, declared.CONTRACT, rows.draw),
+        (declared.row_pool_step, declared.TAKEN, declared.draw_taken),
+        (declared.length_step, declared.LENGTH, rows.draw_length),
     ],
     ids=["rows by slot", "row pool", "lengths"],
 )
@@ -96,7 +96,7 @@ def test_a_kernel_does_not_read_the_null_row_by_a_map_of_second_rows() -> None:
 
 def test_that_idle_lanes_keep_their_rows_is_assumed() -> None:
     given = rows.draw_length(np.random.default_rng(0))
-    assumed = prove_isolation(kernels.length_step, given, kernels.LENGTH).assumed
+    assumed = prove_isolation(declared.length_step, given, declared.LENGTH).assumed
     listed = [(one.about.split(" at ")[0], one.id) for one in assumed if one.id.startswith(Assumption.OPAQUE)]
     assert sorted(listed) == [("put_real_rows", Assumption.OPAQUE_IDLE), ("take_rows", Assumption.OPAQUE)]
 
@@ -127,7 +127,7 @@ def test_results_have_as_many_rows_as_operands() -> None:
 
 def test_a_successor_has_the_shape_of_its_pool() -> None:
     def step(p, s, x):
-        return (jax.pure_callback(kernels.put_rows, jax.ShapeDtypeStruct((S, D), jnp.float32), p, s, x)[s],)
+        return (jax.pure_callback(declared.put_rows, jax.ShapeDtypeStruct((S, D), jnp.float32), p, s, x)[s],)
 
     found = faults(step, args(S, D, 1), contract(put_of(), Lane()))
     assert "result 0, float32[9,8], is declared the successor of operand 0, float32[9,8,1]" in found
@@ -178,7 +178,7 @@ def test_a_fault_upstream_is_reported_where_it_is() -> None:
 
 
 def test_a_call_without_results_is_held_to_its_declaration() -> None:
-    step = lambda p, s, x: (io_callback(kernels.copy_rows, None, x), x)[1:]
+    step = lambda p, s, x: (io_callback(declared.copy_rows, None, x), x)[1:]
     assert prove_isolation(step, args(), contract({"copy_rows": Opaque((Lane(),), ())}, Lane()))
     assert "operand 0 is declared Shared" in faults(
         step, args(), contract({"copy_rows": Opaque((Shared(),), ())}, Lane())

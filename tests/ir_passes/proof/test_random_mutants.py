@@ -15,9 +15,9 @@ from jaxpr_mutation import Change, Subject
 from numpy_interpreter import NotInNumpy
 from xla_equations import apply as xla
 from zoo.catalogue import PROGRAMS
+from zoo.meshes.sharded import over_rows, sent_rows
+from zoo.meshes.sharded_rows import ADVANCE_SPECS, COPY_SPECS, local_advance, local_copy, over
 from zoo.program import Program
-from zoo.sharded import over_rows, sent_rows
-from zoo.sharded_rows import ADVANCE_SPECS, COPY_SPECS, local_advance, local_copy, over
 
 from ir_passes import LaneContract, PageTable
 from ir_passes.host.row_ledger import LaneWork, RowLedger

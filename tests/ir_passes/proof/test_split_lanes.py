@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from zoo.sharded import mesh
+from zoo.meshes.sharded import mesh
 
 from ir_passes import (
     ContractError,

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from zoo import sharded_rows
 from zoo.catalogue import PROGRAMS
+from zoo.meshes import sharded_rows
 from zoo.program import Program
 
 from ir_passes import PageTable, SlotMap

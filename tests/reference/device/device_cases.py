@@ -65,7 +65,7 @@ def expected(case: Case, folder: Path) -> Path:
 
 def write_references(folder: Path, small: bool) -> None:
     """Write the large checkpoint and the numbers of all cases, as this process's platform computes them."""
-    sys.path.append(str(ROOT / "scripts"))
+    sys.path.append(str(ROOT / "scripts" / "benchmarks"))
     *first, large = (case for case in cases(folder, small) if "kernels" not in case.settings)
     for case in first:
         write_expected(case, expected(case, folder))

@@ -10,9 +10,9 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, wrong
 from zoo import rows
+from zoo.meshes.sharded import PARAMS, local_rows, local_slots, mesh, over_rows
 from zoo.program import LANES
 from zoo.rows import advance
-from zoo.sharded import PARAMS, local_rows, local_slots, mesh, over_rows
 
 PLAIN, SHARDED = "rows behind a slot map", "sharded rows and heads"
 CLOSED = (Kind.OPAQUE, Kind.UNKNOWN)

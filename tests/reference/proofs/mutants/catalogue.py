@@ -1,45 +1,32 @@
 """All mutants by id."""
 
 from mutants import (
-    agreement,
     batches,
     boundaries,
     executables,
     expert_mixing,
-    idle,
-    indices,
-    kernels,
     keys_and_bounds,
     lanes,
-    meshes,
-    own_ways,
     owners,
     packed,
-    padding,
-    page_tables,
-    places,
-    pools,
-    read_kernels,
-    row_caches,
-    row_numbers,
     rule_parameters,
     sequences,
-    split_rows,
     tenants,
     unnamed,
     verification,
-    whole_kernels,
-    whole_pools,
 )
+from mutants.kernels import declared, read_kernels, whole_kernels
+from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
+from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
 
 THEMES = (
     padding,
     indices,
-    kernels,
+    declared,
     keys_and_bounds,
     lanes,
-    meshes,
+    borders,
     split_rows,
     own_ways,
     agreement,

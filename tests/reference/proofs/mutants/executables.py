@@ -27,8 +27,8 @@ from audited_steps import (
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import PROGRAMS, Mutant, Tier
-from zoo.sharded import mesh as sharded_mesh
-from zoo.sharded_rows import SPLIT
+from zoo.meshes.sharded import mesh as sharded_mesh
+from zoo.meshes.sharded_rows import SPLIT
 
 from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from ir_passes.xla_audit.audit import audit, audit_executable

@@ -58,7 +58,7 @@ Each names the tier that has to find it; a test fails if another finds it or non
 seen to leak when they are run with one lane changed at a time; the others break a promise that no single run shows.
 The second column names the public report, as project#number, of a bug of the kind; JAX where the mutant follows from
 what JAX's operations do with a bad index or an order of lanes, XLA where no report of what it does is known. Made by
-scripts/write_mutants.py from a run of tests/reference/mutants when this site was built.
+scripts/write_mutants.py from a run of tests/reference/proofs/mutants when this site was built.
 
 The last column is the id of a violation of the proof, of a finding of the audit, or the error that the host or the
 sanitizer raises.

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
+from zoo.meshes.sharded import mesh
 from zoo.program import LANES, SLOTS, VALUE, Program, normal, slot_map
-from zoo.sharded import mesh
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, Unspecified
 

@@ -1,7 +1,6 @@
 """All programs of the zoo by name; those of the model families are in `zoo.real_models`."""
 
 from zoo import (
-    agreement,
     attention,
     batches,
     chunked,
@@ -13,16 +12,13 @@ from zoo import (
     mamba,
     packed,
     pages,
-    read_kernels,
     row_caches,
     rows,
-    sharded,
-    sharded_experts,
-    sharded_rows,
     speculative,
     verification,
-    whole_kernels,
 )
+from zoo.kernels import read_kernels, whole_kernels
+from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
 
 THEMES = (

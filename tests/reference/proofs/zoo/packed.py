@@ -8,9 +8,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from zoo.attention import HEADS, KV, SIZE, project, weights
+from zoo.meshes.sharded import mesh
 from zoo.pages import PAGE, PAGES, WIDE, table
 from zoo.program import HIDDEN, LANES, SLOTS, Program, normal, weight
-from zoo.sharded import mesh
 
 from ir_passes import Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap
 

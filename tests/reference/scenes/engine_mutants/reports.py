@@ -35,7 +35,7 @@ class Report:
         id: as project#number.
         fault: what was wrong, in one line.
         engine: ids of mutants of the engine.
-        compiler: ids of mutants of steps and hosts (tests/reference/mutants).
+        compiler: ids of mutants of steps and hosts (tests/reference/proofs/mutants).
         tests: regression tests, as file::name.
         cannot: why it cannot exist here, in one sentence; "" for what can.
     """

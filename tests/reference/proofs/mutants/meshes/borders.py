@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, wrong
+from zoo.meshes.sharded import local_rows, mesh, next_device, over_rows
 from zoo.program import HIDDEN, LANES, SLOTS, VALUE, normal, slot_map, weight
-from zoo.sharded import local_rows, mesh, next_device, over_rows
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 

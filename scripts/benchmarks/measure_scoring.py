@@ -1,7 +1,8 @@
 """Measure files of scores: CPU seconds of most likely ids beside plain scores, and of rows that begin alike.
 
-    python scripts/measure_scoring.py top --model DIR [--rows 200] [--length 128] [--top 64] [--rounds 3]
-    python scripts/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200] [--answer 20]
+    python scripts/benchmarks/measure_scoring.py top --model DIR [--rows 200] [--length 128] [--top 64] [--rounds 3]
+    python scripts/benchmarks/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200]
+        [--answer 20]
 
 Both go from Parquet to Parquet, after a run that compiles. `top` scores one file plainly and with `--top` ids of each
 position, in turns. `shared` scores rows of some prompts with answers of their own, in no order, beside a file of as

@@ -9,8 +9,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
+from zoo.kernels.read_kernels import IDLE, ONE, Kernel, draw_in_place, like
 from zoo.program import CONTEXT, LANES, VALUE, Program, normal
-from zoo.read_kernels import IDLE, ONE, Kernel, draw_in_place, like
 
 from ir_passes import Lane, LaneContract, Pool
 

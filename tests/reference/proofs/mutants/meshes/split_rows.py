@@ -7,8 +7,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, Mutant, wrong
-from zoo.program import slot_map
-from zoo.sharded_rows import (
+from zoo.meshes.sharded_rows import (
     COPY_SPECS,
     SOURCE,
     SPLIT,
@@ -19,6 +18,7 @@ from zoo.sharded_rows import (
     over,
     put,
 )
+from zoo.program import slot_map
 
 from ir_passes import LaneContract, Pool, SlotMap
 

@@ -1,7 +1,7 @@
 """Train the embedded model on generated stories, on the CPU, with the package's own model code.
 
-    python scripts/train_demo_tokenizer.py --output hybridlm/demo/model
-    python scripts/train_demo.py --output hybridlm/demo/model
+    python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
+    python scripts/demo/train_demo.py --output hybridlm/demo/model
 
 The recurrence runs in its chunked form, and gradients flow through it and through the state between chunks. Some of the
 steps mask the attention layers, so that the recurrent layers learn to answer without them. Every story has its own

@@ -9,9 +9,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from mutants.mutant import Evidence, Kind, Mutant, wrong
 from zoo.experts import TOP, route
-from zoo.sharded_experts import SPECS as EXPERT_SPECS
-from zoo.sharded_experts import mixed
-from zoo.sharded_rows import SOURCE, SPLIT, WHOLE, draw_advanced, gathered, here, over, put
+from zoo.meshes.sharded_experts import SPECS as EXPERT_SPECS
+from zoo.meshes.sharded_experts import mixed
+from zoo.meshes.sharded_rows import SOURCE, SPLIT, WHOLE, draw_advanced, gathered, here, over, put
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 

@@ -1,7 +1,8 @@
 """Throughput with and without speculative decoding, in turns on the same prompts: a table on stdout.
 
-    python scripts/measure_speculation.py --model DIR [--lanes 1 4 16] [--tokens 96] [--rounds 5] [--draft-tokens 4]
-    python scripts/measure_speculation.py --model DIR --speculate mtp
+    python scripts/benchmarks/measure_speculation.py --model DIR [--lanes 1 4 16] [--tokens 96] [--draft-tokens 4]
+        [--rounds 5]
+    python scripts/benchmarks/measure_speculation.py --model DIR --speculate mtp
 
 The sampled token depends on the position, not on the model: "repeating" cycles through 16 tokens, "new" never repeats a
 pair of tokens, and "misled" is the same with a drafter that always proposes and is always wrong. The table has the

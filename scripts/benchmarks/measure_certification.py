@@ -1,6 +1,6 @@
 """Time of proof, rewrites and audit relative to XLA's compilation, on Qwen3.5-shaped models: a table on stdout.
 
-    python scripts/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
+    python scripts/benchmarks/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
 
 Nothing is cached between repeats, and no weight exists: a step is compiled for arguments that are types alone. Each
 line is the median over the repeats. `certify` is proof, rewrites and audit together, as a share of XLA's compile time.

@@ -1,8 +1,8 @@
 """Train the tokenizer of the embedded model on generated stories (byte-level BPE, any text can be encoded).
 
-    python scripts/train_demo_tokenizer.py --output hybridlm/demo/model
+    python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
 
-Deterministic; takes seconds. `scripts/train_demo.py` expects its files in the same directory.
+Deterministic; takes seconds. `scripts/demo/train_demo.py` expects its files in the same directory.
 """
 
 import argparse

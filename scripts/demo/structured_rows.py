@@ -1,6 +1,6 @@
 """Classify rows with the embedded model under grammars, and check that every answer has its form.
 
-    python scripts/structured_rows.py 100000
+    python scripts/demo/structured_rows.py 100000
 
 Every row is a short text with one of four forms (a choice, a regular expression, two JSON schemas), greedy or sampled,
 with drafts. Answers are checked with `json` and `re`. Exit status 1 if one has another form or did not end.

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
+from zoo.meshes.sharded import mesh
 from zoo.program import LANES, VALUE, Program, normal, slot_map
-from zoo.sharded import mesh
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 

@@ -1,7 +1,7 @@
 """Benchmark of the prefix cache: prompts with a common prefix, with the cache and without it, in turns in one run.
 
-    python scripts/make_bench_checkpoint.py 131M /data/131M
-    python scripts/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
+    python scripts/benchmarks/make_bench_checkpoint.py 131M /data/131M
+    python scripts/benchmarks/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
 Every round has new prompts that share their first tokens, so the first prompt of a round finds nothing cached. Further
 rounds have prompts that share nothing, and measure the overhead of the cache. Both sides sample the same tokens, unless

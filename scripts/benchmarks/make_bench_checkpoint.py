@@ -1,6 +1,6 @@
 """Write a checkpoint for benchmarks: a model of bench_models.py with random weights, as Hugging Face writes one.
 
-    python scripts/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
+    python scripts/benchmarks/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
 The weights are bfloat16 and scaled like those of a trained model, so that activations, gates and decays have ordinary
 sizes and logits differ. Each tensor depends on the seed and its name alone: a seed always gives the same bytes. The

@@ -4,10 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from zoo.meshes.sharded import ROW_RESULTS, ROW_SPECS, STATE, draw, local_rows
+from zoo.meshes.sharded_rows import COPY, SPLIT, TARGET, gathered, over, put
+from zoo.meshes.sharded_rows import draw as draw_copy
 from zoo.program import Program
-from zoo.sharded import ROW_RESULTS, ROW_SPECS, STATE, draw, local_rows
-from zoo.sharded_rows import COPY, SPLIT, TARGET, gathered, over, put
-from zoo.sharded_rows import draw as draw_copy
 
 from ir_passes import Lane, LaneContract, Pool, Shared
 from ir_passes.proof.agreement import devices_agree

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from mutants.mutant import Evidence, Kind, wrong
-from zoo import read_kernels as zoo
+from zoo.kernels import read_kernels as zoo
 from zoo.program import HEADS, KEY, LANES
 
 SLOTS, PLACE, CHUNKS, ATTEND, TILES, WINDOW = (program.name for program in zoo.PROGRAMS)

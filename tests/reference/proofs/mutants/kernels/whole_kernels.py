@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from mutants.mutant import Evidence, Kind, wrong
-from zoo import whole_kernels as zoo
+from zoo.kernels import whole_kernels as zoo
 from zoo.program import CONTEXT, LANES, VALUE
 
 ROWS, COPIES, MASKED, TURNS = (program.name for program in zoo.PROGRAMS)

@@ -1,6 +1,6 @@
 """Seconds of one core that tracing and proving a decoding step of many layers with page tables take.
 
-    python scripts/measure_page_proof.py [--layers 48] [--lanes 8] [--repeats 3]
+    python scripts/benchmarks/measure_page_proof.py [--layers 48] [--lanes 8] [--repeats 3]
 
 Every layer writes its keys and values to the page of each lane's position, reads all of the lane's pages, attends, and
 has an MLP. Nothing is compiled or run; no weight exists.

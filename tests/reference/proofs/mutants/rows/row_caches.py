@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from mutants.mutant import Kind, wrong
 from zoo.attention import WINDOW, attend, project, rotate
+from zoo.meshes.sharded_experts import PARALLEL_SPECS, of_experts, parallel
+from zoo.meshes.sharded_rows import over
 from zoo.program import CONTEXT, LANES, TOKENS
 from zoo.row_caches import prefill, put_by_lane, seen
-from zoo.sharded_experts import PARALLEL_SPECS, of_experts, parallel
-from zoo.sharded_rows import over
 
 BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.CONSTANT, Kind.COLLECTIVE)
 Change = Callable[[Array], Array]

@@ -9,8 +9,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from zoo import experts
 from zoo.experts import EXPERTS, TOP, grouped, route
+from zoo.meshes.sharded_rows import over
 from zoo.program import HIDDEN, LANES, Program, normal
-from zoo.sharded_rows import over
 
 from ir_passes import Lane, LaneContract, Pool, Shared
 

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Evidence, Kind, wrong
-from zoo.agreement import COPY_SPECS, STEP_SPECS
-from zoo.sharded import local_rows
-from zoo.sharded_rows import TARGET, gathered, over, put
+from zoo.meshes.agreement import COPY_SPECS, STEP_SPECS
+from zoo.meshes.sharded import local_rows
+from zoo.meshes.sharded_rows import TARGET, gathered, over, put
 
 from ir_passes.proof.agreement import devices_agree
 

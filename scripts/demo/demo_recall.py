@@ -1,6 +1,6 @@
 """Recall of the embedded model on stories it has never seen.
 
-    python scripts/demo_recall.py
+    python scripts/demo/demo_recall.py
 
 Every story is answered alone, then in batches of 8, then in batches of 8 with the states of neighbouring lanes swapped.
 Alone and in batches the completions must be the same. With swapped states the names must be wrong, which shows that a

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from mutants.indices import BAD, PLAIN, elsewhere
 from mutants.mutant import Kind, Mutant, wrong
+from mutants.rows.indices import BAD, PLAIN, elsewhere
 from zoo import rows
 from zoo.program import LANES, SLOTS
 from zoo.rows import advance

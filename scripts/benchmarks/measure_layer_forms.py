@@ -1,6 +1,6 @@
 """Layers of a decode step unrolled, called and scanned: CPU seconds to a program, and its speed. A table on stdout.
 
-    python scripts/measure_layer_forms.py [--model 131M] [--lanes 8] [--rounds 3] [--steps 20]
+    python scripts/benchmarks/measure_layer_forms.py [--model 131M] [--lanes 8] [--rounds 3] [--steps 20]
 
 * one by one: every layer is traced.
 * traced once: as models do it. The layers of one kind are calls of one body, which takes the place of each call before

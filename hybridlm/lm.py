@@ -989,7 +989,8 @@ class LM:
 
         The parameters that it changes are read from the checkpoint again, merged in float32 and rounded once, so that
         the model equals one that was loaded with the adapter. Cached prefixes are dropped, prefixes of the model as it
-        was are refused, and open sessions must have ended. `save` writes the merged model. See docs/adapters.md.
+        was are refused, and open sessions must have ended. `save` writes the merged model. See
+        docs/checkpoints/adapters.md.
 
         Args:
             adapter: a directory, or the id of an adapter on the hub.
@@ -1083,7 +1084,7 @@ class LM:
         The directory holds the weights in the layout and the dtype in which they are used (an Orbax checkpoint of plain
         arrays), config.json, generation_config.json, the tokenizer's files and the chat template unchanged, and an
         index: arrays and JSON only. A model loaded from it gives the same bits, on any mesh. With several processes all
-        call this, with a directory that all of them see. See docs/saving.md.
+        call this, with a directory that all of them see. See docs/checkpoints/saving.md.
 
         Args:
             directory: path to create; nothing may be there.

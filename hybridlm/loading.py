@@ -131,7 +131,7 @@ def load(
         adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
             are rounded. None for the adapter that lies beside the weights, or that the files of a decision model name,
             if there is one; False for the weights alone. A directory that holds an adapter alone is loaded with the
-            base model that it names. See docs/adapters.md.
+            base model that it names. See docs/checkpoints/adapters.md.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is

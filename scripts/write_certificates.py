@@ -1,4 +1,4 @@
-"""Write docs/certificates.md: the verdict on every step of every family, from a run.
+"""Write docs/tables/certificates.md: the verdict on every step of every family, from a run.
 
 python scripts/write_certificates.py
 """
@@ -19,7 +19,7 @@ def main() -> None:
 
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         rows = list(processes.map(certified, NAMES))
-    (ROOT / "docs" / "certificates.md").write_text(table(rows))
+    (ROOT / "docs" / "tables" / "certificates.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

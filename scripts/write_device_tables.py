@@ -1,4 +1,4 @@
-"""Write docs/device-tables.md: memory, exchanges and time per device of the published models.
+"""Write docs/tables/device-tables.md: memory, exchanges and time per device of the published models.
 
 python scripts/write_device_tables.py    # twenty minutes on two cores
 """
@@ -32,7 +32,7 @@ def main() -> None:
         ]
         for rows, i, job in track(jobs, "compiling"):
             rows[i] = job.result()
-    (ROOT / "docs" / "device-tables.md").write_text(page(tables))
+    (ROOT / "docs" / "tables" / "device-tables.md").write_text(page(tables))
 
 
 if __name__ == "__main__":

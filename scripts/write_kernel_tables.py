@@ -1,4 +1,4 @@
-"""Write docs/kernel-tables.md: bytes over the floor of steps with and without kernels, on GPUs that are not there.
+"""Write docs/tables/kernel-tables.md: bytes over the floor of steps with and without kernels, on absent GPUs.
 
     python scripts/write_kernel_tables.py [--models 131M kda] [--out FILE]
 
@@ -53,7 +53,7 @@ card's does not compile.
 HEAD = """# Kernels
 
 Steps compiled for a GPU that is not there, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
-`scripts/write_kernel_tables.py`. Bytes are those of the floor in [accelerators.md](accelerators.md): "moved" over it in
+`scripts/write_kernel_tables.py`. Bytes are those of the floor in [accelerators](../accelerators.md): "moved" over it in
 all, and of that the operations on states and caches, of sampling with filters (the branch that moves most counts), and
 of the recurrence, its convolution included. Products inside of kernels are not counted, and what a kernel reads twice
 counts once. Seconds are of a busy machine. Nothing here has run.
@@ -179,7 +179,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "kernel-tables.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "kernel-tables.md")
     options = parser.parse_args()
     rows: list[Row] = []
     beside: list[str] = []

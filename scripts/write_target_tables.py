@@ -1,4 +1,4 @@
-"""Write docs/target-tables.md: verdict, scratch, bytes over the floor, compile time of steps on targets.
+"""Write docs/tables/target-tables.md: verdict, scratch, bytes over the floor, compile time of steps on targets.
 
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="published models")
     parser.add_argument("--model-steps", nargs="*", default=list(MODEL_STEPS), help='as "generate 64x1"')
     parser.add_argument("--model-targets", nargs="*", default=list(MODEL_TARGETS))
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "target-tables.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "target-tables.md")
     options = parser.parse_args()
     text = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
     rows, models = read(text)

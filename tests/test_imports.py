@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ ALLOWED = {
     "scripts": {"hybridlm"},
 }
 LONGEST = 300
+MOST_FILES = 20
+READ = {".cc", ".h", ".md", ".py", ".svg"}
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -91,6 +94,18 @@ def test_what_jax_keeps_to_itself_is_used_in_one_place(folders: str):
         files = [path for folder in folders.split() for path in (ROOT / folder).rglob("*.py")]
         used = {str(path.relative_to(ROOT)) for path in files if pattern.search(path.read_text())}
         assert used == set(allowed), f"outside of its adapter: {sorted(used - set(allowed))}"
+
+
+def test_no_folder_has_too_many_files():
+    """Counted are files of a folder itself that are read: not what is built or recorded, nor what is in its folders."""
+    counted = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for name in (*sorted(OURS), "docs", "scripts", "tests")
+        for path in (ROOT / name).rglob("*.*")
+        if path.suffix in READ
+    )
+    full = {folder: files for folder, files in counted.items() if files > MOST_FILES}
+    assert not full, f"more than {MOST_FILES} files; put those of one concept into a folder: {full}"
 
 
 def test_no_file_is_too_long():
@@ -196,6 +211,17 @@ def upward(package: str, found: list[Edge]) -> list[str]:
     return faults
 
 
+def within(folder: str, found: list[Edge]) -> set[tuple[str, str]]:
+    """Imports between what lies in a folder: its files, and the folders in it as a whole."""
+    start = f"{folder}."
+    parts = {
+        tuple(name.removeprefix(start).partition(".")[0] for name in (one, two))
+        for one, two, _ in found
+        if one.startswith(start) and two.startswith(start)
+    }
+    return {(one, two) for one, two in parts if one != two}
+
+
 def circle(pairs: set[tuple[str, str]]) -> list[str]:
     """One circle of imports, in its order; empty where there is none."""
     graph: dict[str, set[str]] = {}
@@ -225,8 +251,8 @@ def test_every_line_exists(package: str):
 def test_no_circle_of_files_or_folders(package: str):
     found = edges(package)
     assert not circle({(one, two) for one, two, _ in found})
-    folders = {(part_of(one), part_of(two)) for one, two, _ in found}
-    assert not circle({(one, two) for one, two in folders if one != two})
+    for folder in sorted({name.rpartition(".")[0] for one in found for name in one[:2]}):
+        assert not circle(within(folder, found)), f"in {folder or package}"
 
 
 def test_upward_imports_and_circles_are_seen():
@@ -234,4 +260,5 @@ def test_upward_imports_and_circles_are_seen():
     assert upward("models", [("models.state.state", "models", "here")])
     assert upward("models", [("models.families.qwen", "models.elsewhere", "here")])
     assert not upward("models", [("models.families.qwen", "models.state.state", "here")])
+    assert circle(within("a", [("a.b.c", "a.d", "here"), ("a.d", "a.b.e", "here")]))
     assert circle({("a", "b"), ("b", "c"), ("c", "a")}) and not circle({("a", "b"), ("a", "c"), ("b", "c")})

@@ -1,11 +1,11 @@
-"""The recipes of docs/your-step.md, each run as it stands, in 10 to 25 lines."""
+"""The recipes of docs/steps/your-step.md, each run as it stands, in 10 to 25 lines."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).resolve().parents[1] / "docs" / "your-step.md").read_text()
+TEXT = (Path(__file__).resolve().parents[1] / "docs" / "steps" / "your-step.md").read_text()
 RECIPES = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 
 
@@ -19,4 +19,4 @@ def test_a_recipe_runs_and_checks_itself(title: str) -> None:
     code = RECIPES[title]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
     assert "assert " in code
-    exec(compile(code, f"docs/your-step.md, {title}", "exec"), {"__name__": "recipe"})
+    exec(compile(code, f"docs/steps/your-step.md, {title}", "exec"), {"__name__": "recipe"})

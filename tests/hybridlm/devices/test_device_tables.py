@@ -1,4 +1,4 @@
-"""docs/device-tables.md has a line for every mesh of every published model, with the numbers of the formulas."""
+"""docs/tables/device-tables.md has a line for every mesh of every published model, with the numbers of the formulas."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ SENT = Collective("psum", ("model",), 8, "float32", 900_000, 1, "")
 @pytest.fixture(scope="module")
 def sections(root: Path) -> dict[str, str]:
     """The part of each model by its name; the introduction by none."""
-    parts = (root / "docs" / "device-tables.md").read_text().split("\n## ")
+    parts = (root / "docs" / "tables" / "device-tables.md").read_text().split("\n## ")
     return {part.partition("\n")[0] if i else "": part for i, part in enumerate(parts)}
 
 

@@ -1,4 +1,4 @@
-"""docs/certificates.md lists every family, and says what compiling its steps finds."""
+"""docs/tables/certificates.md lists every family, and says what compiling its steps finds."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from models import FAMILIES
 
 @pytest.fixture(scope="module")
 def document(root: Path) -> str:
-    return (root / "docs" / "certificates.md").read_text()
+    return (root / "docs" / "tables" / "certificates.md").read_text()
 
 
 def test_every_family_and_step_is_in_the_table(document: str) -> None:

@@ -52,7 +52,7 @@ STEPS = [Shape("generate", 4, 8), Shape("generate", 4, 1)]
 @pytest.mark.parametrize("target", PLATFORMS)
 @pytest.mark.parametrize("mesh", [{"expert": 4}, {"data": 2, "expert": 2}])
 def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> None:
-    """Other meshes, and all families on them, are rows of docs/target-tables.md."""
+    """Other meshes, and all families on them, are rows of docs/tables/target-tables.md."""
     for one in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
         assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
         assert one.kernels > 0 and one.floor_moved is not None and one.moved > one.floor_moved

@@ -1,4 +1,4 @@
-"""docs/target-tables.md: rows say what is wrong with a step, and the page counts what is not.
+"""docs/tables/target-tables.md: rows say what is wrong with a step, and the page counts what is not.
 
 .ci/long --all targets writes the tables anew.
 """
@@ -95,7 +95,7 @@ def test_page_is_read_back() -> None:
 
 
 def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
-    text = (root / "docs" / "target-tables.md").read_text()
+    text = (root / "docs" / "tables" / "target-tables.md").read_text()
     rows, models = read(text)
     assert page(rows, models) == text
     assert {one.verdict for one in rows} == {"audited"} and all(one.good for one in models)

@@ -1,6 +1,6 @@
 """Pallas kernels that JAX ships, each as a step over lanes: proved from the inside, or a declaration is asked for.
 
-docs/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
+docs/steps/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
 """
 
 import importlib
@@ -191,5 +191,5 @@ def test_a_neighbours_pages_are_seen() -> None:
 
 
 def test_every_use_is_listed(root: Path) -> None:
-    page = (root / "docs" / "your-step.md").read_text()
+    page = (root / "docs" / "steps" / "your-step.md").read_text()
     assert [name for name in USES if f"`{name.split(',')[0]}`" not in page] == []

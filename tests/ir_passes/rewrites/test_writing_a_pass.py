@@ -1,4 +1,4 @@
-"""The example of docs/writing-a-pass.md runs and does what the page says."""
+"""The example of docs/steps/writing-a-pass.md runs and does what the page says."""
 
 import re
 
@@ -8,10 +8,10 @@ from ir_passes.rewrites import DEFAULT_PASSES
 
 
 def test_the_example_runs(root, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (root / "docs" / "writing-a-pass.md").read_text()
+    page = (root / "docs" / "steps" / "writing-a-pass.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     scope: dict = {"__name__": "writing_a_pass"}
-    exec(compile(example, "docs/writing-a-pass.md", "exec"), scope)
+    exec(compile(example, "docs/steps/writing-a-pass.md", "exec"), scope)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "double-negation: removed 1 double negations"
     assert printed[1].startswith("drop-dead: dropped 1 dead equations")

@@ -1,4 +1,4 @@
-"""The tables of docs/device-tables.md: what devices hold, exchange and need the time for, of the published models."""
+"""The tables of docs/tables/device-tables.md: what devices hold, exchange and compute, of published models."""
 
 import functools
 import json
@@ -236,7 +236,7 @@ def _milliseconds(time: tuple[float, float] | None) -> str:
 
 
 def page(tables: Mapping[str, Sequence[Row]]) -> str:
-    """The text of docs/device-tables.md."""
+    """The text of docs/tables/device-tables.md."""
     names = [gpu.name for gpu in GPUS]
     columns = ["mesh", "weights, GB", "state, GB", "exchanges"]
     for what in ("decode", "prompts"):
@@ -250,7 +250,7 @@ def page(tables: Mapping[str, Sequence[Row]]) -> str:
 INTRODUCTION = f"""# Published models on 2, 4, 8 and 16 devices
 
 What one device holds, sends and needs the time for, so that a mesh can be chosen before machines are rented.
-[devices.md](devices.md) says which axis is for what, and how to compute these bytes in your head. Written by
+[devices.md](../devices.md) says which axis is for what, and how to compute these bytes in your head. Written by
 scripts/write_device_tables.py from the config.json of each model by those formulas. On the meshes marked "compiled"
 both steps of the whole model were proved to keep their lanes apart, compiled by XLA for as many virtual devices of a
 CPU, and audited; what these programs exchange, counted in their text, is exactly that. **Nothing on this page was run,

@@ -1,4 +1,4 @@
-"""The tables of docs/target-tables.md: steps of families and of published models on GPUs and TPUs that are not there.
+"""The tables of docs/tables/target-tables.md: steps of families and published models on absent GPUs and TPUs.
 
 A page is read back, so that what is compiled one by one is added to it, and a run that was cut off goes on.
 """
@@ -46,7 +46,7 @@ HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
 steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators.md](accelerators.md) says what the columns mean. On a mesh that splits experts are the families that have
+[accelerators](../accelerators.md) says what the columns mean. On a mesh that splits experts are the families that have
 some. A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`, which have
 96 and two there. Sizes of tiny checkpoints are so small that what a step moves beside its floor is mostly what it
 computes with: their tables show that steps are audited and what changes, not what a large model costs. Seconds are

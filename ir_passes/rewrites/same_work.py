@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
+from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import WRITES, Box
 from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex
@@ -95,7 +94,7 @@ class _Equal:
             compared = operands_of_access(one, mine)
         if one.primitive.name == "slice" and mine is not None:
             return
-        if not same_params(one.params, other.params):
+        if one.params is not other.params and fingerprint(one.params) != fingerprint(other.params):
             raise differ("the parameters")
         for place in compared:
             if not self._same(one.invars[place], other.invars[place]):
@@ -139,50 +138,6 @@ class _Equal:
 
 def _without(items: Sequence[Any], place: int) -> list[Any]:
     return [item for i, item in enumerate(items) if i != place]
-
-
-def same_params(one: Any, other: Any) -> bool:
-    """Whether parameters are equal; jaxprs are compared equation by equation."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_params(one[key], other[key]) for key in one)
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(same_params, one, other))
-    if isinstance(one, ir.Jaxpr | ir.ClosedJaxpr) and isinstance(other, ir.Jaxpr | ir.ClosedJaxpr):
-        return same_jaxpr(ir.closed(one), ir.closed(other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return one is other or (type(one) is type(other) and bool(one == other))
-
-
-def same_jaxpr(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
-    """Whether two jaxprs are the same but for the names of their variables."""
-    a, b = one.jaxpr, other.jaxpr
-    if a is b:
-        return True
-    sizes = [[len(x.invars), len(x.constvars), len(x.eqns), len(x.outvars)] for x in (a, b)]
-    if sizes[0] != sizes[1] or ir.types(a.invars) != ir.types(b.invars):
-        return False
-    if not all(
-        x is y or np.array_equal(to_numpy(x), to_numpy(y)) for x, y in zip(one.consts, other.consts, strict=True)
-    ):
-        return False
-    names = dict(zip([*b.constvars, *b.invars], [*a.constvars, *a.invars], strict=True))
-
-    def same(x: ir.Atom, y: ir.Atom) -> bool:
-        if isinstance(x, ir.Literal) or isinstance(y, ir.Literal):
-            both = isinstance(x, ir.Literal) and isinstance(y, ir.Literal)
-            return both and ir.types([x]) == ir.types([y]) and to_numpy(x.val).tobytes() == to_numpy(y.val).tobytes()
-        return names.get(y) is x
-
-    for p, q in zip(a.eqns, b.eqns, strict=True):
-        if p.primitive is not q.primitive or len(p.invars) != len(q.invars) or len(p.outvars) != len(q.outvars):
-            return False
-        if not all(map(same, p.invars, q.invars)) or ir.types(p.outvars) != ir.types(q.outvars):
-            return False
-        if not same_params(p.params, q.params):
-            return False
-        names.update(zip(q.outvars, p.outvars, strict=True))
-    return all(map(same, a.outvars, b.outvars))
 
 
 def _same_box(one: Box, other: Box, lane: int) -> bool:

@@ -13,7 +13,7 @@ from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import READS, Box
 from ir_passes.rewrites.row_access import Start, indexed_dims, read_rows, row_index
 from ir_passes.rewrites.same_work import SameWork
-from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
+from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "dynamic_update_slice": lax.scatter,
@@ -161,8 +161,8 @@ class BatchedWork:
         for dim, (atom, known) in enumerate(zip(atoms, box.starts, strict=True)):
             if dim == box.axis:
                 starts.append(rows)
-            elif isinstance(known, ConstantIndex):
-                starts.append(known.value)
+            elif isinstance(known, int):
+                starts.append(known)
             else:
                 starts.append(self._each(atom, outside, batched))
         return starts

@@ -16,7 +16,7 @@ from ir_passes.rewrites.negative_wrap import NegativeWrap
 from ir_passes.rewrites.nested import Body, bodies, carried, with_bodies
 from ir_passes.rewrites.pool_access import WRITES, window_of
 from ir_passes.rewrites.row_access import Start, clamped, read_box, write_box
-from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFact, IndexFacts, facts_in, facts_of, shape
+from ir_passes.rewrites.slot_entries import IndexFact, IndexFacts, facts_in, facts_of, shape
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Guard:
             return None
         found = self.wrap.removed(starts[axis], None, rows)
         before, starts[axis] = found if found is not None else ([], starts[axis])
-        known = [fact.value if isinstance(fact := self.facts.of(atom), ConstantIndex) else None for atom in starts]
+        known = [fact if isinstance(fact := self.facts.of(atom), int) else None for atom in starts]
         given = [atom for atom, start in zip(starts, known, strict=True) if start is None]
 
         def access(*operands: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ class _Guard:
 
 
 def _in_bounds(start: IndexFact | None, length: int, size: int) -> bool:
-    return length == size or (isinstance(start, ConstantIndex) and 0 <= start.value <= size - length)
+    return length == size or (isinstance(start, int) and 0 <= start <= size - length)
 
 
 def _filling_gather(params: Mapping[str, Any], pool: jax.Array, index: jax.Array) -> jax.Array:

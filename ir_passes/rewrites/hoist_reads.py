@@ -14,7 +14,7 @@ from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, apart, pool_names
 from ir_passes.rewrites.row_access import read_rows
 from ir_passes.rewrites.schedule import schedule
-from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex, shape
+from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _families(
     found: dict[Any, list[tuple[ir.JaxprEqn, Box, int]]] = {}
     for eqn, box in reads:
         version = older.get(id(eqn), accesses.version(eqn))
-        known = all(isinstance(start, ConstantIndex) for dim, start in enumerate(box.starts) if dim != box.axis)
+        known = all(isinstance(start, int) for dim, start in enumerate(box.starts) if dim != box.axis)
         if version in accesses.writers and isinstance(box.row, SlotIndex) and known:
             others = tuple(start for dim, start in enumerate(box.starts) if dim != box.axis)
             found.setdefault((version, box.row.map, others, box.sizes), []).append((eqn, box, box.row.lane))
@@ -158,7 +158,7 @@ class _Read:
         lanes = sorted({lane for _, lane in family.reads})
         if lanes != list(range(self.lanes)):
             slots = jnp.concatenate([lax.slice(slots, (lane,), (lane + 1,)) for lane in lanes])
-        starts = [start.value if isinstance(start, ConstantIndex) else slots for start in box.starts]
+        starts = [start if isinstance(start, int) else slots for start in box.starts]
         rows = read_rows(pool, box.axis, starts, box.sizes, len(lanes))
         return [
             lax.reshape(lax.index_in_dim(rows, lanes.index(lane), keepdims=False), shape(read.outvars[0]))

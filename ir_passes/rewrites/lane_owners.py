@@ -127,7 +127,7 @@ class LaneOwners:
             return None
         if isinstance(row, SlotIndex):
             return (row.lane, box) if row.map in self.accesses.distinct else None
-        return (row.value, box) if self._lane_axis(self.accesses.version(eqn)) == box.axis else None
+        return (row, box) if self._lane_axis(self.accesses.version(eqn)) == box.axis else None
 
     def _root(self, eqn: ir.JaxprEqn) -> Root | None:
         if eqn.primitive.name not in ("slice", "dynamic_slice") or isinstance(eqn.invars[0], ir.Literal):

@@ -1,7 +1,7 @@
 """Remove the wrap of negative indices, by which JAX makes -1 the last row."""
 
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFacts, shape
+from ir_passes.rewrites.slot_entries import IndexFacts, shape
 
 # Operations that keep all components of an array of row numbers.
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type"})
@@ -55,7 +55,7 @@ class NegativeWrap:
             return None
         known = self._facts.of(less.invars[1]), self._facts.of(plus.invars[1])
         same = less.invars[0] is raw and plus.invars[0] is raw
-        return raw if same and known == (ConstantIndex(0), ConstantIndex(rows)) else None
+        return raw if same and known == (0, rows) else None
 
     def _maker(self, atom: ir.Atom) -> ir.JaxprEqn | None:
         return None if isinstance(atom, ir.Literal) else self._made_by.get(atom)

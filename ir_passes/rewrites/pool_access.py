@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ir_passes.contract.contract import Pool, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.slot_entries import ConstantIndex, IndexFact, IndexFacts, SlotIndex, facts_of, shape
+from ir_passes.rewrites.slot_entries import IndexFact, IndexFacts, SlotIndex, facts_of, shape
 
 READS = frozenset({"slice", "dynamic_slice", "gather"})
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
@@ -53,11 +53,11 @@ class Box:
     """
 
     axis: int
-    starts: tuple[ConstantIndex | SlotIndex | None, ...]
+    starts: tuple[IndexFact | None, ...]
     sizes: tuple[int, ...]
 
     @property
-    def row(self) -> ConstantIndex | SlotIndex | None:
+    def row(self) -> IndexFact | None:
         """The row, of a box of one row."""
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
@@ -65,9 +65,7 @@ class Box:
 def apart(one: Box, other: Box) -> bool:
     """Whether constants show that two boxes of a pool have no element in common."""
     return any(
-        isinstance(a, ConstantIndex)
-        and isinstance(b, ConstantIndex)
-        and (a.value + length <= b.value or b.value + other_length <= a.value)
+        isinstance(a, int) and isinstance(b, int) and (a + length <= b or b + other_length <= a)
         for a, length, b, other_length in zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)
     )
 
@@ -142,14 +140,12 @@ class PoolAccesses:
             isinstance(a, SlotIndex) and isinstance(b, SlotIndex) and a.map == b.map and a.lane != b.lane
         ) and a.map in self.distinct
 
-    def _inside(
-        self, start: IndexFact | None, length: int, size: int, row_axis: bool
-    ) -> ConstantIndex | SlotIndex | None:
+    def _inside(self, start: IndexFact | None, length: int, size: int, row_axis: bool) -> IndexFact | None:
         """A start that is known to be in bounds, so that no mode of any primitive moves or drops it."""
         if length == size:
-            return ConstantIndex(0)
-        if isinstance(start, ConstantIndex):
-            return start if 0 <= start.value <= size - length else None
+            return 0
+        if isinstance(start, int):
+            return start if 0 <= start <= size - length else None
         rows = row_axis and length == 1
         return start if isinstance(start, SlotIndex) and rows and self.facts.sizes[start.map] <= size else None
 
@@ -159,7 +155,7 @@ def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None]
     if name == "slice":
         if any(stride != 1 for stride in params["strides"] or ()):
             return None
-        return [ConstantIndex(int(start)) for start in params["start_indices"]], shape(eqn.outvars[0])
+        return [int(start) for start in params["start_indices"]], shape(eqn.outvars[0])
     if name == "dynamic_slice":
         return [facts.of(atom) for atom in eqn.invars[1:]], shape(eqn.outvars[0])
     if name == "dynamic_update_slice":
@@ -168,7 +164,7 @@ def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None]
     rows = shape(eqn.invars[1])
     if window is None or rows[:-1] != (1,) * (len(rows) - 1):
         return None
-    starts: list[IndexFact | None] = [ConstantIndex(0)] * len(window.sizes)
+    starts: list[IndexFact | None] = [0] * len(window.sizes)
     for dim, fact in zip(window.indexed, facts.columns(eqn.invars[1]), strict=True):
         starts[dim] = fact
     return starts, window.sizes

@@ -10,7 +10,7 @@ from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import WRITES, Box
-from ir_passes.rewrites.slot_entries import ConstantIndex, SlotIndex
+from ir_passes.rewrites.slot_entries import SlotIndex
 
 
 class Different(Exception):
@@ -146,7 +146,7 @@ def _same_box(one: Box, other: Box, lane: int) -> bool:
     if isinstance(mine, SlotIndex):
         rows = isinstance(theirs, SlotIndex) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
     else:
-        rows = (mine, theirs) == (ConstantIndex(0), ConstantIndex(lane))
+        rows = (mine, theirs) == (0, lane)
     return rows and one.sizes == other.sizes and _without(one.starts, one.axis) == _without(other.starts, other.axis)
 
 

@@ -14,13 +14,6 @@ from ir_passes.rewrites.graph import Graph
 
 
 @dataclass(frozen=True)
-class ConstantIndex:
-    """Every element is this integer."""
-
-    value: int
-
-
-@dataclass(frozen=True)
 class SlotIndex:
     """The only element is the entry of a lane in the slot map that is this input."""
 
@@ -28,7 +21,8 @@ class SlotIndex:
     lane: int
 
 
-IndexFact = ConstantIndex | SlotIndex
+IndexFact = int | SlotIndex
+"""The integer that every element is, or an entry of a slot map."""
 
 
 class IndexFacts:
@@ -57,7 +51,7 @@ class IndexFacts:
         if isinstance(value.fact, Columns) and len(value.fact.values) == count:
             return tuple(_fact(part, math.prod(shape(atom)[:-1])) for part in value.fact.values)
         whole = self.of(atom)
-        return (whole,) * count if count == 1 or isinstance(whole, ConstantIndex) else (None,) * count
+        return (whole,) * count if count == 1 or isinstance(whole, int) else (None,) * count
 
 
 def facts_of(graph: Graph) -> IndexFacts:
@@ -87,5 +81,5 @@ def _fact(value: Value, elements: int) -> IndexFact | None:
             SlotIndex(fact.leaf, owner.lane) if isinstance(owner.lane, int) and owner == OneLane(owner.lane) else None
         )
     if value.range is not None and value.range[0] == value.range[1]:
-        return ConstantIndex(value.range[0])
+        return value.range[0]
     return None

@@ -10,7 +10,7 @@ from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.exported import Exported, export
 from ir_passes.compile.planned_step import plan_graph
-from ir_passes.compile.running import Running
+from ir_passes.compile.running import Running, successors_of
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.jaxpr.timing import paused
 from ir_passes.proof.ownership import ownership
@@ -20,7 +20,6 @@ from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.plan import Plan
 from ir_passes.targets import Target, TargetError
 from ir_passes.xla_audit.audit import AuditReport
-from ir_passes.xla_audit.first_run import successors_of
 from ir_passes.xla_audit.kernels import Kernels, kernels_of
 
 MAX_BARS = 60

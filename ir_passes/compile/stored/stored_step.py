@@ -17,10 +17,9 @@ from ir_passes.compile import runtime
 from ir_passes.compile.calling import Calling, donated_argnums
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.running import Running
+from ir_passes.compile.running import Running, Successor
 from ir_passes.compile.stored.result_structure import NotStorable, read_structure, write_structure
 from ir_passes.jaxpr import ir, jax_private
-from ir_passes.xla_audit.first_run import Successor
 
 
 @dataclass(frozen=True)

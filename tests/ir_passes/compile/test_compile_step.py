@@ -282,14 +282,14 @@ def test_argument_that_is_donated_in_part() -> None:
 def test_first_call_looks_where_the_pools_lie() -> None:
     step = compile_step(one_pool, args(), ONE)
     moved = jax.jit(one_pool)  # copies: nothing is donated
-    step._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
+    step._entry = moved  # a stand-in
     with pytest.raises(AuditError, match=r"result\[1\] has bytes of its own after the first call") as raised:
         step(*args())
     assert {finding.kind for finding in raised.value.findings} == {FindingKind.NOT_IN_PLACE}
     step(*args())  # looked at once
 
     warned = compile_step(one_pool, args(), ONE, certify="warn")
-    warned._run._entry = moved  # type: ignore[attr-defined]  # a stand-in
+    warned._entry = moved  # a stand-in
     with pytest.warns(CertificationWarning, match="bytes of its own"):
         warned(*args())
 

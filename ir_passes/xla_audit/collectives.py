@@ -80,8 +80,7 @@ def collectives(
     for one, computation in _in_order(executable, live):
         assert one.groups is not None
         axes = _axes(one.groups, mesh)
-        known = {inner.id: inner for inner in computation.instructions}
-        operands = tuple(known[operand].array for operand in one.operands)
+        operands = tuple(operand.array for operand in computation.operands(one))
         op_name, source = origin(one, module)
         listed.append(CompiledCollective(one.name, one.opcode, one.groups.sets, axes, operands, op_name, source))
         operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
@@ -109,15 +108,13 @@ def _behind_each_other(one: Instruction, computation: Computation, executable: E
     """
     if one.opcode not in ("all-reduce", "all-reduce-start") or len(one.operands) != 1:
         return []
-    known = {inner.id: inner for inner in computation.instructions}
-    made = known[one.operands[0]]
+    (made,) = computation.operands(one)
     if made.opcode == "fusion":
-        fused = executable.module.computations[made.called[0]]
-        known = {inner.id: inner for inner in fused.instructions}
-        made = known[fused.root]
+        computation = executable.module.computations[made.called[0]]
+        made = computation.result
     if made.opcode != "concatenate" or len(made.array.dims) != 1:
         return []
-    parts = [known[operand].array for operand in made.operands]
+    parts = [part.array for part in computation.operands(made)]
     return [(DTYPES.get(array.dtype, array.dtype), array.count) for array in parts]
 
 
@@ -217,10 +214,7 @@ def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instructio
 
 def _reducer(one: Instruction, executable: Executable) -> str:
     """The opcode that combines two numbers in a reduction; "" for everything that reduces nothing."""
-    if not one.called:
-        return ""
-    computation = executable.module.computations[one.called[0]]
-    return next(inner.opcode for inner in computation.instructions if inner.id == computation.root)
+    return executable.module.computations[one.called[0]].result.opcode if one.called else ""
 
 
 def _members(groups: Groups, count: int, pairs: bool) -> frozenset[tuple[int, ...]]:

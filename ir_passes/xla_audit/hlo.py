@@ -34,13 +34,14 @@ class HloError(ValueError):
     """The executable does not give out what the audit reads; says what is missing."""
 
 
-def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable:
+def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
     """Read the parts of a compiled executable.
 
     Args:
         compiled: the executable.
         dump: HloProto of the same executable, of one that does not give out its buffer assignment
             (`buffer_assignment.compile_with_assignment`).
+        placed: whether the buffer assignment is needed; where it is not and there is none, it is empty.
 
     Raises:
         HloError: this version of JAX or XLA does not give out the module, its schedule or the buffer assignment.
@@ -52,7 +53,7 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None) -> Executable
             serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
         else:
             serialized, assignment = unpack_dump(dump)
-        if not assignment:
+        if placed and not assignment:
             raise HloError("the executable has no buffer assignment")
         module = read_module(serialized)
         buffers = read_buffers(assignment)
@@ -228,7 +229,6 @@ class _Reader:
             computation,
             arrays,
             raw["operands"],
-            raw["predecessors"],
             raw["called"],
             op_name,
             source,

@@ -91,7 +91,6 @@ INSTRUCTION = Message(
         28: Field("target", "str"),
         35: Field("id", "int"),
         36: _many("operands", "int"),
-        37: _many("predecessors", "int"),
         38: _many("called", "int"),
         43: Field("backend_config", "bytes"),
         49: _list("replica_groups", REPLICA_GROUP),
@@ -99,7 +98,8 @@ INSTRUCTION = Message(
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
-        # Fields that say nothing about the value: sharding, frontend attributes, statistics, origin.
+        # Fields that say nothing about the value: order, sharding, frontend attributes, statistics, origin.
+        37: Field("control_predecessors", "skip"),
         40: Field("sharding", "skip"),
         68: Field("frontend_attributes", "skip"),
         82: Field("statistics", "skip"),

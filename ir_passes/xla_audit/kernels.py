@@ -16,19 +16,9 @@ import jax
 from ir_passes.contract.contract import BoundContract, Pool
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.dataflow.asynchronous import COPYING, STARTED
-from ir_passes.xla_audit.hlo import (
-    HloError,
-    given_assignment,
-    kept_arguments,
-    only_module,
-    platform_of,
-    read_buffers,
-    read_module,
-    unpack_dump,
-)
+from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.products import multiplies, product_flops
-from ir_passes.xla_audit.program import Array, Buffers, Computation, Executable, Index, Instruction, Module
-from ir_passes.xla_audit.wire import WireError
+from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Module
 
 # fmt: off
 FREE = frozenset({
@@ -134,24 +124,12 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     Raises:
         HloError: this version of JAX or XLA does not give out the program.
     """
-    try:
-        if dump is None:
-            serialized = only_module(compiled).as_serialized_hlo_module_proto()
-            module, assignment = read_module(serialized), given_assignment(compiled)
-        else:
-            serialized, assignment = unpack_dump(dump)
-            module = read_module(serialized)
-        buffers = read_buffers(assignment) if assignment else Buffers({}, {})
-    except WireError as error:
-        raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
-    kept = kept_arguments(compiled)
+    executable = read(compiled, dump, placed=False)
     pools = {
         number: bound.inputs[argument].path
-        for number, argument in enumerate(kept)
+        for argument, number in executable.parameters.items()
         if isinstance(bound.inputs[argument].entry, Pool)
     }
-    parameters = {argument: number for number, argument in enumerate(kept)}
-    executable = Executable(module, buffers, parameters, platform_of(compiled), buffers.temp_bytes, "")
     return kernels_in(executable, pools)
 
 
@@ -261,13 +239,9 @@ def _read_of(one: Instruction, fused: Computation, module: Module) -> int:
 
 def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
     """Yield each result of a fusion with the bytes that it writes of it: of one that is an update, the new rows."""
-    by_id = {one.id: one for one in fused.instructions}
-    root = by_id[fused.root]
-    several = root.opcode == "tuple"
-    for number, one in enumerate([by_id[id] for id in root.operands] if several else [root]):
-        while one.opcode == "bitcast":
-            one = by_id[one.operands[0]]
-        size = _bytes(by_id[one.operands[UPDATES[one.opcode]]]) if one.opcode in UPDATES else _bytes(one)
+    several = fused.result.opcode == "tuple"
+    for number, one in enumerate(map(fused.unviewed, fused.results)):
+        size = _bytes(fused.operands(one)[UPDATES[one.opcode]] if one.opcode in UPDATES else one)
         yield (number,) if several else (), size
 
 
@@ -291,9 +265,7 @@ def _bytes(one: Instruction) -> int:
 
 
 def _arrays(one: Instruction, fused: Computation) -> tuple[Array, ...]:
-    wanted = set(one.operands)
-    by_id = {each.id: each.array for each in fused.instructions if each.id in wanted} if multiplies(one) else {}
-    return tuple(by_id[id] for id in one.operands) if by_id else ()
+    return tuple(operand.array for operand in fused.operands(one)) if multiplies(one) else ()
 
 
 def _dtype(one: Instruction, fused: Computation) -> str:

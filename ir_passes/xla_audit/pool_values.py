@@ -104,7 +104,7 @@ class PoolValues:
     @staticmethod
     def _inside(fused: Computation, index: Index) -> dict[int, int]:
         """Return for each parameter of a fusion the elements of the smallest array on the largest way to a result."""
-        result = next(one for one in fused.instructions if one.id == fused.root)
+        result = fused.result
         counts = {(result.operands[index[0]] if index and result.opcode == "tuple" else result.id): math.inf}
         for one in reversed(fused.instructions):
             if one.id in counts:

@@ -72,7 +72,7 @@ class Instruction:
     Attributes:
         id: unique in the module.
         arrays: type of every part of the result by its index, tables of tuples included.
-        operands, predecessors: instruction ids; predecessors are control dependencies.
+        operands: instruction ids.
         called: computation ids: of a while its body and its condition.
         op_name: JAX's name of the operation, with scopes; may be empty.
         source: "file:line" of the innermost user's frame; may be empty.
@@ -88,7 +88,6 @@ class Instruction:
     computation: int
     arrays: Mapping[Index, Array]
     operands: tuple[int, ...]
-    predecessors: tuple[int, ...]
     called: tuple[int, ...]
     op_name: str
     source: str
@@ -128,6 +127,31 @@ class Computation:
     def instructions(self) -> tuple[Instruction, ...]:
         """Operands before users."""
         return self.read()
+
+    @cached_property
+    def by_id(self) -> dict[int, Instruction]:
+        """The instructions by id."""
+        return {one.id: one for one in self.instructions}
+
+    @property
+    def result(self) -> Instruction:
+        """The root."""
+        return self.by_id[self.root]
+
+    @property
+    def results(self) -> list[Instruction]:
+        """The root, or the operands of one that is a tuple."""
+        return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
+
+    def operands(self, one: Instruction) -> list[Instruction]:
+        """The operands of one of the instructions."""
+        return [self.by_id[operand] for operand in one.operands]
+
+    def unviewed(self, one: Instruction) -> Instruction:
+        """Return the instruction that a bitcast, or a bitcast of one, is a view of; any other itself."""
+        while one.opcode == "bitcast":
+            one = self.by_id[one.operands[0]]
+        return one
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:

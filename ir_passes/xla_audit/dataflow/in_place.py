@@ -131,21 +131,16 @@ class _Reads:
 
     fused: Computation
     first: frozenset[int] = frozenset()
-    _by_id: dict[int, Instruction] = field(init=False)
     _keys: dict[int, int] = field(init=False, default_factory=dict[int, int])
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
-    def __post_init__(self) -> None:
-        self._by_id = {one.id: one for one in self.fused.instructions}
-
     def elsewhere(self) -> dict[int, Instruction]:
         """Parameters that are read at other positions than the one that is written, and what reads them so."""
-        root = self._by_id[self.fused.root]
-        results = [self._by_id[id] for id in root.operands] if root.opcode == "tuple" else [root]
         found: dict[int, Instruction] = {}
         seen: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]
-        todo = [(one, (), one.array.tiles if one.array.count > 1 else (), root) for one in results]
+        root = self.fused.result
+        todo = [(one, (), one.array.tiles if one.array.count > 1 else (), root) for one in self.fused.results]
         while todo:
             one, frame, tiles, through = todo.pop()
             if (one.id, frame, tiles) in seen:
@@ -163,7 +158,7 @@ class _Reads:
 
     def _operands(self, one: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
         """The operands of an instruction that is read in a frame, each with the frame it is read in."""
-        operands = [self._by_id[operand] for operand in one.operands]
+        operands = self.fused.operands(one)
         if frame is None:
             yield from ((operand, None) for operand in operands)
         elif one.opcode in ("bitcast", "tuple", "get-tuple-element"):
@@ -213,7 +208,7 @@ class _Reads:
         """A number that two instructions share if they compute the same."""
         key = self._keys.get(one.id)
         if key is None:
-            operands = tuple(self._key(self._by_id[operand]) for operand in one.operands)
+            operands = tuple(map(self._key, self.fused.operands(one)))
             number = one.parameter if one.opcode == "parameter" else None
             rest = (one.attributes, one.slices, one.slice_sizes, one.tuple_index, one.target, one.called)
             term = (one.opcode, number, one.array, operands, rest)

@@ -25,13 +25,12 @@ def computed_first(fusion: Instruction, fused: Computation, index: Index) -> fro
 
 def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
     """Ids of the reductions that a fusion returns beside the result `index`, over as many elements as that has."""
-    outputs = _outputs(fused)
+    outputs = [fused.unviewed(one) for one in fused.results]
     if len(outputs) < 2 or len(index) != 1:
         return frozenset()
-    by_id = {one.id: one for one in fused.instructions}
     reductions = [one for one in outputs if one.opcode == "reduce"]
     count = fusion.arrays[index].count
-    data = [by_id[operand].array for one in reductions for operand in one.operands[: len(one.operands) // 2]]
+    data = [part.array for one in reductions for part in fused.operands(one)[: len(one.operands) // 2]]
     # All of them are visited in the order of the elements in memory, so that as many elements are the same positions.
     if outputs[index[0]].opcode == "reduce" or count < 2 or any(array.count != count for array in data):
         return frozenset()
@@ -45,12 +44,11 @@ def sorted_in_place(fusion: Instruction, fused: Computation, operand: int, index
     """Whether a fusion is a sort whose result `index` is what it sorts of this operand."""
     if fusion.fusion_kind != "kCustom" or OTHER_EMITTER in fusion.backend_config:
         return False
-    by_id = {one.id: one for one in fused.instructions}
-    sort = by_id[fused.root]
+    sort = fused.result
     places = (0,) if index == () else index
     if sort.opcode != "sort" or len(places) != 1 or (index == ()) != (len(sort.operands) == 1):
         return False
-    given = by_id[sort.operands[places[0]]]
+    given = fused.operands(sort)[places[0]]
     return given.opcode == "parameter" and given.parameter == operand
 
 
@@ -58,18 +56,3 @@ def _only_returned(one: Instruction, fused: Computation) -> bool:
     """Whether nothing in a fusion is computed from an instruction."""
     users = fused.users.get(one.id, [])
     return all(user.id == fused.root or (user.opcode == "bitcast" and _only_returned(user, fused)) for user in users)
-
-
-def _outputs(fused: Computation) -> list[Instruction]:
-    """Return the outputs of a fusion of several results, bitcasts removed; empty if it has one result."""
-    by_id = {one.id: one for one in fused.instructions}
-    root = by_id[fused.root]
-    if root.opcode != "tuple":
-        return []
-    found = []
-    for operand in root.operands:
-        one = by_id[operand]
-        while one.opcode == "bitcast":
-            one = by_id[one.operands[0]]
-        found.append(one)
-    return found

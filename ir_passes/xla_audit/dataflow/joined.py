@@ -42,8 +42,7 @@ def _cut_at(module: Module, one: Instruction) -> tuple[int, tuple[int, ...]] | N
     if one.opcode != DONE:
         return None
     started = module.instructions[one.operands[0]]
-    called = module.computations[started.called[0]]
-    root = next(inner for inner in called.instructions if inner.id == called.root)
+    root = module.computations[started.called[0]].result
     if root.opcode != "slice":
         return None
     return started.operands[0], tuple(start for start, _, _ in root.slices)

@@ -31,6 +31,7 @@ HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | au
 
 def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Compile the steps of a model; yield a line of the table, and findings."""
+    from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
     from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.floor import floor_of
@@ -44,7 +45,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
             for kernels in ("off", "auto"):
                 engine = target_engine(
                     machine, config=config, lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels,
-                    scheme=None if scheme == "bfloat16" else scheme,
+                    recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )  # fmt: skip
                 of, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(of, shape, engine.placement, rows, CONTEXT)

@@ -62,7 +62,7 @@ class Quantised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class Recipe:
     """The matrices that are quantised, and how.
 
     Attributes:
@@ -74,6 +74,17 @@ class _Recipe:
     rounding: RoundingScheme
     mixers: bool = False
     head: RoundingScheme | None = None
+
+    @classmethod
+    def of(cls, scheme: str, *, group_size: int | None = None, mixers: bool = False, head: bool = False) -> "Recipe":
+        """Return the recipe of the settings of `quantise_checkpoint`.
+
+        Raises:
+            ValueError: the scheme cannot be used.
+        """
+        rounding = rounding_scheme(scheme, group_size)
+        of_head = rounding if rounding.bits == 8 else rounding_scheme("int8")
+        return cls(rounding, mixers, of_head if head else None)
 
     def rounding_of(self, weight: Weight, source: WeightSource, shape: tuple[int, ...]) -> RoundingScheme | None:
         """Return the rounding of a tensor of a parameter; None where it stays plain."""
@@ -131,59 +142,52 @@ def quantise_checkpoint(
         CheckpointError: faults of the checkpoint, or numbers that are not finite.
         OSError: it cannot be written; nothing is left behind.
     """
-    rounding, target = rounding_scheme(scheme, group_size), new_path(Path(target))
-    of_head = (rounding if rounding.bits == 8 else rounding_scheme("int8")) if head else None
+    recipe, target = Recipe.of(scheme, group_size=group_size, mixers=mixers, head=head), new_path(Path(target))
     checkpoint, family, config = open_model(Path(source))
     if not isinstance(checkpoint, CheckpointDirectory) or is_gguf(checkpoint.path):
         raise ValueError(f"{source}: expected a checkpoint in Hugging Face's layout")
     if checkpoint.grouped.quantised or checkpoint.settings.method:
         raise ValueError(f"{source}: is quantised already; take the plain release of the model")
-    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, _Recipe(rounding, mixers, of_head))
+    plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, recipe)
     if not plan:
         why = (
             f"groups do not divide the rows of {len(ragged)} ragged tensors"
             if ragged
-            else f"all of its matrices are of mixers, which stay plain with {rounding.bits} bits without mixers=True"
+            else f"all of its matrices are of mixers, which {recipe.rounding.bits} bits leave plain without mixers=True"
         )
         raise ValueError(f"{source}: nothing to quantise as {scheme}: {why}")
     writer = _Writer(checkpoint, plan, progress)
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
-        fields["quantization_config"] = rounding.settings(_plain_modules(checkpoint, plan), of_head)
+        fields["quantization_config"] = recipe.rounding.settings(_plain_modules(checkpoint, plan), recipe.head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
     return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
 
 
-def forms_of_copy(
-    weights: Iterable[Weight], scheme: str, group_size: int | None = None
-) -> dict[ParameterPath, PackedForm]:
+def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:
     """Return the form in memory of each parameter that a quantised copy of a model would have packed.
 
     Args:
         weights: the parameters; of each the usual tensors.
-        scheme, group_size: as of `quantise_checkpoint`.
-
-    Raises:
-        ValueError: the scheme cannot be used.
+        recipe: of the copy.
     """
-    rounding, found = rounding_scheme(scheme, group_size), dict[ParameterPath, PackedForm]()
-    recipe = _Recipe(rounding)
+    found = dict[ParameterPath, PackedForm]()
     for weight in weights:
         source = weight.options[0]
-        every = all(
-            recipe.rounding_of(weight, source, shape) is not None and rounding.fits(shape)
-            for shape in source.shapes.values()
-        )
-        form = rounding.packed_form(weight.shape) if every else None
+        roundings = {recipe.rounding_of(weight, source, shape) for shape in source.shapes.values()}
+        (rounding,) = roundings if len(roundings) == 1 else (None,)
+        if rounding is None or not all(map(rounding.fits, source.shapes.values())):
+            continue
+        form = rounding.packed_form(weight.shape)
         if form is not None:
             found[weight.path] = form
     return found
 
 
 def _plan(
-    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: _Recipe
+    checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
     """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
     plan: dict[str, list[Quantised]] = {}

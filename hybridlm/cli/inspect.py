@@ -37,7 +37,7 @@ class StepKind(StrEnum):
     SCORE = "score"
 
 
-@loads("lanes", "context", "dtype", "chunk")
+@loads("lanes", "context", "dtype", "chunk", "mesh", "kernels")
 def inspect(
     loading: Loading,
     model: Model,
@@ -52,13 +52,17 @@ def inspect(
     target: Annotated[
         str | None,
         typer.Option(
-            help="Compile the step for this machine, which need not be there: nvidia-h100, tpu-v5e.",
+            help="Compile the step for this machine, which need not be there: nvidia-h100, tpu-v5e:8; lanes are split "
+            "over its devices unless --mesh says otherwise.",
             metavar="NAME",
         ),
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option(help="For --html: run the step once per lane with its input changed, to see what depends on it."),
+        typer.Option(
+            help="For --html: run the step once per lane with its input changed, to see what depends on it; without "
+            "--mesh and --target."
+        ),
     ] = True,
 ) -> None:
     """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
@@ -75,7 +79,7 @@ def inspect(
     if target is None:
         engine = loading.load(model, certify="warn").engine
     else:
-        engine = target_engine(read_target(target), model=model, **loading.settings)
+        engine = target_engine(read_target(target), model=model, **loading.settings_of_a_target)
     decoder = engine.row_arrays.model
     shape = _shape(engine, step)
     with warnings.catch_warnings(), counting_progress(None, f"compiling {shape} for {target or 'here'}", 1):
@@ -85,7 +89,7 @@ def inspect(
         typer.echo("\n".join((*decoder.state_size(engine.row_arrays.dtype).lines, "", str(shape), compiled.report())))
         return
     title = f"{decoder.config.family}, {shape}{'' if target is None else f' for {target}'}"
-    runs = measure and target is None
+    runs = measure and target is None and engine.placement.mesh is None
     measured = measured_dependence(compiled, _filled(engine, shape), compiled.bound) if runs else None
     with replacing(html) as file:
         file.buffer.write(inspect_page(title, compiled, measured=measured).encode())

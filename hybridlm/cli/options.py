@@ -16,7 +16,7 @@ import jax
 import typer
 from rich.console import Console
 
-from hybridlm.devices.mesh import read_mesh
+from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.json_lines import parse_object
@@ -98,6 +98,12 @@ class Loading:
     """
 
     settings: dict[str, Any]
+
+    @property
+    def settings_of_a_target(self) -> dict[str, Any]:
+        """The same for `target_engine`, which makes the mesh of the target's devices."""
+        mesh = self.settings["mesh"]
+        return {**self.settings, "mesh": None if mesh is None else read_sizes(mesh)}
 
     def load(self, model: str, **others: Any) -> LM:
         """Load a model; `others` are settings in the place of those given."""

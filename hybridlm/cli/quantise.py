@@ -21,21 +21,26 @@ class Scheme(StrEnum):
     NVFP4 = "nvfp4"
 
 
+GroupSize = Annotated[
+    int | None,
+    typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
+]
+Mixers = Annotated[
+    bool,
+    typer.Option("--mixers", help="With 4 bits, quantise attention, linear attention and Mamba, too."),
+]
+Head = Annotated[
+    bool, typer.Option("--head", help="Quantise the head and the embedding, too; in 8 bits with every scheme.")
+]
+
+
 def quantise(
     source: Annotated[str, typer.Argument(metavar="IN", help="Checkpoint directory, or the id of a model on the Hub.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to create.")],
     scheme: Annotated[Scheme, typer.Option(help="How weights are stored (docs/quantised.md).")],
-    group_size: Annotated[
-        int | None,
-        typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
-    ] = None,
-    mixers: Annotated[
-        bool,
-        typer.Option("--mixers", help="With 4 bits, quantise attention, linear attention and Mamba, too."),
-    ] = False,
-    head: Annotated[
-        bool, typer.Option("--head", help="Quantise the head and the embedding, too; in 8 bits with every scheme.")
-    ] = False,
+    group_size: GroupSize = None,
+    mixers: Mixers = False,
+    head: Head = False,
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint with quantised weights, rounded to nearest, as compressed-tensors.

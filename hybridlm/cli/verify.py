@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import Loading, console_for_table, loads
-from hybridlm.cli.quantise import Scheme
+from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
 from hybridlm.devices.mesh import abstract_mesh, read_sizes
@@ -63,6 +64,9 @@ def verify(
         Scheme | None,
         typer.Option(help="With --abstract or --target: weights as `hybridlm quantise --scheme` would write them."),
     ] = None,
+    group_size: GroupSize = None,
+    mixers: Mixers = False,
+    head: Head = False,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
 
@@ -72,18 +76,24 @@ def verify(
     time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
     sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
     the devices need not exist. With --target the exit status is 1 also if the model does not fit. There are 8 lanes by
-    default, with --abstract or --target 64 and chunks of 256 tokens.
+    default, with --abstract or --target 64 and chunks of 256 tokens. --group-size, --mixers, --head go with --scheme.
     """
-    codes = None if scheme is None else scheme.value
+    recipe = None
+    if scheme is not None:
+        recipe = Recipe.of(scheme.value, group_size=group_size, mixers=mixers, head=head)
+    elif group_size is not None or mixers or head:
+        raise ValueError("--group-size, --mixers, --head: expected --scheme beside them")
     if target is not None and not abstract:
         if explain:
             raise ValueError("--target: expected no --explain beside it")
-        verify_target(target, model=model, config=config, scheme=codes, out=out, as_json=as_json, **loading.settings)
+        verify_target(
+            target, model=model, config=config, recipe=recipe, out=out, as_json=as_json, **loading.settings_of_a_target
+        )
         return
     if as_json:
         raise ValueError("--json: expected --target beside it, and not --abstract")
     machine = None if target is None else read_target(target)
-    engine, report = _subject(loading, model, config, abstract, out, codes, machine)
+    engine, report = _subject(loading, model, config, abstract, out, recipe, machine)
     console = console_for_table()
     table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
     for heading in ("step", "lanes", "tokens", *report.headings):
@@ -112,7 +122,7 @@ def _subject(
     config: Path | None,
     abstract: bool,
     out: Path | None,
-    scheme: str | None,
+    recipe: Recipe | None,
     target: Target | None,
 ) -> tuple[Engine, VerifyReport]:
     """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
@@ -123,7 +133,7 @@ def _subject(
             raise ValueError(
                 "--config: a config.json without its weights can only be verified with --abstract or --target"
             )
-        if scheme is not None:
+        if recipe is not None:
             raise ValueError("--scheme: the weights of --model are what they are; expected --abstract or --target")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
@@ -140,7 +150,7 @@ def _subject(
     devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
     if target is not None and (devices is None) != (target.count == 1):
         raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
-    engine = abstract_engine(config, mesh=devices, target=target, scheme=scheme, **settings)
+    engine = abstract_engine(config, mesh=devices, target=target, recipe=recipe, **settings)
     return engine, PlannedReport(engine)
 
 

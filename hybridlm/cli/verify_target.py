@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import console_for_table
-from hybridlm.devices.mesh import read_sizes
 from hybridlm.engine.memory import format_bytes
 from hybridlm.progress import counting_progress
 from hybridlm.target_report import StepReport, TargetReport, report_on, shapes_of, target_engine
@@ -26,20 +26,19 @@ def verify_target(
     *,
     model: str | None,
     config: Path | None,
-    scheme: str | None,
+    recipe: Recipe | None,
     out: Path | None,
     as_json: bool,
-    mesh: str | None,
     **settings: Any,
 ) -> None:
     """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
 
     Args:
         target: name, with a number of devices behind a colon.
-        model, config, scheme, mesh: as of `hybridlm verify`.
+        model, config, recipe: as of `hybridlm verify`.
         out: directory for the certificates, or None.
         as_json: print the whole report as JSON.
-        **settings: lanes, context, dtype, chunk and kernels.
+        **settings: lanes, context, dtype, chunk, mesh and kernels, as of `target_engine`.
 
     Raises:
         ValueError: options that contradict each other.
@@ -47,17 +46,10 @@ def verify_target(
     """
     if (model is None) == (config is None):
         raise ValueError(f"--target: expected --model or --config, got {'neither' if model is None else 'both'}")
-    if scheme is not None and model is not None:
+    if recipe is not None and model is not None:
         raise ValueError("--scheme: the weights of --model are what they are; expected --config")
     machine = read_target(target)
-    engine = target_engine(
-        machine,
-        model=model,
-        config=config,
-        mesh=None if mesh is None else read_sizes(mesh),
-        scheme=scheme,
-        **settings,
-    )
+    engine = target_engine(machine, model=model, config=config, recipe=recipe, **settings)
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:
         report = report_on(engine, shapes, done)

@@ -10,7 +10,7 @@ from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import laid_out
-from hybridlm.checkpoint.quantise import forms_of_copy
+from hybridlm.checkpoint.quantise import Recipe, forms_of_copy
 from hybridlm.devices.placement import Placement, check_lanes
 from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches, weight_types
 from hybridlm.engine.engine import Engine
@@ -41,7 +41,7 @@ def abstract_engine(
     head: bool = False,
     target: Target | None = None,
     kernels: str | None = None,
-    scheme: str | None = None,
+    recipe: Recipe | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Engine:
     """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
@@ -56,7 +56,7 @@ def abstract_engine(
         head: include the multi-token-prediction head of its checkpoints, which drafts as for `speculate="mtp"`.
         target: machine that steps are compiled for; a mesh is then one of its devices.
         kernels: as of `hybridlm.load`.
-        scheme: weights are packed as those of a copy that `hybridlm quantise` writes by this scheme; None: plain.
+        recipe: weights are packed as those of a copy that `quantise_checkpoint` writes by this recipe; None: plain.
         checkpoint: has the weights; quantised ones are packed, as `load` keeps them.
 
     Raises:
@@ -73,8 +73,8 @@ def abstract_engine(
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
     shards = placement.shards(found, shard_specs_of(family, config) if placement.devices.sharded else {})
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
-    if scheme is not None:
-        packed = laid_out(forms_of_copy(found, scheme), shards, dtype, products).types
+    if recipe is not None:
+        packed = laid_out(forms_of_copy(found, recipe), shards, dtype, products).types
     elif checkpoint is not None:
         packed = packed_parameters(checkpoint, family, config, dtype, products, shards=shards).types
     else:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from hybridlm.checkpoint import resolve, stored_dtype
 from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.devices.mesh import mesh as make_mesh
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
@@ -74,7 +75,7 @@ def target_engine(
     chunk: int | None = None,
     mesh: dict[str, int] | None = None,
     kernels: str | None = None,
-    scheme: str | None = None,
+    recipe: Recipe | None = None,
 ) -> Engine:
     """Return an engine whose steps are compiled for a target; no weight is read.
 
@@ -85,7 +86,7 @@ def target_engine(
         lanes, context, dtype, chunk: as of `abstract_engine`.
         mesh: sizes of the axes; None splits lanes over all devices.
         kernels: as of `hybridlm.load`.
-        scheme: of quantised weights, as of `abstract_engine`; those of a quantised model are packed.
+        recipe: of quantised weights, as of `abstract_engine`; those of a quantised model are packed.
 
     Raises:
         TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
@@ -105,7 +106,7 @@ def target_engine(
         dtype = stored_dtype(directory) if dtype is None else dtype
         config = directory.path / "config.json"
     return abstract_engine(
-        config, lanes, context, dtype, chunk, over, target=target, kernels=kernels, scheme=scheme, checkpoint=directory
+        config, lanes, context, dtype, chunk, over, target=target, kernels=kernels, recipe=recipe, checkpoint=directory
     )
 
 

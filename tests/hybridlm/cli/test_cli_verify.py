@@ -129,6 +129,14 @@ def test_inspection_in_words(directory: Path) -> None:
     assert "arena of" in result.output
 
 
+def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
+    """Nothing is measured: a device counts the rows of its own lanes."""
+    result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
+    assert result.exit_code == 0 and "generate 2x1, certified" in result.output, result.output
+    text = (tmp_path / "page.html").read_text()
+    assert '<td class="apart">apart</td>' in text and "<small>same</small>" not in text
+
+
 def test_step_that_is_refused_is_shown(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "score_step", leaking_step)
     result = run("inspect", directory, "--step", "score", "--html", str(tmp_path / "page.html"))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import StepReport, report_on, target_engine
@@ -129,7 +130,8 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
     found = {}
     for scheme in (None, "int8"):
-        packed = target_engine(read_target("nvidia-h100"), config=config, kernels="auto", scheme=scheme, **of)
+        recipe = None if scheme is None else Recipe.of(scheme)
+        packed = target_engine(read_target("nvidia-h100"), config=config, kernels="auto", recipe=recipe, **of)
         steps = [Shape("generate", 16, 1), Shape("generate", packed.prefill_rows, 256), Shape("score", 16, 64, 0)]
         found[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(found[None], found["int8"], strict=True):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from published import PUBLISHED
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 from hybridlm.checkpoint import Shards, packed_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.parameters import laid_out
-from hybridlm.checkpoint.quantise import forms_of_copy, quantise_checkpoint
+from hybridlm.checkpoint.quantise import Recipe, forms_of_copy, quantise_checkpoint
 from hybridlm.cli import verify
 from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
@@ -29,15 +30,20 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
     "golden", ["sparse_base", "dense_interval", "nemotron_latent", "kimi_base", "next_dense_layers"]
 )
 def test_planned_forms_are_those_of_a_copy(tmp_path: Path, golden: str) -> None:
-    for scheme, group in (("fp8-block", None), ("int8", None), ("int4", 8), ("nvfp4", None)):
-        quantise_checkpoint(GOLDEN / golden, tmp_path / scheme, scheme=scheme, group_size=group)
+    every: dict[str, dict[str, Any]] = {
+        "fp8-block": {},
+        "int8": {},
+        "int4": {"group_size": 8},
+        "nvfp4": {"mixers": True, "head": True},
+    }
+    for scheme, of in every.items():
+        quantise_checkpoint(GOLDEN / golden, tmp_path / scheme, scheme=scheme, **of)
         directory, family, config = open_model(tmp_path / scheme)
         weights = family.weights(config)
         expected = packed_parameters(directory, family, config, "bfloat16", "whole").types
         shards = {weight.path: Shards(tuple(weight.shape)) for weight in weights}
-        assert (
-            expected and laid_out(forms_of_copy(weights, scheme, group), shards, "bfloat16", "whole").types == expected
-        )
+        forms = forms_of_copy(weights, Recipe.of(scheme, **of))
+        assert expected and laid_out(forms, shards, "bfloat16", "whole").types == expected
 
 
 def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
@@ -46,7 +52,7 @@ def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     kept = load(tmp_path / "copy", lanes=2, context=32, dtype="float32").engine.parameters_on_a_device
     config, target = tmp_path / "copy" / "config.json", read_target("nvidia-h100")
     directory, _, _ = open_model(tmp_path / "copy")
-    planned = abstract_engine(config, 2, 32, "float32", target=target, scheme="fp8-block")
+    planned = abstract_engine(config, 2, 32, "float32", target=target, recipe=Recipe.of("fp8-block"))
     of_headers = abstract_engine(config, 2, 32, "float32", target=target, checkpoint=directory)
     assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == kept
     plain = abstract_engine(config, 2, 32, "float32")
@@ -65,10 +71,13 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
         return [CopyShape(engine.lanes, engine.lanes)]
 
     monkeypatch.setattr(verify, "all_shapes", shapes)
-    plain, packed = run(), run("--scheme", "int8")
-    for result in (plain, packed):
+    results = [
+        run(),
+        *(run("--scheme", "int4", "--group-size", "8", *more) for more in ((), ("--mixers",), ("--head",))),
+    ]
+    for result in results:
         assert result.exit_code == 0 and "on each NVIDIA H100" in result.output and "are left" in result.output
-    assert plain.output != packed.output
+    assert len({result.output for result in results}) == len(results)
     small = replace(read_target("nvidia-h100"), memory=1000)
     monkeypatch.setattr(verify, "read_target", lambda name: small)
     result = run()
@@ -77,6 +86,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_scheme_is_of_a_plan() -> None:
     for options in (
+        (*CONFIG, "--abstract", "--mixers"),
         ("--model", "m", "--scheme", "int8"),
         ("--model", "m", "--target", "nvidia-h100", "--scheme", "int8"),
     ):

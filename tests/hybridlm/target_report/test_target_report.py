@@ -18,6 +18,7 @@ import pytest
 from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli import verify_target
 from hybridlm.cli.main import app
 from hybridlm.engine.engine import Engine
@@ -103,7 +104,7 @@ def test_floor_of_experts_and_keys() -> None:
 @pytest.mark.parametrize("name", ["sparse_base", "dense_interval"])
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
     """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
-    plain, packed = engine(name, lanes=1), engine(name, lanes=1, scheme="int8")
+    plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
     shape = Shape("generate", 1, 1)
     before, after = floor(plain, shape), floor(packed, shape)
     assert after.flops == before.flops
@@ -337,10 +338,12 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
     result = CliRunner().invoke(
         app,
-        ["inspect", "--model", str(path), "--target", "nvidia-h100", "--html", str(page), "--lanes", "4", "--context"]
-        + ["256", "--chunk", "8", "--dtype", "float32"],
+        ["inspect", "--model", str(path), "--target", "nvidia-h100:2", "--mesh", "expert=2", "--html", str(page)]
+        + ["--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32"],
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert told == ["compiling generate 4x1 for nvidia-h100"]
-    assert "<h2>Kernels</h2>" in page.read_text() and "args[1].layers[1][0].key" in page.read_text()
+    assert told == ["compiling generate 4x1 for nvidia-h100:2"]
+    text = page.read_text()
+    assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
+    assert "<h2>What devices exchange</h2>" in text, "by default lanes are split, which exchange nothing"

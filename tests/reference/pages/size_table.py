@@ -7,6 +7,7 @@ from pathlib import Path
 
 from published import PUBLISHED
 
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.target_report.fit import Fit, fit_of
@@ -37,7 +38,8 @@ def _engine(name: str, scheme: str | None) -> Engine:
         path.write_text(json.dumps(PUBLISHED[name]))
         # GPUs differ in their memory alone.
         target = read_target(next(iter(TARGETS)))
-        return abstract_engine(path, LANES, CONTEXT, "bfloat16", target=target, scheme=scheme)
+        recipe = None if scheme is None else Recipe.of(scheme)
+        return abstract_engine(path, LANES, CONTEXT, "bfloat16", target=target, recipe=recipe)
 
 
 def fit(name: str, scheme: str | None, target: str) -> Fit:

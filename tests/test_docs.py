@@ -1,4 +1,4 @@
-"""The pages: every public name is in the reference, every page in the navigation."""
+"""The pages: every public name is in the reference, every page in the navigation, each rule of the audit has a test."""
 
 import re
 from importlib import import_module
@@ -30,3 +30,15 @@ def test_every_public_name_is_in_the_reference(root: Path, page: str, modules: l
 def test_every_page_is_in_the_navigation(root: Path) -> None:
     pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")} | GENERATED
     assert set(re.findall(r"[\w/-]+\.md", (root / "mkdocs.yml").read_text())) == pages
+
+
+def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
+    """Each row of the table in docs/accelerators.md ends with tests, or mutants in them, that exist."""
+    text = (root / "docs" / "accelerators.md").read_text()
+    _, _, table = text.partition("| platform | rule | found when broken | by |\n|---|---|---|---|\n")
+    rows = [line.split(" | ")[-1] for line in table.partition("\n\n")[0].splitlines()]
+    named = [re.findall(r"`(test_\w+\.py): (\w+)`", row) for row in rows]
+    assert len(rows) > 10 and all(named), named
+    files = {path.name: path for path in (root / "tests").rglob("test_*.py")}
+    missing = [one for row in named for one in row if f"def {one[1]}(" not in files[one[0]].read_text()]
+    assert missing == []

@@ -108,6 +108,13 @@ def test_no_folder_has_too_many_files():
     assert not full, f"more than {MOST_FILES} files; put those of one concept into a folder: {full}"
 
 
+def test_nothing_asks_jax_for_its_platform():
+    """Targets know theirs, also where steps are compiled for a machine that is not there."""
+    files = [path for name in (*sorted(OURS), "scripts") for path in (ROOT / name).rglob("*.py")]
+    asking = [str(path.relative_to(ROOT)) for path in files if "default_backend" in path.read_text()]
+    assert files and not asking
+
+
 def test_no_file_is_too_long():
     files = [path for name in sorted(OURS) for path in (ROOT / name).rglob("*.py")]
     assert files, "no files found"

@@ -39,6 +39,11 @@ def _mode() -> str:
     return mode
 
 
+def _is_built(builder: Any) -> bool:
+    """Whether the library in the tree is that of its sources; a compiler that was asked for compiles anew."""
+    return builder.is_current() and "CXX" not in os.environ
+
+
 def _platform() -> str | None:
     return os.environ.get("HYBRIDLM_PLATFORM") or None
 
@@ -57,11 +62,11 @@ class KernelsHook(BuildHookInterface):
 
     def dependencies(self) -> list[str]:
         """Return what is needed beside hatchling: XLA's headers, where something is compiled."""
-        mode = _mode()
+        mode, builder = _mode(), _builder(self.root)
         if _platform() is not None:
             return [HEADERS, CROSS_COMPILER]
-        wanted = mode == "required" or (mode == "auto" and _builder(self.root).compiler() is not None)
-        return [HEADERS] if wanted and self.target_name == "wheel" else []
+        wanted = mode == "required" or (mode == "auto" and builder.compiler() is not None)
+        return [HEADERS] if wanted and self.target_name == "wheel" and not _is_built(builder) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; an installation without a library is one for any platform."""
@@ -78,9 +83,7 @@ class KernelsHook(BuildHookInterface):
             self.app.display_warning("no C++ compiler: no kernels for CPUs are built, products are XLA's")
             return
         try:
-            # A compiler that was asked for compiles.
-            current = builder.is_current() and "CXX" not in os.environ
-            library = builder.LIBRARY if current else builder.build()
+            library = builder.LIBRARY if _is_built(builder) else builder.build()
         except builder.BuildError as error:
             if mode == "required":
                 raise

@@ -136,6 +136,7 @@ print(hlo.read(jax.jit(step, donate_argnums=0).lower(*args).compile()).fingerpri
 """
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_every_process(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def run(shift: int) -> str:
         file = tmp_path / f"program_{shift}.py"

@@ -10,18 +10,22 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32
 
-from ir_passes import Lane, Opaque, Pool
+from ir_passes import Lane, Opaque, Pool, Shared
 from models import Decoder
 from models.ops.linear import LinearWeight
-from models.ops.recurrences.recurrent_step_cpu import READ, STEP
+from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 from models.state.state import state_array
 
 STATE = Pool("state")
 _STATES = replace(STATE, dims=("row", "value_head", "value", "key"))
+_WINDOWS = replace(STATE, dims=("row", "tap", "channel"))
 _TOKENS = (Lane(role="length"), *[Lane()] * 6)
+_INPUTS = (Lane(role="length"), Lane(), Lane(), Shared(), Shared())
 KERNEL_CALLS = {
-    STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}),
-    READ: Opaque((*_TOKENS, _STATES), (Lane(),)),
+    recurrent_step_cpu.STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}),
+    recurrent_step_cpu.READ: Opaque((*_TOKENS, _STATES), (Lane(),)),
+    conv_step_cpu.STEP: Opaque((*_INPUTS, _WINDOWS), (Lane(), _WINDOWS), aliases={len(_INPUTS): 1}),
+    conv_step_cpu.READ: Opaque((*_INPUTS, _WINDOWS), (Lane(),)),
 }
 """Declarations of the kernels for CPUs that have whole pools as operands; all others are declared row-wise."""
 

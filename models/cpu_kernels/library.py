@@ -20,6 +20,9 @@ TARGETS = (
     "hybridlm_recurrent_step",
     "hybridlm_recurrent_step_by_slot",
     "hybridlm_recurrent_read",
+    "hybridlm_conv_step",
+    "hybridlm_conv_step_by_slot",
+    "hybridlm_conv_read",
 )
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"

@@ -1,8 +1,9 @@
 """Short convolution: causal, depthwise, over the last K tokens, with the last K-1 inputs as its state."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
@@ -10,8 +11,10 @@ from jaxtyping import Bool, Float, Float32, Int32
 from models.layers.activations import silu
 from models.ops.layout import materialize
 from models.ops.recurrences.conv_step import KERNEL, conv_step
+from models.ops.recurrences.conv_step_cpu import KERNEL as CPU_KERNEL
+from models.ops.recurrences.conv_step_cpu import conv_step_cpu
 from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.state.shapes import LaneInfo
+from models.state.shapes import LaneInfo, LaneMask
 from models.state.state import name_dims
 
 
@@ -23,7 +26,7 @@ def layer_conv(
     bias: Float32[Array, "channel"] | None = None,
     devices: Devices = SINGLE_DEVICE,
     *,
-    activation: Callable[[Array], Array] = silu,
+    activated: bool = True,
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
     """Run `short_conv` with the weight of a checkpoint, from zero state where a lane's sequence begins.
 
@@ -32,20 +35,23 @@ def layer_conv(
         weight: taps as a checkpoint has them.
         info: of the lanes; while drafts are verified, no new state is wanted.
         devices: that the step is for.
-        activation: of the outputs, elementwise.
+        activated: whether outputs go through SiLU.
 
     Returns:
         Outputs, undefined at padding tokens, and the next state; None while drafts are verified.
     """
+    if CPU_KERNEL.chosen(devices.kernels, devices.platform, x, weight[:, 0], state):
+        return _on_cpu(activated, info.verifying, x, weight, state, info.lengths, info.valid, info.fresh, bias)
     if KERNEL.chosen(devices.kernels, devices.platform, x, weight[:, 0]):
         return conv_step(
             x, weight[:, 0], state, info.lengths, info.fresh, bias,
-            activation=activation, keep_state=info.verifying, interpret=devices.kernels == "interpret",
+            activation=partial(_activate, activated=activated), keep_state=info.verifying,
+            interpret=devices.kernels == "interpret",
         )  # fmt: skip
     taps = weight[:, 0].astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
-        return _token_for_gpus(x, taps, state, info, bias, activation)
-    before = _before(state, info)
+        return _token_for_gpus(x, taps, state, info, bias, activated)
+    before = _before(state, info.fresh)
     if devices.platform == "gpu":
         # Products may turn the window that they are beside. XLA:GPU would turn the state too, and copy it back.
         before = materialize(before)
@@ -53,7 +59,7 @@ def layer_conv(
     if devices.platform == "gpu":
         # XLA:GPU would write the states of all layers in one operation at the end, and keep every window until then.
         y, new = lax.optimization_barrier((y, materialize(new)))
-    return activation(y), None if info.verifying else new
+    return _activate(y, activated), None if info.verifying else new
 
 
 def _token_for_gpus(
@@ -62,20 +68,20 @@ def _token_for_gpus(
     state: Float[Array, "lane tap channel"],
     info: LaneInfo,
     bias: Float32[Array, "channel"] | None,
-    activation: Callable[[Array], Array],
+    activated: bool,
 ) -> tuple[Float32[Array, "lane 1 channel"], Any]:
     """Run `layer_conv` of one token in two operations: one reads token and state once, the other writes the state.
 
     Inputs are kept in rows of their own, as XLA:GPU joins operations of one shape; no window is written in float32.
     """
-    before = _before(state, info)
+    before = _before(state, info.fresh)
     x = name_dims(jnp.where(info.valid[:, :, None], x, 0.0), None, None, "channel")[:, 0]
     rows = [*(before[:, j] for j in range(state.shape[1])), x]
     y = rows[0].astype(jnp.float32) * weight[None, :, 0]
     for j in range(1, len(rows)):
         y = y + rows[j].astype(jnp.float32) * weight[None, :, j]
     y = y if bias is None else y + bias[None]
-    y, *kept = lax.optimization_barrier([activation(y), *(row.astype(state.dtype) for row in rows[1:])])
+    y, *kept = lax.optimization_barrier([_activate(y, activated), *(row.astype(state.dtype) for row in rows[1:])])
     new = jnp.where((info.lengths > 0)[:, None, None], name_dims(jnp.stack(kept, axis=1), None, "tap", None), state)
     # Without a second barrier it would write the states of all layers in one operation at the end.
     y, new = lax.optimization_barrier((y, new))
@@ -105,13 +111,6 @@ def short_conv(
     """
     window = conv_window(x, state, valid)
     return convolve(window, weight, bias), conv_tail(window, lengths, state)
-
-
-def layer_window(
-    x: Float32[Array, "lane token channel"], state: Float[Array, "lane tap channel"], info: LaneInfo
-) -> Float32[Array, "lane input channel"]:
-    """Return `conv_window` from zero state where a lane's sequence begins."""
-    return conv_window(x, _before(state, info), info.valid)
 
 
 def conv_window(
@@ -153,5 +152,27 @@ def conv_tail(
     return jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)
 
 
-def _before(state: Float[Array, "lane tap channel"], info: LaneInfo) -> Float[Array, "lane tap channel"]:
-    return jnp.where(info.fresh[:, None, None], jnp.zeros_like(state), state)
+def _before(state: Float[Array, "lane tap channel"], fresh: LaneMask) -> Float[Array, "lane tap channel"]:
+    return jnp.where(fresh[:, None, None], jnp.zeros_like(state), state)
+
+
+def _activate(y: Array, activated: bool) -> Array:
+    return silu(y) if activated else y
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _on_cpu(
+    activated: bool, keep_state: bool, x: Any, weight: Any, state: Any, lengths: Any, valid: Any, fresh: Any, bias: Any
+) -> Any:
+    taps = weight[:, 0]
+    return conv_step_cpu(x, taps, state, lengths, fresh, bias, activated=activated, keep_state=keep_state)
+
+
+@_on_cpu.defjvp
+def _derivative(activated: bool, keep_state: bool, primals: Any, tangents: Any) -> Any:
+    def plain(x: Any, weight: Any, state: Any, lengths: Any, valid: Any, fresh: Any, bias: Any) -> Any:
+        taps = weight[:, 0].astype(jnp.float32)
+        y, new = short_conv(x, taps, _before(state, fresh), lengths, valid, bias)
+        return _activate(y, activated), None if keep_state else new
+
+    return _on_cpu(activated, keep_state, *primals), jax.jvp(plain, primals, tangents)[1]

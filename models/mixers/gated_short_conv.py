@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.layers.initial import matrix
-from models.layers.short_conv import conv_tail, convolve, layer_conv, layer_window
+from models.layers.short_conv import layer_conv
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -17,7 +17,7 @@ from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, ConvState, LaneInfo
 from models.state.state import Stateful, state_array
 
-ConvWindow = Float32[Array, "lane input channel"]
+Inputs = Float32[Array, "lane token channel"]
 
 
 class GatedShortConvState(NamedTuple):
@@ -63,15 +63,17 @@ class GatedShortConv(Stateful):
         return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
-        """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the window of the convolution."""
-        devices = self.config.devices
-        b, c, u = jnp.split(linear(x, self.in_proj[...], devices), 3, axis=-1)
-        if info.verifying:
-            window = layer_window(b * u, state.conv, info)
-            mixed = convolve(window, self.conv[...][:, 0].astype(jnp.float32))
-            return linear(c * mixed, self.out_proj[...], devices), window
-        mixed, conv = layer_conv(b * u, self.conv[...], state.conv, info, devices=devices, activation=lambda y: y)
-        return linear(c * mixed, self.out_proj[...], devices), GatedShortConvState(conv)
+        """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the inputs of the convolution."""
+        b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
+        inputs = b * u
+        mixed, state = self._convolve(inputs, info, state)
+        out = linear(c * mixed, self.out_proj[...], self.config.devices)
+        return out, inputs if info.verifying else state
 
-    def commit(self, kept: ConvWindow, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
-        return GatedShortConvState(conv_tail(kept, info.lengths, state.conv))
+    def commit(self, kept: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+        return self._convolve(kept, info, state)[1]
+
+    def _convolve(self, inputs: Inputs, info: LaneInfo, state: GatedShortConvState) -> tuple[Inputs, Any]:
+        devices = self.config.devices
+        mixed, conv = layer_conv(inputs, self.conv[...], state.conv, info, devices=devices, activated=False)
+        return mixed, GatedShortConvState(conv)

@@ -1,11 +1,9 @@
 // What XLA calls for steps of recurrences.
 
-#include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
-#include <vector>
 
+#include "lane_rows.h"
 #include "recurrent_step_call.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -36,42 +34,20 @@ using Marks = ffi::Buffer<ffi::PRED, 1>;
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("recurrent_step: " + said); }
 
-template <typename Buffer>
-bool is(const Buffer& buffer, std::initializer_list<int64_t> sizes) {
-  const auto found = buffer.dimensions();
-  return std::equal(found.begin(), found.end(), sizes.begin(), sizes.end());
-}
-
-// Say which slot lies outside of the state, or is that of two lanes with tokens; "" where all are good.
-std::string fault_of(const RecurrentStep& step, int64_t rows) {
-  std::vector<bool> taken(static_cast<std::size_t>(rows));
-  for (int64_t lane = 0; lane < step.lanes; ++lane) {
-    if (step.lengths[lane] < 0 || step.lengths[lane] > step.tokens)
-      return "lane " + std::to_string(lane) + " has " + std::to_string(step.lengths[lane]) + " tokens: expected 0 to " +
-             std::to_string(step.tokens);
-    if (step.slots == nullptr || step.lengths[lane] == 0) continue;
-    const int64_t slot = step.slots[lane];
-    if (slot < 0 || slot >= rows || taken[static_cast<std::size_t>(slot)])
-      return "lane " + std::to_string(lane) + " is on row " + std::to_string(slot) + " of " + std::to_string(rows) +
-             ": expected a row of its own";
-    taken[static_cast<std::size_t>(slot)] = true;
-  }
-  return "";
-}
-
 ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks fresh, ffi::AnyBuffer decay, PerHead beta,
                Numbers query, Numbers key, Numbers value, Numbers state, float* out, float* after, int64_t instructions) {
+  using cpu_kernels::has_sizes;
   if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
   const auto sizes = value.dimensions(), kept = state.dimensions(), keys = key.dimensions();
   const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], values = sizes[3];
   const bool by_channel = decay.dimensions().size() == 4, corrects = beta.dimensions()[2] != 0;
   const bool fits =
-      is(lengths, {lanes}) && is(fresh, {lanes}) && is(beta, {lanes, tokens, corrects ? heads : 0}) &&
-      is(key, {lanes, tokens, keys[2], keys[3]}) && is(query, {lanes, tokens, keys[2], keys[3]}) &&
-      is(state, {kept[0], heads, values, keys[3]}) && keys[2] > 0 && heads % keys[2] == 0 &&
+      has_sizes(lengths, {lanes}) && has_sizes(fresh, {lanes}) && has_sizes(beta, {lanes, tokens, corrects ? heads : 0}) &&
+      has_sizes(key, {lanes, tokens, keys[2], keys[3]}) && has_sizes(query, {lanes, tokens, keys[2], keys[3]}) &&
+      has_sizes(state, {kept[0], heads, values, keys[3]}) && keys[2] > 0 && heads % keys[2] == 0 &&
       decay.element_type() == ffi::F32 && (corrects || !by_channel) &&
-      (by_channel ? is(decay, {lanes, tokens, heads, keys[3]}) : is(decay, {lanes, tokens, heads})) &&
-      (slots == nullptr ? kept[0] == lanes : is(*slots, {lanes}));
+      (by_channel ? has_sizes(decay, {lanes, tokens, heads, keys[3]}) : has_sizes(decay, {lanes, tokens, heads})) &&
+      (slots == nullptr ? kept[0] == lanes : has_sizes(*slots, {lanes}));
   if (!fits) return invalid("the shapes of tokens and states do not fit each other");
   if (tokens > MAX_STEP_TOKENS || keys[3] > MAX_STEP_KEYS) return invalid("more tokens or channels of the key than it takes");
   // XLA gives the memory of the state for the result, as the call asks it to.
@@ -94,7 +70,8 @@ ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks f
                            keys[3],
                            by_channel,
                            after == nullptr};
-  if (const std::string fault = fault_of(step, kept[0]); !fault.empty()) return invalid(fault);
+  const std::string fault = cpu_kernels::fault_of_lanes(step.slots, step.lengths, lanes, tokens, kept[0]);
+  if (!fault.empty()) return invalid(fault);
   cpu_kernels::recurrent_step(pool, hybridlm_advance(instructions), step);
   return ffi::Error::Success();
 }

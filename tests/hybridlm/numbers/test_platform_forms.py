@@ -11,7 +11,7 @@ import hybridlm
 from hybridlm.devices.placement import Placement
 from ir_passes import CertificationWarning
 from ir_passes.contract.statements import Note
-from models.ops.recurrences.recurrent_step_cpu import STEP
+from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 48, "chunk": 8, "dtype": "float32"}
@@ -42,7 +42,8 @@ def numbers(name: str, kernels: str = "off") -> Numbers:
     read = [note for one in certificates for note in one.notes if note.id == Note.KERNEL_READ.value]
     assert bool(read) == (kernels == "interpret")
     believed = {about.about.split("(")[0] for one in certificates for about in one.assumed if about.id == "opaque-idle"}
-    assert believed == ({STEP} if kernels == "auto" else set())
+    in_place = {conv_step_cpu.STEP} | ({recurrent_step_cpu.STEP} if name in RECURRENT else set())
+    assert believed == (in_place if kernels == "auto" else set())
     return tokens, scores
 
 
@@ -55,10 +56,10 @@ def check_equal(found: Numbers, expected: Numbers) -> None:
 
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize(
-    "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in RECURRENT]
+    "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in FAMILIES]
 )
 def test_kernels_for_cpus(name: str) -> None:
-    """Whole models with states that a kernel updates in place; its declaration stands in the certificates."""
+    """Whole models with states and windows that kernels update in place, as their certificates say."""
     expected = numbers(name)
     check_equal(numbers(name, "auto"), expected)
 

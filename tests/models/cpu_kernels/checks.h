@@ -1,4 +1,4 @@
-// What the checks of all kernels share: the count of faults, buffers at the edges of memory, and pools of no threads.
+// What the checks of all kernels share: the count of faults, buffers at the edges of memory, and pools of threads.
 
 #ifndef TESTS_MODELS_CPU_KERNELS_CHECKS_H_
 #define TESTS_MODELS_CPU_KERNELS_CHECKS_H_
@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,19 @@ struct Alone {
   template <typename F>
   void Schedule(F&&) {
     std::abort();
+  }
+};
+
+// One thread for each scheduled task, which begins when it likes.
+struct OwnThreads {
+  std::vector<std::thread> running;
+  int64_t num_threads() const { return 3; }
+  template <typename F>
+  void Schedule(F&& work) {
+    running.emplace_back(std::forward<F>(work));
+  }
+  ~OwnThreads() {
+    for (auto& one : running) one.join();
   }
 };
 

@@ -12,7 +12,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checks.h"
@@ -22,19 +21,6 @@ extern "C" Advance hybridlm_advance(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);
 
 namespace {
-
-// One thread for each scheduled task, which begins when it likes.
-struct Threads {
-  std::vector<std::thread> running;
-  int64_t num_threads() const { return 3; }
-  template <typename F>
-  void Schedule(F&& work) {
-    running.emplace_back(std::forward<F>(work));
-  }
-  ~Threads() {
-    for (auto& one : running) one.join();
-  }
-};
 
 enum class Kind { head, channel, ssd };
 
@@ -119,7 +105,7 @@ class Case {
     numbers(whole);
     untouched(whole);
     {
-      Threads threads;
+      OwnThreads threads;
       same(run(threads), whole, "on several threads");
     }
     const Result kept = run(alone, true);

@@ -14,6 +14,7 @@ CHECKS = [
     pytest.param("row_product", marks=pytest.mark.slow),
     pytest.param("packed_product", marks=pytest.mark.slow),
     "recurrent_step",
+    "conv_step",
 ]
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
@@ -41,7 +42,7 @@ def test_kernel(kernel: str, tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("kernel", ["row_product", "packed_product", "recurrent_step"])
+@pytest.mark.parametrize("kernel", ["row_product", "packed_product", "recurrent_step", "conv_step"])
 def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
     given = [source(kernel), *sources()]
     run(build(tmp_path / "check", program=given, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")

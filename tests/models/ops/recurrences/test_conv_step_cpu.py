@@ -1,0 +1,247 @@
+"""Kernels for a few tokens of a short convolution on CPUs, as XLA calls them: numbers, declarations, in place."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instruction_sets import instruction_sets
+
+from hybridlm.steps.structure import KERNEL_CALLS
+from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.xla_audit.findings import FindingKind
+from models.layers.short_conv import layer_conv
+from models.ops.recurrences.conv_step_cpu import (
+    KERNEL,
+    MAX_TAPS,
+    MAX_TOKENS,
+    READ,
+    STEP,
+    STEP_BY_SLOT,
+    conv_step_cpu,
+)
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
+
+pytestmark = pytest.mark.cpu_kernels
+
+HERE = Devices(kernels="auto")
+STATE = Pool("state", dims=("row", "tap", "channel"))
+CONTRACT = LaneContract((STATE, Lane(role="length"), Lane(), Lane()), (Lane(), STATE), opaque=KERNEL_CALLS)
+LANES = 5
+Draw = np.random.default_rng(0).normal
+
+
+def arguments(tokens: int = 1, taps: int = 4, channels: int = 37, dtype: Any = jnp.float32) -> tuple[Any, ...]:
+    """Draw windows, lengths, inputs and fresh lanes: one lane idle, one fresh; what is not used is NaN."""
+    lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
+    x, state = Draw(size=(LANES, tokens, channels)), Draw(size=(LANES, taps - 1, channels))
+    x[np.arange(tokens)[None] >= lengths[:, None]] = np.nan
+    state[3] = np.nan
+    fresh = np.arange(LANES) == 3
+    return jnp.asarray(state, dtype), jnp.asarray(lengths), jnp.asarray(x, jnp.float32), jnp.asarray(fresh)
+
+
+def weights(channels: int = 37, taps: int = 4, dtype: Any = jnp.float32) -> tuple[Any, Any]:
+    draw = np.random.default_rng(1).normal
+    return jnp.asarray(draw(size=(channels, 1, taps)), dtype), jnp.asarray(draw(size=channels), jnp.float32)
+
+
+def layer(
+    state: Any, lengths: Any, x: Any, fresh: Any, weight: Any, bias: Any = None, *,
+    devices: Devices = HERE, activated: bool = True, verifying: bool = False,
+) -> Any:  # fmt: skip
+    """Run the layer; outputs of padding tokens are zero."""
+    valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, verifying=verifying)
+    y, new = layer_conv(x, weight, state, info, bias, devices, activated=activated)
+    return jnp.where(valid[:, :, None], y, 0.0), new
+
+
+WEIGHT, BIAS = weights()
+
+
+def step(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
+    """Run a step of lanes alone, as the contract has it."""
+    return conv_step_cpu(x, WEIGHT[:, 0], state, lengths, fresh, BIAS, activated=True)
+
+
+def kernel(*args: Any, **settings: Any) -> Any:
+    state, lengths, x, fresh = args
+    given = {"activated": True} | settings
+    return jax.jit(partial(conv_step_cpu, **given))(x, WEIGHT[:, 0], state, lengths, fresh, BIAS)
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
+    """Windows are rounded as the layer rounds them; an idle lane's keeps its bits, NaN and all."""
+    monkeypatch.setattr("models.ops.recurrences.conv_step_cpu.fastest", lambda: instructions)
+    for tokens, taps, channels, biased, activated in (
+        (1, 4, 37, True, True),
+        (3, 4, 64, False, True),
+        (5, 3, 9, True, False),
+    ):
+        args = arguments(tokens, taps, channels, dtype)
+        weight, bias = weights(channels, taps, dtype)
+        run = jax.jit(partial(layer, activated=activated), static_argnames=("devices", "verifying"))
+        rest = (*args, weight, bias if biased else None)
+        (found, new), (expected, after) = run(*rest), run(*rest, devices=Devices())
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+        np.testing.assert_array_equal(new, after)
+        assert np.asarray(new[1]).tobytes() == np.asarray(args[0][1]).tobytes()
+        output, none = run(*rest, verifying=True)
+        np.testing.assert_array_equal(output, found)
+        assert none is None
+
+
+def test_rows_by_slot():
+    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    state, *rest = arguments(3)
+    slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
+    pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
+    expected, after = kernel(pool[slots], *rest)
+    found, new = kernel(pool, *rest, slots=slots)
+    busy = jnp.array([0, 2, 3, 4])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(after[busy]))
+    turned = slots[jnp.array([3, 1, 4, 0, 2])]
+    np.testing.assert_array_equal(kernel(new, *rest, slots=turned)[0], kernel(new[turned], *rest)[0])
+    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
+            jax.block_until_ready(kernel(pool, *rest, slots=jnp.array(wrong, jnp.int32)))
+
+
+def test_lengths_beyond_the_tokens_are_refused():
+    state, lengths, x, fresh = arguments(3)
+    for wrong in (4, -1):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="expected 0 to 3"):
+            jax.block_until_ready(kernel(state, lengths.at[2].set(wrong), x, fresh))
+
+
+def test_layers_choose_it():
+    def calls(args: tuple[Any, ...], weight: Any = WEIGHT, **settings: Any) -> list[str]:
+        traced = str(jax.make_jaxpr(partial(layer, **settings))(*args, weight))
+        return [name for name in (STEP_BY_SLOT, READ, STEP) if f"target_name={name}\n" in traced]
+
+    for args in (arguments(), arguments(3), arguments(MAX_TOKENS, dtype=jnp.bfloat16)):
+        assert (
+            calls(args) == [STEP] and calls(args, verifying=True) == [READ] and calls(args, activated=False) == [STEP]
+        )
+    for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
+        assert not calls(arguments(channels=37), devices=other)
+    assert not calls(arguments(MAX_TOKENS + 1)) and not calls(arguments(dtype=jnp.float16))
+    for taps in (1, MAX_TAPS + 1):
+        assert KERNEL.unsupported(jnp.zeros((1, 1, 8)), jnp.zeros((8, taps)), jnp.zeros((1, taps - 1, 8)))
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_derivatives_are_those_of_the_plain_form(activated: bool):
+    state, lengths, x, fresh = (jnp.nan_to_num(one) if one.dtype == jnp.float32 else one for one in arguments(3))
+
+    def loss(devices: Devices, state: Any, x: Any, weight: Any, bias: Any) -> Any:
+        y, new = layer(state, lengths, x, fresh, weight, bias, devices=devices, activated=activated)
+        return jnp.sum(jnp.tanh(y)) + jnp.sum(new**2)
+
+    at = state, x, WEIGHT, BIAS
+    found, expected = (jax.jit(jax.grad(partial(loss, one), (0, 1, 2, 3)))(*at) for one in (HERE, Devices()))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
+    args = arguments(tokens, dtype=dtype)
+    compiled = compile_step(step, args, CONTRACT)
+    assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
+    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert assumed.about.startswith(STEP)
+    state = jnp.array(args[0])
+    where = state.unsafe_buffer_pointer()
+    output, after = compiled(state, *args[1:])
+    assert after.unsafe_buffer_pointer() == where
+    for found, expected in zip((output, after), kernel(*args), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_proof_believes_the_declaration_and_nothing_more():
+    args = arguments()
+
+    def always_busy(state: Any, lengths: Any, *rest: Any) -> Any:
+        return step(state, jnp.maximum(lengths, 1), *rest)
+
+    def other_lanes(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
+        return step(state, lengths, x[::-1], fresh)
+
+    def turned(state: Any, *rest: Any) -> Any:
+        output, after = step(jnp.flip(state, 1), *rest)
+        return output, jnp.flip(after, 1)
+
+    def read_behind(state: Any, *rest: Any) -> Any:
+        output, after = step(state, *rest)
+        return output + jnp.sum(state, axis=(1, 2))[:, None, None], after
+
+    def taps_of_lanes(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
+        return conv_step_cpu(x, WEIGHT[:, 0] * x[0, 0, 0], state, lengths, fresh, BIAS, activated=True)
+
+    prove_isolation(step, args, CONTRACT)
+    for wrong in (always_busy, other_lanes, turned, read_behind, taps_of_lanes):
+        with pytest.raises(IsolationError):
+            prove_isolation(wrong, args, CONTRACT)
+    with pytest.raises(IsolationError, match=STEP):
+        prove_isolation(step, args, replace(CONTRACT, opaque={}))
+
+
+def test_rows_by_slot_are_proved():
+    state, *args = arguments()
+    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {6: 1})
+    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
+
+    def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
+        return conv_step_cpu(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, activated=True, slots=slots)
+
+    def by_the_next_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
+        return by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
+
+    assert "idle" in {one.id for one in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved}
+    with pytest.raises(IsolationError):
+        prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+
+
+def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
+    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
+    args = arguments()
+    called = jax.ffi.ffi_call
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
+
+    def beside(*args: Any) -> Any:
+        return step(*args)
+
+    with pytest.raises(IsolationError, match="aliases"):
+        compile_step(beside, args, CONTRACT)
+    undeclared = replace(CONTRACT, opaque={STEP: replace(KERNEL_CALLS[STEP], aliases={})})
+    with pytest.raises(AuditError) as found:
+        compile_step(beside, args, undeclared)
+    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
+        jax.block_until_ready(jax.jit(beside)(*args))
+
+
+def test_lanes_keep_their_bits():
+    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    args = arguments(3)
+    results = kernel(*args)
+    for lane in range(LANES):
+        for other in (jnp.nan, jnp.inf):
+            poisoned = args[0].at[lane].set(other), args[1], args[2].at[lane].set(other), args[3]
+            for found, expected in zip(kernel(*poisoned), results, strict=True):
+                others = np.arange(LANES) != lane
+                np.testing.assert_array_equal(np.asarray(found)[others], np.asarray(expected)[others])
+        for alone, expected in zip(kernel(*(one[lane : lane + 1] for one in args)), results, strict=True):
+            np.testing.assert_array_equal(alone[0], expected[lane])

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lane_rows.h"
+#include "shared/lane_rows.h"
 #include "recurrent_step_call.h"
 #include "xla/ffi/api/ffi.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "conv_step_call.h"
+#include "conv_steps/conv_step_call.h"
 
 extern "C" Convolve hybridlm_convolve(int64_t instructions);
 extern "C" int32_t hybridlm_can_run(int64_t instructions);

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "conv_step_call.h"
-#include "lane_rows.h"
+#include "shared/lane_rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;

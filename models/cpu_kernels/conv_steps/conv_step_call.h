@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "conv_steps.h"
-#include "parallel.h"
+#include "shared/parallel.h"
 
 namespace cpu_kernels {
 

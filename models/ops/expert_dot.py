@@ -29,6 +29,8 @@ MAX_SORTED_ROWS = 4
 """Rows for each expert, on average, up to which a GPU multiplies each row by itself."""
 MIN_PASS_ROWS = 16
 """Rows of each expert that a pass of the grouped form has at least: the least that a GPU's matrix units multiply."""
+PASS_TILE = 64
+"""Rows of each expert that a pass has a multiple of, where it has more than these: rows of a tile of a product."""
 FURTHER_PASSES = "further_passes"
 """Named scope of the loop over the passes of the grouped form after the first."""
 
@@ -190,7 +192,8 @@ class _Passes:
     @classmethod
     def of(cls, expert: ExpertIds, experts: int) -> "_Passes":
         count = expert.shape[0]
-        height = max(MIN_PASS_ROWS, power_of_two(-(-2 * count // experts)))
+        twice = -(-2 * count // experts)
+        height = max(MIN_PASS_ROWS, min(power_of_two(twice), -(-twice // PASS_TILE) * PASS_TILE))
         order = jnp.argsort(expert, stable=True)
         sizes = jnp.sum(expert[:, None] == jnp.arange(experts, dtype=jnp.int32)[None], axis=0, dtype=jnp.int32)
         first = jnp.cumsum(sizes) - sizes

@@ -30,12 +30,14 @@ class ChunkOperands(NamedTuple):
             for as many value heads next to each other.
         keys: keys of the chunk's tokens, each decayed to the end of the chunk; heads as for `reads`.
         decay: decay over the whole chunk, per channel of the key or one for all.
+        values: of the chunk's tokens, as `write` takes them.
         rest: arrays that the recurrence's own function needs.
     """
 
     reads: Float32[Array, "chunk lane head row key"]
     keys: Float32[Array, "chunk lane head place key"]
     decay: Float32[Array, "chunk lane value_head channel"]
+    values: Float32[Array, "chunk lane value_head place value"]
     rest: Any
 
 
@@ -51,7 +53,7 @@ def split(x: Array, valid: TokenMask, chunk: int) -> Array:
 def scan_chunks(
     inputs: RecurrenceInputs,
     chunks: ChunkOperands,
-    write: Callable[[StateRead, Any], tuple[ChunkValues, ChunkValues]],
+    write: Callable[[StateRead, ChunkValues, Any], tuple[ChunkValues, ChunkValues]],
     keep_state: bool = False,
 ) -> RecurrenceOutputs:
     """Carry the state through the chunks.
@@ -59,8 +61,8 @@ def scan_chunks(
     Args:
         inputs: of the recurrence: its state, and the masks of tokens and fresh lanes.
         chunks: its tokens in chunks.
-        write: `(read, rest)` of one chunk -> the values that are written with its keys, and its tokens' outputs. The
-            values have to be computed from `read` (ops/layout: in place).
+        write: `(read, values, rest)` of one chunk -> the values that are written with its keys, and its tokens'
+            outputs. The values have to be computed from `read` (ops/layout: in place).
         keep_state: as for `delta_rule`.
     """
     state, valid = inputs.state, inputs.valid
@@ -73,21 +75,45 @@ def scan_chunks(
         return x if x.shape[1] == heads else jnp.repeat(x, heads // x.shape[1], axis=1)
 
     def advance(state: Array, operands: tuple[ChunkOperands, Array]) -> tuple[Array, Array]:
-        (reads, keys, decay, rest), begins = operands
+        (reads, keys, decay, values, rest), begins = operands
         # For fresh lanes zeros replace the read and the decayed state, not the state (ops/layout: in place).
         read = jnp.where(begins, 0.0, full_einsum("nhik,nhvk->nhiv", for_all_heads(reads), state))
-        values, out = write(read, rest)
+        values, out = write(read, values, rest)
         decayed = jnp.where(begins, 0.0, decay[..., None, :] * state)
         written = materialize(full_einsum("nhiv,nhik->nhvk", values, for_all_heads(keys)))
         return jnp.where(active, decayed + written, state), out
 
+    scan = _scan_over_values if inputs.devices.platform == "gpu" else lax.scan
     operands = (chunks, begins)
     if keep_state and count > 1:
         # A loop would copy the state that is kept (ops/layout: in place): the first chunk, before it, makes a new one.
         state, before = advance(state, jax.tree.map(lambda x: x[0], operands))
-        updated, behind = lax.scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
+        updated, behind = scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
         out = jnp.concatenate([before[None], behind])
     else:
-        updated, out = lax.scan(advance, state, operands)
+        updated, out = scan(advance, state, operands)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]
     return RecurrenceOutputs(jnp.where(valid[:, :, None, None], out, 0.0), updated)
+
+
+def _scan_over_values(
+    advance: Callable[[Array, tuple[ChunkOperands, Array]], tuple[Array, Array]],
+    state: Array,
+    operands: tuple[ChunkOperands, Array],
+) -> tuple[Array, Array]:
+    """Scan, with the outputs of a chunk in the memory of its values.
+
+    XLA starts the outputs of a scan as zeros, and XLA:GPU writes those of all layers at once when a step begins, and
+    keeps them: 2.4 GB for 8 prompts of 256 tokens of Granite-4.0-H-Small.
+    """
+    chunks, begins = operands
+
+    def turn(carry: tuple[Array, Array], operands: Any) -> tuple[tuple[Array, Array], None]:
+        (state, places), (index, chunk, begins) = carry, operands
+        values = lax.dynamic_index_in_dim(places, index, keepdims=False)
+        state, out = advance(state, (chunk._replace(values=values), begins))
+        return (state, lax.dynamic_update_index_in_dim(places, out, index, 0)), None
+
+    numbers = jnp.arange(len(begins), dtype=jnp.int32)
+    (state, out), _ = lax.scan(turn, (state, chunks.values), (numbers, chunks._replace(values=None), begins))
+    return state, out

@@ -146,8 +146,8 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     decayed = (channel_decay if channels else head_decay)(q, k, g)
     corrected = unit_lower_inverse(b[..., None] * decayed.system) * b[..., None, :]
 
-    def write(read: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
-        values, corrected, scores, since = rest
+    def write(read: Array, values: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
+        corrected, scores, since = rest
         # One product reads the state for both.
         read_k, read_q = jnp.split(read, 2, axis=2)
         delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
@@ -159,8 +159,8 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         tokens = ScanOperands(queries, reads, decayed.k_out, decayed.end, values, corrected, decayed.scores, None, None)
         return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
     # Not materialized, the values would be transposed into another order first, and copied.
-    rest = materialize(v), corrected, decayed.scores, decayed.since
-    chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, rest)
+    rest = corrected, decayed.scores, decayed.since
+    chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, materialize(v), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
 
 

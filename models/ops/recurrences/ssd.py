@@ -114,16 +114,16 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
         """[chunk, lane, group, head of the group, ..] -> [chunk, lane, head, ..]"""
         return x.reshape((*x.shape[:2], heads, *x.shape[4:]))
 
-    def write(read: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
-        left, scores, v, reads = rest
+    def write(read: Array, v: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
+        left, scores, reads = rest
         # SSD corrects nothing by the read, but `scan_chunks` needs values that are computed from it. NaN state stays
         # NaN either way.
         values = jnp.where(jnp.isnan(read), read, left)
         return values, reads * read + full_einsum("nhij,nhjv->nhiv", scores, v)
 
     left = v * jnp.exp(end - total)[..., None]
-    rest = tuple(map(by_head, (left, scores, v, jnp.exp(total)[..., None])))
-    chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), rest)
+    rest = tuple(map(by_head, (left, scores, jnp.exp(total)[..., None])))
+    chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), by_head(v), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
 
 

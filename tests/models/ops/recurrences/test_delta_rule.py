@@ -86,6 +86,12 @@ def test_decay_per_channel_equals_the_equation_in_float64(form) -> None:
     check_equation(form, float64, lengths, inputs(lengths, channels=True), TOLERANCE)
 
 
+@pytest.mark.parametrize(("chunk", "keep_state", "channels"), [(CHUNK, True, False), (CHANNEL_CHUNK, False, True)])
+def test_outputs_in_place_of_values_equal_the_equation(chunk: int, keep_state: bool, channels: bool) -> None:
+    form = jax.jit(on_arrays(delta_rule_chunked, "gpu", chunk=chunk, keep_state=keep_state))
+    check_equation(form, float64, (*LENGTHS, 0), inputs((*LENGTHS, 0), channels=channels), TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["", *FAULTS])
 def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,12 @@ def test_equals_the_equation_in_float64(form, longest: int) -> None:
     check_equation(form, float64, lengths, inputs(lengths, seed=longest), TOLERANCE)
 
 
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_outputs_in_place_of_values_equal_the_equation_of_ssd(keep_state: bool) -> None:
+    form = jax.jit(on_arrays(ssd_chunked, "gpu", chunk=CHUNK, keep_state=keep_state))
+    check_equation(form, float64, (*LENGTHS, 0), inputs((*LENGTHS, 0)), TOLERANCE)
+
+
 @PLATFORMS
 def test_one_token_at_a_time_equals_all_at_once(platform: str) -> None:
     arrays, state, valid = inputs((13, 5, 0))

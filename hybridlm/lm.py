@@ -68,7 +68,7 @@ from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceF
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import Columns
-from hybridlm.score_files.score_file import DEFAULT_WINDOW, FileOptions, ScoreFileReport, score_file
+from hybridlm.score_files.score_file import FileOptions, ScoreFileReport, score_file
 from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
@@ -429,21 +429,16 @@ class LM:
         input: str | os.PathLike[str],
         output: str | os.PathLike[str],
         *,
-        strict: bool = False,
-        window: int = DEFAULT_WINDOW,
-        shard: str | None = None,
-        restart: bool = False,
-        progress: FileProgress = None,
         token_ids: str | Sequence[int] | None = None,
         top: int = 0,
         start: int | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
-        sort_window: int = DEFAULT_SORT_WINDOW,
         hidden_states: Sequence[int] = (),
         states: bool = False,
         positions: str = "last",
         interventions: str | Sequence[Intervention] | None = None,
+        **options: Unpack[FileOptions],
     ) -> ScoreFileReport:
         """Score a file of texts of any length, `.jsonl` or `.parquet` by the ending of each name.
 
@@ -456,24 +451,22 @@ class LM:
             output: one row per input row, in order: id, token_ids, logprobs (the first of a text is null), sum_logprob,
                 perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
                 everything has been scored.
-            strict: raise at the first row that cannot be scored.
-            window: maximum number of rows that are scored together and saved as a part; fewer if they are long.
-            shard: "i/n", from "0/n" to "n-1/n": score only this share of the windows, to an output with the shard in
-                its name.
-            restart: delete the parts of an earlier run and begin again.
-            progress: show a progress bar, or with "lines" print a line now and then where standard error is no
-                terminal; None shows a bar if it is one.
             token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
                 name of the field or column that has them for each row, as for `score`.
             top, start, temperature, entropy: as for `score`, for all rows.
-            sort_window: bytes of consecutive rows that are sorted by their beginnings, so that what many of them begin
-                with is computed once; they are written in the order of the input. 0 sorts nothing.
             hidden_states, states, positions: what is read inside the model, as for `score`, at the last token or at all
                 of each row: columns "positions", "hidden_states[i]" and the names of the states, the numbers of all
                 positions one after another. Not for lists of completions.
             interventions: changes inside the model: a list for all rows, or the name of the field or column that has
                 them for each row, objects with `kind` and the arguments of the method of that name of `Intervention`;
                 null for none. Rows with changes share no beginnings.
+            **options: `strict`: raise at the first row that cannot be scored; `window` (4096): maximum number of rows
+                that are scored together and saved as a part, fewer if they are long; `shard`: "i/n", from "0/n" to
+                "n-1/n": score only this share of the windows, to an output with the shard in its name; `restart`:
+                delete the parts of an earlier run and begin again; `progress`: show a progress bar, or with "lines"
+                print a line now and then where standard error is no terminal; None shows a bar if it is one;
+                `sort_window` (64 MiB): bytes of consecutive rows that are sorted by their beginnings, so that what many
+                of them begin with is computed once; they are written in the order of the input. 0 sorts nothing.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -490,7 +483,7 @@ class LM:
             capture = check_capture(hidden_states, states, arrays.places)
             changes = interventions if isinstance(interventions, str) else interventions_of(interventions, 1, "rows")[0]
             scorer = replace(scorer, probed=ProbedRows(arrays.places, arrays.entries, capture, positions, changes))
-        return score_file(scorer, input, output, strict, window, shard, restart, progress, sort_window)
+        return score_file(scorer, input, output, **options)
 
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
@@ -675,8 +668,10 @@ class LM:
         origin: Mapping[str, str | int],
         request: tuple[str, ...] | None = None,
     ) -> ValueScorer:
-        saved = partial(self.engine.stats.__getitem__, "prefix_tokens_saved")
-        return ValueScorer(columns, encode, values, {**self._origin(), **origin}, saved, request)
+        return ValueScorer(columns, encode, values, {**self._origin(), **origin}, self._tokens_saved, request)
+
+    def _tokens_saved(self) -> int:
+        return self.engine.stats["prefix_tokens_saved"]
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
         """Answer typed questions about a state with a probability for every option, without generating a token.
@@ -977,9 +972,8 @@ class LM:
                 another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        saved = partial(self.engine.stats.__getitem__, "prefix_tokens_saved")
         origin = {**self._origin(), "prefix cache": self.engine.prefix_cache_limit}
-        begin = self.engine.clear_prefix_cache
+        saved, begin = self._tokens_saved, self.engine.clear_prefix_cache
         model = BatchModel(self._inputs, self.session, self._scores, self.path.name, origin, saved, begin)
         lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
         return batch_file(model, input, output, lines, restart, progress, sort_window)
@@ -1226,7 +1220,7 @@ class LM:
             found,
             self._origin(),
             vocab_size=self.config.vocab_size,
-            saved=partial(self.engine.stats.__getitem__, "prefix_tokens_saved"),
+            saved=self._tokens_saved,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.parts import Origin
@@ -29,88 +29,40 @@ class RowValues(NamedTuple):
     wrong: int | None = None
 
 
-class RowScorer(Protocol):
-    """A model as files of scores need it.
-
-    Attributes:
-        saved: tokens so far that were not prefilled because texts begin alike.
-        request: fields of the input's objects, of which each is one request; None for texts and token ids.
-    """
-
-    @property
-    def saved(self) -> Callable[[], int]: ...
-
-    @property
-    def columns(self) -> Columns:
-        """The fields of the output."""
-        ...
-
-    @property
-    def request(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def row_fields(self) -> RowFields:
-        """The fields or columns that rows have beside those of texts."""
-        ...
-
-    @property
-    def ids(self) -> int:
-        """Number of ids that are reported about a position, at least 1: they are held until they are written."""
-        ...
-
-    @property
-    def most_rows(self) -> int | None:
-        """Maximum number of rows of a window; None for any."""
-        ...
-
-    @property
-    def depends_on(self) -> Origin:
-        """Everything that the output depends on beside the input: the model and all settings."""
-        ...
-
-    def read(self, row: InputRow) -> Any:
-        """Return what is computed with; raises ValueError or TypeError."""
-        ...
-
-    def of_rows(self, rows: Sequence[Any]) -> Sequence[RowValues]:
-        """Return the values of several rows that were read, in order: a function of their order and content."""
-        ...
-
-
 @dataclass(frozen=True)
 class ValueScorer:
     """Other values of rows than scores.
 
     Attributes:
-        columns, origin, saved, request: as for `RowScorer`.
+        columns: the fields of the output.
         encode: (text, token ids or object, name in messages) -> what is computed with; raises ValueError or TypeError.
-        values: what was encoded of several rows -> the values of each, in order.
+        of_rows: what was encoded of several rows -> the values of each, a function of their order and content.
+        depends_on: everything that the output depends on beside the input: the model and all settings.
+        saved: tokens so far that were not prefilled because texts begin alike.
+        request: fields of the input's objects, of which each is one request; None for texts and token ids.
+        row_fields: the fields or columns that rows have beside those of texts.
+        ids: number of ids that are reported about a position, at least 1: they are held until they are written.
+        most_rows: maximum number of rows of a window; None for any.
     """
 
     columns: Columns
     encode: Callable[[Any, str], Any]
-    values: Callable[[Sequence[Any]], Sequence[RowValues]]
-    origin: Origin
+    of_rows: Callable[[Sequence[Any]], Sequence[RowValues]]
+    depends_on: Origin
     saved: Callable[[], int] = lambda: 0
     request: tuple[str, ...] | None = None
     row_fields: RowFields = NO_FIELDS
     ids: int = 1
     most_rows: int | None = None
 
-    @property
-    def depends_on(self) -> Origin:
-        return self.origin
-
     def read(self, row: InputRow) -> Any:
+        """Return what is computed with; raises ValueError or TypeError."""
         return self.encode(row.item, row.key)
-
-    def of_rows(self, rows: Sequence[Any]) -> Sequence[RowValues]:
-        return self.values(rows)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Log-probabilities of rows.
+    """Log-probabilities of rows; `columns`, `depends_on`, `row_fields`, `ids` and `most_rows` as for `ValueScorer`.
 
     Attributes:
         encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
@@ -120,7 +72,7 @@ class Scorer:
         origin: everything else that the scores depend on but the settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
-        saved: as for `RowScorer`.
+        saved, request: as for `ValueScorer`.
         probed: what is read and changed inside the model; None for nothing.
     """
 
@@ -174,6 +126,10 @@ class Scorer:
             given["probes"] = [one for row in rows for one in row.probes]
         scores = iter(self.score([one.token_ids for row in rows for one in row.texts], **given))
         return [_of_row([own(next(scores), one.prompt) for one in row.texts], row.several) for row in rows]
+
+
+RowScorer = ValueScorer | Scorer
+"""A model as files of scores need it."""
 
 
 class _EncodedRow(NamedTuple):

@@ -1,8 +1,8 @@
 """Reports of `hybridlm verify`: a table row for each step of an engine, compiled or only planned."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from rich.text import Text
 
@@ -15,55 +15,49 @@ from ir_passes.compile.planned_step import PlannedStep
 Cells = tuple[str | Text, ...]
 
 
-class VerifyReport(Protocol):
+class VerifyReport(ABC):
     """A report on the steps of an engine.
 
+    Args:
+        engine: of the steps.
+        columns: headings behind those that name the step; over a mesh two on what devices exchange follow.
+
     Attributes:
-        headings: of the columns behind those that name the step.
+        headings: of all these columns.
         title: of the table, or None.
         found: certificates or plans of the steps so far.
-        summary: true of the steps if none has a fault.
+        exchanged: name of each step so far -> what devices exchange in it, in words; empty without a mesh.
     """
 
-    headings: tuple[str, ...]
-    title: str | None
+    title: str | None = None
+
+    def __init__(self, engine: Engine, *columns: str):
+        self._engine, self._over_mesh = engine, engine.placement.mesh is not None
+        self.headings = (*columns, "exchanges", "sent by each") if self._over_mesh else columns
+        self.found: list[Any] = []
+        self.exchanged: dict[str, tuple[str, ...]] = {}
 
     @property
-    def summary(self) -> str: ...
+    @abstractmethod
+    def summary(self) -> str:
+        """What is true of the steps if none has a fault."""
 
-    @property
-    def found(self) -> Sequence[Certificate | PlannedStep]: ...
-
-    @property
-    def exchanged(self) -> dict[str, tuple[str, ...]]:
-        """Name of each step so far -> what devices exchange in it, in words."""
-        ...
-
+    @abstractmethod
     def cells(self, shape: AnyShape) -> Cells:
         """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
-        ...
 
-
-class Exchanges:
-    """Columns on what devices exchange in each step; none without a mesh."""
-
-    def __init__(self, engine: Engine):
-        over = engine.placement.mesh is not None
-        self.headings = ("exchanges", "sent by each") if over else ()
-        self.found: dict[str, tuple[str, ...]] = {}
-
-    def cells(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
+    def exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
         """Return the number of collectives of a step, and the bytes that each device sends in all of them."""
-        if not self.headings:
+        if not self._over_mesh:
             return ()
-        self.found[str(shape)] = step.exchanged
+        self.exchanged[str(shape)] = step.exchanged
         count = sum(one.times or 0 for one in step.collectives)
         if step.sent is None:
             return f"at least {count}", "as loops decide"
         return str(count), format_bytes(step.sent)
 
 
-class CompiledReport:
+class CompiledReport(VerifyReport):
     """Report on steps that are proved, compiled and audited.
 
     Args:
@@ -71,17 +65,9 @@ class CompiledReport:
         out: directory for the certificates as JSON, or None.
     """
 
-    title: str | None = None
-
     def __init__(self, engine: Engine, out: Path | None):
-        self._engine, self._out = engine, out
-        self._exchanges = Exchanges(engine)
-        columns = ("equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
-        self.headings: tuple[str, ...] = (*columns, *self._exchanges.headings)
-
-    @property
-    def found(self) -> list[Certificate]:
-        return list(self._engine.programs.certificates.values())
+        super().__init__(engine, "equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
+        self._out = out
 
     @property
     def summary(self) -> str:
@@ -90,10 +76,9 @@ class CompiledReport:
 
     def cells(self, shape: AnyShape) -> Cells:
         certificate = self._engine.program(shape).certificate
+        self.found.append(certificate)
         if self._out is not None:
-            self._out.mkdir(parents=True, exist_ok=True)
-            name = f"{str(shape).replace(' ', '-')}.json"
-            (self._out / name).write_text(certificate.to_json(), encoding="utf-8")
+            write_certificate(self._out, str(shape), certificate)
         seconds, memory = certificate.seconds, certificate.memory
         return (
             str(certificate.equations),
@@ -103,31 +88,28 @@ class CompiledReport:
             f"{memory.temp:,} B",
             f"{seconds.compile:.1f}",
             f"{seconds.checking:.0%}",
-            *self._exchanges.cells(shape, certificate),
+            *self.exchanges(shape, certificate),
         )
 
-    @property
-    def exchanged(self) -> dict[str, tuple[str, ...]]:
-        return self._exchanges.found
+
+def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
+    """Write a certificate as JSON into a directory, created if necessary, under the name of its step."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{step.replace(' ', '-')}.json").write_text(certificate.to_json(), encoding="utf-8")
 
 
-class PlannedReport:
+class PlannedReport(VerifyReport):
     """Report on steps without weights, which are proved and planned but not compiled."""
 
-    summary = "proved and planned; nothing was compiled"
-
     def __init__(self, engine: Engine):
-        self._engine = engine
-        self.found: list[PlannedStep] = []
-        self._exchanges = Exchanges(engine)
-        self.headings: tuple[str, ...] = (
-            "equations", "proved", "plan", "state of a row", "seconds", *self._exchanges.headings,
-        )  # fmt: skip
+        super().__init__(engine, "equations", "proved", "plan", "state of a row", "seconds")
         numbers, size = engine.parameters_on_a_device
-        each = "" if engine.placement.mesh is None else " on each device"
-        self.title: str | None = (
-            f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
-        )
+        each = " on each device" if self._over_mesh else ""
+        self.title = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
+
+    @property
+    def summary(self) -> str:
+        return "proved and planned; nothing was compiled"
 
     def cells(self, shape: AnyShape) -> Cells:
         step = self._engine.planned(shape)
@@ -138,9 +120,5 @@ class PlannedReport:
             f"{step.plan.size:,} B",
             f"{self._engine.row_bytes_on_a_device:,} B",
             f"{sum(step.seconds.values()):.1f}",
-            *self._exchanges.cells(shape, step),
+            *self.exchanges(shape, step),
         )
-
-    @property
-    def exchanged(self) -> dict[str, tuple[str, ...]]:
-        return self._exchanges.found

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import console_for_table
+from hybridlm.cli.verify_report import write_certificate
 from hybridlm.engine.memory import format_bytes
 from hybridlm.progress import counting_progress
 from hybridlm.target_report import StepReport, TargetReport, report_on, shapes_of, target_engine
@@ -53,21 +54,15 @@ def verify_target(
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:
         report = report_on(engine, shapes, done)
-    if out is not None:
-        _write(report, out)
+    for one in report.steps:
+        if out is not None and one.certificate is not None:
+            write_certificate(out, one.name, one.certificate)
     if as_json:
         typer.echo(report.to_json(), nl=False)
     else:
         _print(report, console_for_table(130))
     if not report.good:
         raise typer.Exit(1)
-
-
-def _write(report: TargetReport, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for one in report.steps:
-        if one.certificate is not None:
-            (out / f"{one.name.replace(' ', '-')}.json").write_text(one.certificate.to_json(), encoding="utf-8")
 
 
 def _print(report: TargetReport, console: Console) -> None:

@@ -207,3 +207,8 @@ def check_lanes(lanes: int, data: int) -> None:
 def numbers_on_a_device(one: Any) -> int:
     """Return the number of elements that one device has of an array, or of its type; all of them without a sharding."""
     return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    """Return the bytes that one device has of all arrays, or types, of a tree."""
+    return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in jax.tree.leaves(tree))

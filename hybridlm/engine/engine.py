@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from hybridlm.devices.placement import ONE_DEVICE, Placement, numbers_on_a_device
+from hybridlm.devices.placement import ONE_DEVICE, Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
     DEFAULT_DRAFT_TOKENS,
@@ -206,19 +206,17 @@ class Engine:
     @property
     def parameters_on_a_device(self) -> tuple[int, int]:
         """Number of parameters that each device holds, and their bytes."""
-        numbers = size = 0
+        numbers = 0
         for param in self.params:
-            arrays = jax.tree.leaves(param)
-            size += sum(numbers_on_a_device(one) * one.dtype.itemsize for one in arrays)
             # Codes of a packed weight are sharded as its numbers are.
-            numbers += math.prod(param.shape) * numbers_on_a_device(arrays[0]) // math.prod(arrays[0].shape)
-        return numbers, size
+            first = jax.tree.leaves(param)[0]
+            numbers += math.prod(param.shape) * numbers_on_a_device(first) // math.prod(first.shape)
+        return numbers, bytes_on_a_device(self.params)
 
     @property
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
-        rows = jax.tree.leaves(self._abstract(self.placement.data))
-        return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in rows)
+        return bytes_on_a_device(self._abstract(self.placement.data))
 
     @property
     def prefix_cache_limit(self) -> str:

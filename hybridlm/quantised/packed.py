@@ -9,7 +9,7 @@ from jaxtyping import Float32, Shaped
 
 from hybridlm.quantised.codes import awq_integers, packed_integers
 from hybridlm.quantised.schemes import QuantisedTensor, Read
-from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
+from models.ops.quantised_codes import Codes
 
 MIN_GROUP = 8
 """Columns of the narrowest groups that are kept packed; scales of narrower ones take as much memory as numbers."""
@@ -35,13 +35,6 @@ class PackedForm:
     scale_dtype: str
     whole: bool
     zero: str | None
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row with its scales."""
-        codes = self.inputs // 2 if self.kind in TWO_IN_A_BYTE else self.inputs
-        of_zero = 0 if self.zero is None else np.dtype(self.zero).itemsize
-        return codes + self.groups * (np.dtype(self.scale_dtype).itemsize + of_zero) + 4 * self.whole
 
 
 @dataclass(frozen=True)

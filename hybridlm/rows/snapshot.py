@@ -6,13 +6,11 @@ dtype, context, layout and tokens match.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.devices.mesh import MODEL
@@ -64,11 +62,6 @@ class StateKind:
     dtype: str
     context: int
     layout: tuple[ArrayLayout, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a state on the device."""
-        return sum(math.prod(one.shape) * jnp.dtype(one.dtype).itemsize for one in self.layout)
 
     def differences(self, found: "StateKind") -> list[str]:
         """List the differences of a state of kind `found` from this kind, which a model expects."""

@@ -1,12 +1,10 @@
 """Whether a model fits into the memory of a device, and the most lanes and the longest context that do."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import jax
-
-from hybridlm.devices.placement import numbers_on_a_device
+from hybridlm.devices.placement import bytes_on_a_device
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
@@ -83,13 +81,10 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """
     weights, most = engine.parameters_on_a_device[1], engine.prefill_rows
 
-    def row(context: int) -> int:
-        rows = jax.tree.leaves(engine.row_arrays.abstract(engine.placement.data, context))
-        return sum(_bytes(one) for one in rows)
-
     def rows(lanes: int, context: int) -> int:
         devices = engine.placement.data
-        return (lanes // devices + min(lanes, most) // devices) * row(context)
+        row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
+        return (lanes // devices + min(lanes, most) // devices) * row
 
     own = rows(engine.lanes, engine.context)
     padding = 0 if resident is None else max(0, resident - weights - own)
@@ -112,12 +107,4 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number up to a limit that fits, if all smaller ones do; 0 for none."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _bytes(one: Any) -> int:
-    return numbers_on_a_device(one) * one.dtype.itemsize
+    return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

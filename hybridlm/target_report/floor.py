@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hybridlm.devices.placement import Placement, numbers_on_a_device
+from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
 from models import KV_BLOCK, Decoder, kv_blocks
 from models.layers.moe import Moe
@@ -54,7 +54,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
             for name in ("gate_up_proj", "up_proj", "down_proj"):
                 if (weight := getattr(node, name, None)) is not None:
                     one = weights.pop(id(_array(weight)))
-                    size += met * _bytes(one)
+                    size += met * bytes_on_a_device(one)
                     multiplied += rows * part.per_token / part.experts * _numbers(one)
     table = _array(model.embed_tokens)
     if not model.config.tied:
@@ -63,7 +63,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     head = _array(model.head)
     sampled = lanes if shape.step == "generate" else rows
     for one in weights.values():
-        size += _bytes(one)
+        size += bytes_on_a_device(one)
         if len(one.shape) > 1:
             multiplied += (sampled if one is head else rows) * _numbers(one)
     kept = model.state_size(cache_dtype)
@@ -85,11 +85,6 @@ def _params(model: Decoder) -> list[Any]:
 def _array(param: Any) -> Any:
     """The array of a parameter, its type, or a packed weight of either."""
     return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
-
-
-def _bytes(weight: Any) -> int:
-    """Bytes that a device has of a weight: of a packed one, those of its codes and scales."""
-    return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in jax.tree.leaves(weight))
 
 
 def _row_bytes(weight: Any) -> int:

@@ -70,4 +70,4 @@ def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
     whole = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
-    assert whole == text_lm.engine.kind.row_bytes
+    assert whole == text_lm.engine.row_bytes_on_a_device

@@ -51,15 +51,11 @@ class Acceptance:
 
     Args:
         rate: expected rate of its first drafts.
-
-    Attributes:
-        pauses: number of times it has paused drafting.
     """
 
     def __init__(self, rate: float) -> None:
         self._right, self._tried = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
         self._resume, self._wait = 0, MIN_PAUSE
-        self.pauses = 0
 
     @property
     def rate(self) -> float:
@@ -86,4 +82,3 @@ class Acceptance:
         self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT
-        self.pauses += 1

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum
@@ -102,25 +102,6 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], state)
     out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.devices.platform)
     return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), updated)
-
-
-def delta_rule_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run token by token, as the equation is written."""
-
-    def token(state: Array, operands: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v, g, b, real = operands
-        decayed = jnp.exp(g).reshape((*g.shape[:2], 1, -1)) * state
-        delta = b[:, :, None] * (v - full_einsum("nhvk,nhk->nhv", decayed, k))
-        updated = decayed + delta[:, :, :, None] * k[:, :, None, :]
-        out = full_einsum("nhvk,nhk->nhv", updated, q)
-        real = real[:, None, None]
-        return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
-
-    per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, _beta(inputs), inputs.valid)
-    operands = tuple(jnp.moveaxis(x, 1, 0) for x in per_token)
-    state = jnp.where(inputs.fresh[:, None, None, None], 0.0, inputs.state)
-    state, out = lax.scan(token, state, operands)
-    return RecurrenceOutputs(jnp.moveaxis(out, 0, 1), state)
 
 
 def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:

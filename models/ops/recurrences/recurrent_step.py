@@ -1,10 +1,9 @@
 """A kernel for GPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
 
-The plain forms, `delta_rule_reference` and `ssd_reference`, define it; `recurrent_step_tpu` is the one for TPUs,
-`recurrent_step_cpu` that for CPUs.
-Several tokens are those of a step that verifies drafts, which needs no new state, and of the replay of the accepted
-ones. One program instance has some rows of the state of one lane and value head: the delta rule and SSD treat each row
-S[v] by itself, so rows need nothing of each other.
+The plain forms of `delta_rule` and `ssd` define it; `recurrent_step_tpu` is the one for TPUs, `recurrent_step_cpu` that
+for CPUs. Several tokens are those of a step that verifies drafts, which needs no new state, and of the replay of the
+accepted ones. One program instance has some rows of the state of one lane and value head: the delta rule and SSD treat
+each row S[v] by itself, so rows need nothing of each other.
 """
 
 from functools import partial

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
@@ -67,25 +67,6 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     updated = jnp.where(real, decayed + v[:, :, :, None] * k[:, :, None, :], inputs.state)
     out = unfused(full_einsum("nhik,nhvk->nhiv", q[:, :, None], updated)[:, None, :, 0], inputs.devices.platform)
     return RecurrenceOutputs(jnp.where(real, out, 0.0), updated)
-
-
-def ssd_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run token by token, as the equation is written."""
-    repeats = inputs.value.shape[2] // inputs.query.shape[2]
-
-    def token(state: Array, operands: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v, g, real = operands
-        q, k = jnp.repeat(q, repeats, axis=1), jnp.repeat(k, repeats, axis=1)
-        updated = jnp.exp(g)[:, :, None, None] * state + v[:, :, :, None] * k[:, :, None, :]
-        out = full_einsum("nhvk,nhk->nhv", updated, q)
-        real = real[:, None, None]
-        return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
-
-    per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.valid)
-    operands = tuple(jnp.moveaxis(x, 1, 0) for x in per_token)
-    state = jnp.where(inputs.fresh[:, None, None, None], 0.0, inputs.state)
-    state, out = lax.scan(token, state, operands)
-    return RecurrenceOutputs(jnp.moveaxis(out, 0, 1), state)
 
 
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:

@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from recurrence_equations import delta_rule_reference, ssd_reference
 
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.kernels import Kernel
-from models.ops.recurrences.delta_rule import delta_rule_reference
 from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.ssd import ssd_reference
 
 LANES, HEADS = 5, 6
 FORMS = ("head", "channel", "ssd", "ssd in groups")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
 from recurrence_checks import check_equation, check_idle_lane
+from recurrence_equations import delta_rule_reference
 from recurrence_forms import on_arrays
 
-from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_reference, delta_rule_step
+from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_step
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recurrence_checks import check_equation, check_idle_lane
+from recurrence_equations import ssd_reference
 from recurrence_forms import on_arrays
 
-from models.ops.recurrences.ssd import ssd, ssd_chunked, ssd_reference, ssd_step
+from models.ops.recurrences.ssd import ssd, ssd_chunked, ssd_step
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -98,24 +98,24 @@ def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str
     return key, item
 
 
-def write_in_order(parts: Sequence[bytes], order: np.ndarray, file: BinaryIO) -> None:
+def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
     """Write the lines of parts to their places. Parts are read twice, one at a time; the lengths of lines are held.
 
     Args:
-        parts: whole lines.
+        parts: what returns whole lines.
         order: int64, the place in the file of each line of the parts, counted from the first.
         file: the lines are written from its position on.
     """
-    lengths = np.concatenate([np.diff(_line_ends(part), prepend=0) for part in parts])
+    lengths = np.concatenate([np.diff(_line_ends(part()), prepend=0) for part in parts])
     begin, sizes = file.tell(), np.empty_like(lengths)
     sizes[order] = lengths
     offsets = begin + np.cumsum(sizes) - sizes
     place = 0
     for part in parts:
-        first = 0
-        for end in _line_ends(part).tolist():
+        content, first = part(), 0
+        for end in _line_ends(content).tolist():
             file.seek(int(offsets[order[place]]))
-            file.write(part[first:end])
+            file.write(content[first:end])
             first, place = end, place + 1
     file.seek(begin + int(lengths.sum()))
 

@@ -8,11 +8,12 @@ not record does not exist. The last line records that the output is complete.
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, overload
+from typing import IO, Any, BinaryIO
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
@@ -26,12 +27,8 @@ Origin = Mapping[str, str | int]
 """Everything that the bytes of the output depend on, by name."""
 
 
-class Joined(Protocol):
-    """A format of outputs that are made of parts."""
-
-    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
-        """Write the whole output; each part is read when it is taken from the sequence."""
-        ...
+Contents = Sequence[Callable[[], bytes]]
+"""The contents of parts, each read when it is called; one that is not what was written raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,11 @@ class Parts:
         self._append(asdict(part))
         self.done.append(part)
 
-    def join(self, target: Joined) -> None:
+    def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.
+
+        Args:
+            write: writes the whole output to a file.
 
         Raises:
             ValueError: a part has changed since it was written.
@@ -160,7 +160,7 @@ class Parts:
         whole = self.folder / "whole"
         whole.unlink(missing_ok=True)  # a run that was killed here left it
         with naming(whole), whole_file(self.output, whole) as file:
-            target.join(_Contents([(self._path(i), part.sha256) for i, part in enumerate(self.done)]), file)
+            write([partial(_content, self._path(i), part.sha256) for i, part in enumerate(self.done)], file)
         sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True
@@ -188,29 +188,11 @@ class Parts:
         _write(self._manifest, dump(line).encode() + b"\n", "ab")
 
 
-class _Contents(Sequence[bytes]):
-    """The contents of parts, each read when it is taken; one that is not what was written raises."""
-
-    def __init__(self, parts: Sequence[tuple[Path, str]]):
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, place: int) -> bytes: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> "_Contents": ...
-
-    def __getitem__(self, place: int | slice) -> "bytes | _Contents":
-        if isinstance(place, slice):
-            return _Contents(self._parts[place])
-        path, sha256 = self._parts[place]
-        content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise _damaged(path)
-        return content
+def _content(path: Path, sha256: str) -> bytes:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise _damaged(path)
+    return content
 
 
 def _damaged(path: Path) -> ValueError:

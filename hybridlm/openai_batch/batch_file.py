@@ -31,12 +31,12 @@ from hybridlm.score_files.jsonl import JsonScores
 from hybridlm.score_files.order import (
     DEFAULT_SORT_WINDOW,
     MIN_SAVED,
-    InOrder,
     Limits,
     SortWindow,
     check_sort_window,
     common_share,
     grouped,
+    in_windows,
     sorted_parts,
 )
 from hybridlm.score_files.rows import InputRow
@@ -127,7 +127,8 @@ def batch_file(
                     number += 1
                     bar(done, total, kept_bytes)
             if not parts.joined:
-                parts.join(InOrder(JsonScores({}, {}), sorted_windows))
+                target = JsonScores({}, {})
+                parts.join(lambda contents, file: target.join(in_windows(contents, sorted_windows), file, 0))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)

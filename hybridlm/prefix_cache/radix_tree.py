@@ -13,6 +13,7 @@ from hybridlm.rows.cached_buffers import B, BufferSpan
 
 S = TypeVar("S")
 """Type of the state at a node."""
+T = TypeVar("T", tuple[int, ...], str)
 
 
 class TreeError(ValueError):
@@ -257,8 +258,10 @@ def split_spans(
     return tuple(first), tuple(rest)
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix of two token sequences."""
-    if one == other:
-        return len(one)
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def common_length(one: T, other: T) -> int:
+    """Return the length of the common prefix of two tuples of tokens, or two texts."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low

@@ -160,7 +160,7 @@ class JsonScores:
         for contents, order in parts:
             if order is None:
                 for one in contents:
-                    file.write(one)
+                    file.write(one())
             else:
                 write_in_order(contents, order, file)
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from hybridlm.score_files.rows import InputRow, ScoreTarget, SortedParts, TextSource
+from hybridlm.files.parts import Contents
+from hybridlm.prefix_cache.radix_tree import common_length
+from hybridlm.score_files.rows import InputRow, SortedParts, TextSource
 from hybridlm.score_files.survey import RowWindow
 
 T = TypeVar("T")
@@ -60,26 +62,12 @@ class SortWindow:
     order: np.ndarray | None
 
 
-class InOrder:
-    """The format of an output whose parts are those of sort windows.
-
-    Args:
-        target: the format of the rows.
-        order: of the sort windows.
-        saved: tokens that were not computed again because rows begin alike.
-    """
-
-    def __init__(self, target: ScoreTarget, order: Sequence[SortWindow], saved: int = 0):
-        self._target, self._order, self._saved = target, order, saved
-
-    def join(self, parts: Sequence[bytes], file: BinaryIO) -> None:
-        self._target.join(self._windows(parts), file, self._saved)
-
-    def _windows(self, parts: Sequence[bytes]) -> Iterator[SortedParts]:
-        first = 0
-        for window in self._order:
-            yield parts[first : first + window.parts], window.order
-            first += window.parts
+def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[SortedParts]:
+    """Yield the parts of each sort window, with its order."""
+    first = 0
+    for window in windows:
+        yield parts[first : first + window.parts], window.order
+        first += window.parts
 
 
 def check_sort_window(given: Any) -> None:
@@ -161,15 +149,6 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
     if part:
         parts.append(np.array(part, np.int64))
     return parts
-
-
-def common_length(a: str, b: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
 
 
 def common_share(rows: Iterable[InputRow]) -> float:

@@ -128,7 +128,7 @@ class ParquetScores:
 def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:
     """Yield the rows of all parts in their order, a part or a piece of a sort window at a time."""
     for contents, order in parts:
-        tables = (pq.read_table(pa.BufferReader(one)) for one in contents)
+        tables = (pq.read_table(pa.BufferReader(one())) for one in contents)
         if order is None:
             yield from tables
             continue

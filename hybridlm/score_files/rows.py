@@ -1,11 +1,12 @@
 """Rows of texts and of scores, and the protocols of files that hold them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from hybridlm.files.json_lines import Id
+from hybridlm.files.parts import Contents
 
 
 class Mark(NamedTuple):
@@ -108,7 +109,7 @@ class TextSource(Protocol):
         ...
 
 
-SortedParts = tuple[Sequence[bytes], np.ndarray | None]
+SortedParts = tuple[Contents, np.ndarray | None]
 """Parts of consecutive rows, and which of these rows is in each place of them; None if they are in order."""
 
 

@@ -11,7 +11,7 @@ from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
 from hybridlm.score_files.formats import format_version, open_source, target_for
-from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, InOrder, Limits, SortWindow, check_sort_window, plan
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, in_windows, plan
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import RowScorer, score_rows
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey, used_twice
@@ -118,7 +118,8 @@ def score_file(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
                 )
             if not parts.joined:
-                parts.join(InOrder(target, order, sum(part.saved for part in parts.done)))
+                saved = sum(part.saved for part in parts.done)
+                parts.join(lambda contents, file: target.join(in_windows(contents, order), file, saved))
         except BaseException as error:
             if parts.done and not parts.joined:
                 rows = sum(part.rows for part in parts.done)

@@ -1,7 +1,4 @@
-"""`hybridlm generate`: continue prompts from the command line, a file or standard input.
-
-More than 300 lines: half of them are the options of one command.
-"""
+"""`hybridlm generate`: continue prompts from the command line, a file or standard input."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +7,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
-from hybridlm.cli.options import Loading, Model, json_object, loads, setting
+from hybridlm.cli.options import SAMPLING, Loading, Model, json_object, loads, setting
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
@@ -30,7 +27,7 @@ class NamedPrompt(NamedTuple):
     item: str | list[Any]
 
 
-@loads()
+@loads(together=SAMPLING)
 def generate(
     loading: Loading,
     model: Model,
@@ -43,34 +40,18 @@ def generate(
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False,
-    max_tokens: Annotated[int, setting("max_tokens")] = SamplingParams.max_tokens,
-    temperature: Annotated[float, setting("temperature")] = SamplingParams.temperature,
-    top_k: Annotated[int, setting("top_k")] = SamplingParams.top_k,
-    top_p: Annotated[float, setting("top_p")] = SamplingParams.top_p,
-    min_p: Annotated[float, setting("min_p")] = SamplingParams.min_p,
-    seed: Annotated[int, setting("seed")] = SamplingParams.seed,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
     stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
     ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
-    logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = SamplingParams.logprobs,
-    repetition_penalty: Annotated[float, setting("repetition_penalty")] = SamplingParams.repetition_penalty,
-    presence_penalty: Annotated[float, setting("presence_penalty")] = SamplingParams.presence_penalty,
-    frequency_penalty: Annotated[float, setting("frequency_penalty")] = SamplingParams.frequency_penalty,
     logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None,
-    min_tokens: Annotated[int, setting("min_tokens")] = SamplingParams.min_tokens,
     bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None,
     keep_special_tokens: Annotated[
         bool, typer.Option("--keep-special-tokens", help="Print special tokens, too.")
     ] = not SamplingParams.skip_special_tokens,
-    keep_tool_markers: Annotated[
-        bool, typer.Option("--keep-tool-markers", help="Print special tokens that mark tool calls, too.")
-    ] = SamplingParams.keep_tool_markers,
     thinking: Annotated[
         bool | None,
         typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
     ] = None,
-    thinking_budget: Annotated[int | None, setting("thinking_budget")] = SamplingParams.thinking_budget,
-    think_end: Annotated[str | None, setting("think_end")] = SamplingParams.think_end,
     json_schema: Annotated[
         Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
     ] = None,
@@ -90,7 +71,7 @@ def generate(
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
-    if logprobs is not None and not json:
+    if loading.together["logprobs"] is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
     if not chat and (thinking is not None or chat_template_kwargs is not None or tools is not None):
         raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs, --tools")
@@ -105,25 +86,12 @@ def generate(
     events = lm.stream(
         items,
         SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
+            **loading.together,
             stop=[*(stop or ()), *(stop_id or ())],
             ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
             logit_bias=bias,
-            min_tokens=min_tokens,
             bad_words=bad_word or (),
             skip_special_tokens=not keep_special_tokens,
-            keep_tool_markers=keep_tool_markers,
-            thinking_budget=thinking_budget,
-            think_end=think_end,
             structured_outputs=form,
         ),
         n=n,

@@ -6,11 +6,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Annotated, Any, Concatenate, ParamSpec
+from types import MappingProxyType
+from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import jax
 import typer
@@ -23,7 +24,7 @@ from hybridlm.files.json_lines import parse_object
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
-from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams
 from ir_passes import AuditError
 
 EXPECTED = (
@@ -95,9 +96,11 @@ class Loading:
 
     Attributes:
         settings: by name, the mesh as the option has it.
+        together: other options that the command takes together, by name.
     """
 
     settings: dict[str, Any]
+    together: dict[str, Any]
 
     @property
     def settings_of_a_target(self) -> dict[str, Any]:
@@ -118,13 +121,16 @@ class Loading:
         return None if lm.follow() else lm
 
 
-def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
+def loads(
+    *names: str, together: Mapping[str, tuple[Any, Any]] = MappingProxyType({}), **defaults: Any
+) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
     """Give a command options of `hybridlm.load` behind its own, with --verbose and --debug, and report its errors.
 
     The command takes them together, as its first argument.
 
     Args:
         *names: which of `LOADING`; all by default.
+        together: other options that it takes together, by name: annotation and default.
         **defaults: default values that differ.
     """
     chosen = names or tuple(LOADING)
@@ -133,10 +139,12 @@ def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loadin
         @wraps(command)
         def with_options(*, verbose: bool, debug: bool, **given: Any) -> None:
             with reported(debug, verbose):
-                command(Loading({name: given.pop(name) for name in chosen}), **given)  # type: ignore[call-arg]
+                settings, others = ({name: given.pop(name) for name in each} for each in (chosen, together))
+                command(Loading(settings, others), **given)  # type: ignore[call-arg]
 
         own = list(inspect.signature(command).parameters.values())[1:]
-        options = {name: (LOADING[name][0], defaults.get(name, LOADING[name][1])) for name in chosen}
+        options = {**together}
+        options |= {name: (LOADING[name][0], defaults.get(name, LOADING[name][1])) for name in chosen}
         options |= {"verbose": (Verbose, False), "debug": (Debug, False)}
         keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         keywords += [
@@ -161,6 +169,18 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
     said = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
     text = " ".join(said[1].split()) if said else ""
     return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
+
+
+def _setting_options() -> Iterator[tuple[str, tuple[Any, Any]]]:
+    types = get_type_hints(PlainSettings)
+    for field in fields(PlainSettings):
+        flags = [f"--{field.name.replace('_', '-')}"] if types[field.name] is bool else []
+        note = "With --json." if field.name == "logprobs" else ""
+        yield field.name, (Annotated[types[field.name], setting(field.name, *flags, note=note)], field.default)
+
+
+SAMPLING = {name: option for name, option in _setting_options() if name != "skip_special_tokens"}
+"""Options of the plain settings of `SamplingParams`, but the one that is asked the other way round."""
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any]:

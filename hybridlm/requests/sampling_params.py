@@ -12,7 +12,28 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class PlainSettings:
+    """The settings that mean the same with every model and tokenizer; `SamplingParams` says what."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    keep_tool_markers: bool = False
+    thinking_budget: int | None = None
+    think_end: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(PlainSettings):
     """Settings of one request: how its tokens are sampled, what is reported of them, and when it ends.
 
     `generate`, `stream`, `chat` and `Session.submit` take one, or its fields as keywords, or both: keywords override.
@@ -50,26 +71,11 @@ class SamplingParams:
             docs/grammars.md.
     """
 
-    max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
     stop: str | int | Sequence[str | int] | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
-    min_tokens: int = 0
     bad_words: Sequence[str | Sequence[int]] = ()
-    skip_special_tokens: bool = True
-    keep_tool_markers: bool = False
-    thinking_budget: int | None = None
-    think_end: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -82,20 +88,20 @@ class Settings(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int
-    stop: str | int | Sequence[str | int] | None
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
     logprobs: int | None
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float] | None
     min_tokens: int
-    bad_words: Sequence[str | Sequence[int]]
     skip_special_tokens: bool
     keep_tool_markers: bool
     thinking_budget: int | None
     think_end: str | None
+    stop: str | int | Sequence[str | int] | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logit_bias: Mapping[int, float] | None
+    bad_words: Sequence[str | Sequence[int]]
     structured_outputs: StructuredOutputs | None
 
 

@@ -7,6 +7,7 @@ from hybridlm.grammars import GrammarSource, GrammarState
 from hybridlm.requests.captured import CaptureWriter
 from hybridlm.requests.captured_table import TableWriter
 from hybridlm.requests.probes import Probe
+from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
 
@@ -16,29 +17,14 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@dataclass(frozen=True)
-class ResolvedParams:
+@dataclass(frozen=True, kw_only=True)
+class ResolvedParams(PlainSettings):
     """`SamplingParams` checked against a model, with stop strings separate from the ids that end a completion."""
 
-    max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
-    logprobs: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
-    skip_special_tokens: bool = True
-    keep_tool_markers: bool = False
-    thinking_budget: int | None = None
-    think_end: str | None = None
     grammar: GrammarSource | None = None
 
     @property

@@ -3,12 +3,13 @@
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from hybridlm.grammars import Grammars, GrammarSource, grammar_text
-from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
@@ -165,27 +166,20 @@ def resolve(
     # As in transformers, a word that is an end token alone ends the completion.
     words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
     return ResolvedParams(
-        int(params.max_tokens),
-        float(params.temperature),
-        int(params.top_k),
-        float(params.top_p),
-        float(params.min_p),
-        int(params.seed),
-        frozenset(int(token) for token in ids),
-        tuple(strings),
-        None if params.logprobs is None else int(params.logprobs),
-        float(params.repetition_penalty),
-        float(params.presence_penalty),
-        float(params.frequency_penalty),
-        bias,
-        int(params.min_tokens),
-        words,
-        params.skip_special_tokens,
-        params.keep_tool_markers,
-        params.thinking_budget,
-        params.think_end,
-        grammar,
+        **{field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)},
+        stop_token_ids=frozenset(int(token) for token in ids),
+        stop_strings=tuple(strings),
+        logit_bias=bias,
+        bad_words=words,
+        grammar=grammar,
     )
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """Return a setting that has been checked as a value of Python, a float where the default is one."""
+    if isinstance(default, float):
+        return float(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _grammar(

@@ -1,6 +1,5 @@
 """Commands that compute values of every row of a file: the options that they share, and what they say at the end."""
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,13 +39,7 @@ Report = TypeVar("Report", bound=ScoreFileReport)
 
 @dataclass(frozen=True)
 class RowRun(Loading):
-    """The options that all these commands have, as they were given.
-
-    Attributes:
-        options: of every file.
-    """
-
-    options: dict[str, Any]
+    """The options that all these commands have, as they were given; `together` are those of every file."""
 
     def answered(self, compute: Callable[..., Report], what: str, *arguments: Any, **own: Any) -> Report:
         """Compute a file, and say on standard error what was done.
@@ -57,7 +50,7 @@ class RowRun(Loading):
             *arguments, **own: its own, beside those of every file.
         """
         began = time.perf_counter()
-        report = compute(*arguments, **own, **self.options, progress="lines")
+        report = compute(*arguments, **own, **self.together, progress="lines")
         seconds = time.perf_counter() - began
         kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
         saved = report.prefix_tokens_saved
@@ -76,28 +69,19 @@ class RowRun(Loading):
 
 def row_command(command: Callable[Concatenate[RowRun, Own], None]) -> Callable[..., None]:
     """Give a command the options of all commands of this kind, behind its own, as its first argument."""
-    own = list(inspect.signature(command).parameters.values())[1:]
-    shared = list(inspect.signature(_options).parameters.values())
 
     @wraps(command)
-    def with_shared(loading: Loading, **given: Any) -> None:
-        options = _options(**{one.name: given.pop(one.name) for one in shared})
-        command(RowRun(loading.settings, options), **given)  # type: ignore[call-arg]
+    def with_run(loading: Loading, **given: Any) -> None:
+        command(RowRun(loading.settings, loading.together), **given)  # type: ignore[call-arg]
 
-    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
-    first = inspect.Parameter("loading", inspect.Parameter.POSITIONAL_ONLY)
-    with_shared.__dict__["__signature__"] = inspect.Signature([first, *keywords])
-    return loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", "adapter")(with_shared)
-
-
-def _options(
-    strict: Strict = False,
-    window: Window = DEFAULT_WINDOW,
-    sort_window: SortWindow = DEFAULT_SORT_WINDOW,
-    shard: Shard = None,
-    restart: Restart = False,
-) -> dict[str, Any]:
-    return {"strict": strict, "window": window, "shard": shard, "restart": restart, "sort_window": sort_window}
+    options = {
+        "strict": (Strict, False),
+        "window": (Window, DEFAULT_WINDOW),
+        "sort_window": (SortWindow, DEFAULT_SORT_WINDOW),
+        "shard": (Shard, None),
+        "restart": (Restart, False),
+    }
+    return loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", "adapter", together=options)(with_run)
 
 
 def end(report: ScoreFileReport) -> None:

@@ -116,7 +116,7 @@ def checked_update(given: NewWeights, model: ModelWeights, partial_update: bool)
     if set(given) & set(model.types) or not given:
         return _of_parameters(given, model, partial_update)
     family = model.family
-    checkpoint = given_checkpoint(given, {}, WHERE)
+    checkpoint = given_checkpoint(given, WHERE)
     if partial_update:
         family = replace(family, weights=partial(_those_in, family, frozenset(map(family.canonical, given))))
     names = tuple(dotted(choice.weight.path) for choice in check(checkpoint, family, model.config).choices)
@@ -196,11 +196,9 @@ def _of_parameters(given: Mapping[str, Any], model: ModelWeights, partial_update
     faults = [f"{name}: holds numbers beyond {model.types[name].dtype}" for name in _overflowing(placed, model)]
     if faults:
         raise CheckpointError(WHERE, faults)
-    family = replace(
-        model.family, weights=partial(_as_they_are, model.family, frozenset(host)), skipped=(), prefixes=()
-    )
-    family = replace(family, root="")
-    checkpoint = given_checkpoint(host, {}, WHERE)
+    weights = partial(_as_they_are, model.family, frozenset(host))
+    family = replace(model.family, weights=weights, skipped=(), prefixes=(), root="")
+    checkpoint = given_checkpoint(host, WHERE)
 
     def read(names: tuple[str, ...]) -> dict[str, Array]:
         found = _read(checkpoint, family, model, names) if host.keys() & set(names) else {}

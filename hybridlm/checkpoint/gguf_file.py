@@ -1,9 +1,6 @@
 """A GGUF file as a checkpoint: its tensors under their Hugging Face names, packed or dequantised."""
 
-import math
-import mmap
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,14 +8,13 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import TensorInfo
-from hybridlm.errors import CheckpointError
+from hybridlm.checkpoint.safetensors import MappedFile, TensorInfo
 from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, gguf_config, named_tensors, read_header
 from hybridlm.quantised import GroupedTensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 
 
-class GgufFile:
+class GgufFile(MappedFile):
     """A GGUF file with the interface of `SafetensorsFile`.
 
     Attributes:
@@ -28,13 +24,9 @@ class GgufFile:
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
         """Map the file of a header."""
-        self.path = header.path
+        tensors = {name: TensorInfo(one.stored.type, one.shape, one.begin, one.end) for name, one in named.items()}
+        super().__init__(header.path, MappingProxyType(tensors))
         self._named = named
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: TensorInfo(one.stored.type, one.shape, one.begin, one.end) for name, one in named.items()}
-        )
-        with self.path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, name: str) -> np.ndarray:
         """Return one tensor, dequantised in float32 where it is stored in blocks.
@@ -56,32 +48,8 @@ class GgufFile:
         return self._named[name].packed(self._raw(name), form, self.path)
 
     def _raw(self, name: str) -> np.ndarray:
-        self._require_whole(name)
-        one = self._named[name]
-        return np.frombuffer(self._map, np.uint8, one.end - one.begin, one.begin)
-
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
-        self._require_whole(name)
-        one = self._named[name]
-        begin = one.begin + start
-        return self._map[begin : min(begin + length, one.end)]
-
-    def _require_whole(self, name: str) -> None:
-        found = self._map.size()
-        if found < self._named[name].end:
-            raise CheckpointError(
-                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
-            )
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        one = self._named[name]
-        start = math.ceil(one.begin / mmap.PAGESIZE) * mmap.PAGESIZE
-        if one.end > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, one.end - start)
+        begin, end = self.place(name)
+        return np.frombuffer(self._map, np.uint8, end - begin, begin)
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:

@@ -56,14 +56,13 @@ def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:
     return TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
 
 
-def given_checkpoint(arrays: Mapping[str, Any], config: dict[str, Any], where: str) -> CheckpointDirectory:
+def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:
     """Return arrays as an opened checkpoint, for `load_parameters`.
 
     Args:
         arrays: by the names of tensors.
-        config: config.json of the checkpoint that they replace.
         where: name of their source, for errors.
     """
     file = GivenTensors(arrays, where)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
-    return CheckpointDirectory(Path(where), config, dict.fromkeys(arrays, file), plain, QuantisationSettings())
+    return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())

@@ -25,10 +25,7 @@ MAX_RANK = 64
 
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-    | dict.fromkeys(
-        ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
-        8,
-    )
+    | dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
     | dict.fromkeys(("U16", "I16", "F16", "BF16"), 16)
     | dict.fromkeys(("U32", "I32", "F32"), 32)
     | dict.fromkeys(("U64", "I64", "F64", "C64"), 64)
@@ -45,9 +42,7 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
 """Dtype of the format -> NumPy's for what is stored; floats of 8 bits are codes."""
-READABLE: Mapping[str, np.dtype] = MappingProxyType(
-    {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-)
+READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
 class TensorInfo(NamedTuple):
@@ -65,11 +60,52 @@ class TensorInfo(NamedTuple):
     end: int
 
 
-class SafetensorsFile:
-    """One safetensors file with its header checked and its data mapped read-only.
+class MappedFile:
+    """Tensors in a file that is mapped read-only.
 
-    Arrays from `read` are views of the mapped file: they change, or the process crashes, if the file is rewritten in
-    place. Copy an array to keep it.
+    Arrays that are views of the mapped file change, or the process crashes, if the file is rewritten in place.
+    Copy an array to keep it.
+
+    Args:
+        path: the file.
+        tensors: its tensors by name.
+        data_start: the byte from which `begin` and `end` of a tensor are counted.
+
+    Raises:
+        KeyError: of each method: no tensor of that name.
+        CheckpointError: of each method that reads: the file has shrunk since it was opened.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):
+        self.path, self.tensors, self._data_start = path, tensors, data_start
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in the file, and the one behind its last."""
+        info, found = self.tensors[name], self._map.size()
+        if found < self._data_start + info.end:
+            raise CheckpointError(
+                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            )
+        return self._data_start + info.begin, self._data_start + info.end
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
+        begin, end = self.place(name)
+        return self._map[begin + start : min(begin + start + length, end)]
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
+        info = self.tensors[name]
+        start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self._data_start + info.end - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+class SafetensorsFile(MappedFile):
+    """One safetensors file with its header checked; arrays from `read` are views of the mapped file.
 
     Attributes:
         path: the file.
@@ -79,15 +115,15 @@ class SafetensorsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a file; raise CheckpointError with every fault of the header."""
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise CheckpointError(self.path, "expected a safetensors file, found no regular file")
-        with self.path.open("rb") as file:
+        path = Path(path)
+        if not path.is_file():
+            raise CheckpointError(path, "expected a safetensors file, found no regular file")
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            header = _read_header(self.path, file.read(8), file.read, size)
-            self._data_start = 8 + len(header)
-            self.tensors, self.metadata = _parse_header(self.path, header, size - self._data_start)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            header = _read_header(path, file.read(8), file.read, size)
+        data_start = 8 + len(header)
+        tensors, self.metadata = _parse_header(path, header, size - data_start)
+        super().__init__(path, tensors, data_start)
 
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of one tensor in bfloat16, float16 or float32.
@@ -110,47 +146,11 @@ class SafetensorsFile:
         info = self.tensors[name]
         if info.dtype not in STORED:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
-        kind = STORED[info.dtype]
-        self._require_whole(name)
-        count = math.prod(info.shape)
+        kind, (begin, end) = STORED[info.dtype], self.place(name)
         # frombuffer refuses an empty view at the end of its buffer.
-        if count == 0:
+        if begin == end:
             return np.empty(info.shape, kind)
-        offset = self._data_start + info.begin
-        return np.frombuffer(self._map, kind, count, offset).reshape(info.shape)
-
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of one tensor of any dtype, from its byte `start` on.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: the file has shrunk since it was opened.
-        """
-        info = self.tensors[name]
-        self._require_whole(name)
-        begin = self._data_start + info.begin + start
-        return self._map[begin : min(begin + length, self._data_start + info.end)]
-
-    def _require_whole(self, name: str) -> None:
-        found = self._map.size()
-        if found < self._data_start + self.tensors[name].end:
-            raise CheckpointError(
-                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
-            )
-
-    def holds(self, array: np.ndarray) -> bool:
-        """Whether an array shares memory with the mapped file."""
-        return np.may_share_memory(array, np.frombuffer(self._map, np.uint8))
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        info = self.tensors[name]
-        start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = self._data_start + info.end - start
-        if length > 0:
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+        return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
 
 
 def unreadable(dtype: str) -> str:

@@ -22,6 +22,7 @@ from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.compilation_cache import use_cache
+from hybridlm.requests.validation import check_count
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
 from models import KV_BLOCK, kv_blocks
@@ -342,8 +343,7 @@ def forward(
     if tokens is None and embeddings is None:
         raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")
     chunk = engine.chunk if chunk is None else chunk
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-        raise ValueError(f"chunk: expected a whole number of at least 1, got {chunk!r}")
+    check_count(chunk, "chunk")
     single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
     has_tokens = tokens is not None
     tokens = check_tokens(tokens, engine.vocab_size) if has_tokens else None

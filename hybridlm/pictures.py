@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
+from hybridlm.requests.validation import check_count
 from models import Decoder
 from models.decoder.parallel import Parallel
 from models.mixers.recurrent import Recurrent
@@ -90,8 +91,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
         TypeError, ValueError: the text is wrong, the model is on several devices or has no recurrence, layers have
             other numbers of heads, or the states of all groups need more than `MAX_STATE_BYTES`.
     """
-    if isinstance(group, bool) or not isinstance(group, int) or group < 1:
-        raise ValueError(f"group: expected a whole number of at least 1, got {group!r}")
+    check_count(group, "group")
     if lm.engine.placement.mesh is not None:
         raise ValueError("state_history: expected a model on one device, this one has a mesh; load it without")
     ids = lm._inputs.encode(tokens, "tokens")

@@ -23,6 +23,7 @@ import ray
 from ray.data import ActorPoolStrategy, Dataset
 
 from hybridlm.loading import load
+from hybridlm.requests.validation import check_count
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
 from hybridlm.score_files.score_rows import score_rows
 
@@ -70,8 +71,7 @@ def score_dataset(
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dataset: expected a ray.data.Dataset, got {type(dataset)}")
     for name, value in (("actors", actors), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        check_count(value, name)
     _warn_of_waiting(actors * (1 if num_cpus is None else num_cpus))
     batches = dataset.repartition(target_num_rows_per_block=batch_size, strict=True)
     batches.context.execution_options.preserve_order = True

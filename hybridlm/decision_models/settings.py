@@ -20,9 +20,9 @@ import numpy as np
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.decision_models.decider_prompt import WORDS, decider_template
 from hybridlm.decision_models.questions import KINDS
-from hybridlm.decision_models.slot_head import MAX_OPTIONS, MODEL, SlotHead, is_positive, read_tensors, saved_head
+from hybridlm.decision_models.slot_head import MAX_OPTIONS, MODEL, SlotHead, read_tensors, saved_head
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object, read_text
+from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object, read_text
 from models import JEV
 
 CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"

@@ -1,6 +1,5 @@
 """Linear heads whose rows are the options of questions, in files of their own or among the tensors of a model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from hybridlm.checkpoint.directory import open_directory
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.decision_models.questions import KINDS
 from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import is_positive
 
 MODEL = "config.json"
 DEFAULT_ROWS, DEFAULT_OFFSETS = 24, {"noul": 0, "score": 2, "choice": 8}
@@ -78,8 +78,3 @@ def _finite(path: Path, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     if not all(np.isfinite(one).all() for one in wide):
         raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
     return wide
-
-
-def is_positive(value: Any) -> bool:
-    """Whether a value of a file is a finite number greater than 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

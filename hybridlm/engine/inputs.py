@@ -7,7 +7,7 @@ from typing import Any
 from hybridlm.engine.prefix import Prefix
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.validation import MAX_LOGPROBS, check_length, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import MAX_LOGPROBS, check_count, check_length, resolve, to_items, to_token_ids
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -86,8 +86,7 @@ class Inputs:
 
     def requests(self, prompts: Any, n: int, params: SamplingParams, prefix: Prefix | None = None) -> list[Request]:
         """Return `n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
+        check_count(n, "n")
         resolved = self._resolve(params)
         requests = []
         for i, item in enumerate(to_items(prompts, "prompts")):

@@ -1,5 +1,6 @@
 """JSON and text files of a checkpoint: of bounded size, UTF-8, strict."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,8 @@ def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> 
     if not isinstance(value, dict):
         raise CheckpointError(path, f"expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value of a file is a finite number greater than 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

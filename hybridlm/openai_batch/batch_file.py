@@ -27,6 +27,7 @@ from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import BatchLine, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.progress import FileProgress, file_progress
+from hybridlm.requests.validation import check_count
 from hybridlm.score_files.jsonl import JsonScores
 from hybridlm.score_files.order import (
     DEFAULT_SORT_WINDOW,
@@ -93,8 +94,7 @@ def batch_file(
         progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
         sort_window: bytes of consecutive lines that are sorted by their prompts, at least a window; 0 sorts nothing.
     """
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    check_count(window, "window")
     check_sort_window(sort_window)
     path = replaceable(Path(output), Path(input))
     with (

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hybridlm.requests.validation import is_whole
+
 
 class Kind(NamedTuple):
     """The values that a field may have.
@@ -27,12 +29,12 @@ STRINGS = Kind(
     "a string or a list of strings",
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
 )
-TOKEN_IDS = Kind("a list of token ids", lambda value: isinstance(value, list) and all(map(_is_whole, value)))
+TOKEN_IDS = Kind("a list of token ids", lambda value: isinstance(value, list) and all(map(is_whole, value)))
 
 
 def whole(least: int, most: int) -> Kind:
     """Return the kind of whole numbers from `least` to `most`."""
-    return Kind(f"a whole number in {least}..{most}", lambda value: _is_whole(value) and least <= value <= most)
+    return Kind(f"a whole number in {least}..{most}", lambda value: is_whole(value) and least <= value <= most)
 
 
 class Fields:
@@ -80,10 +82,6 @@ class Fields:
         self._left = {}
         if self._faults:
             raise ValueError("; ".join(self._faults))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:

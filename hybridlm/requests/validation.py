@@ -28,7 +28,7 @@ def to_items(items: Any, what: str) -> list[Any]:
         return [items]
     if not isinstance(items, list | tuple):
         raise TypeError(f"{what}: expected a list whose items are strings or lists of token ids, got {type(items)}")
-    if items and all(_is_whole(item) for item in items):
+    if items and all(is_whole(item) for item in items):
         raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
 
@@ -54,7 +54,7 @@ def to_token_ids(
             raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
         ids = tokenizer.encode(item, add_special_tokens=not continues)
     elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
-        wrong = [(i, token) for i, token in enumerate(item) if not _is_whole(token)]
+        wrong = [(i, token) for i, token in enumerate(item) if not is_whole(token)]
         if wrong:
             i, token = wrong[0]
             raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
@@ -104,20 +104,20 @@ def resolve(
             faults.append(f"{name}: expected {expected}, got {value!r}")
 
     most = min(vocab_size, MAX_LOGPROBS)
-    need("max_tokens", lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
+    need("max_tokens", lambda x: is_whole(x) and x >= 1, "a whole number of at least 1")
     need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
-    need("top_k", lambda x: _is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
+    need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
     need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
     need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-    need("seed", lambda x: _is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("seed", lambda x: is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
-    need("logprobs", lambda x: x is None or (_is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
     need("stop", _is_stop_list, "a string, a token id, or a list of them")
     strings: list[str] = []
     ids = [] if params.ignore_eos else list(end_token_ids)
     for item in _stops(params.stop):
         if not isinstance(item, str):
-            if _is_whole(item) and 0 <= item < vocab_size:
+            if is_whole(item) and 0 <= item < vocab_size:
                 ids.append(item)
             else:
                 faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
@@ -128,7 +128,7 @@ def resolve(
         else:
             strings.append(item)
     whole_ids = isinstance(params.stop_token_ids, list | tuple) and all(
-        _is_whole(token) and 0 <= token < vocab_size for token in params.stop_token_ids
+        is_whole(token) and 0 <= token < vocab_size for token in params.stop_token_ids
     )
     need("stop_token_ids", lambda x: whole_ids, f"a list of token ids below {vocab_size}")
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
@@ -136,12 +136,12 @@ def resolve(
     need("frequency_penalty", _is_number, "a number")
     need(
         "min_tokens",
-        lambda x: _is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
+        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
         "a whole number in 0..max_tokens",
     )
     need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
     need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
-    need("thinking_budget", lambda x: x is None or (_is_whole(x) and x >= 1), "a whole number of at least 1, or None")
+    need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
     need("think_end", lambda x: x is None or (isinstance(x, str) and x != ""), "a string, or None")
     bias, words = _logit_bias(params.logit_bias, vocab_size), _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
@@ -199,7 +199,7 @@ def _grammar(
 
 
 def _exceeds(value: int, most: Any) -> bool:
-    return _is_whole(most) and 1 <= most < value
+    return is_whole(most) and 1 <= most < value
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
@@ -211,7 +211,7 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
     found: dict[int, float] = {}
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not _is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
+        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
             return f"{key!r}: {value!r}"
         found[int(token)] = float(value)
     return tuple(found.items())
@@ -230,7 +230,7 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
             if behind[0] != alone[0] and len(behind) == len(alone):
                 found.append(tuple(behind))
-        elif isinstance(word, list | tuple) and word and all(_is_whole(t) and 0 <= t < vocab_size for t in word):
+        elif isinstance(word, list | tuple) and word and all(is_whole(t) and 0 <= t < vocab_size for t in word):
             found.append(tuple(int(token) for token in word))
         else:
             return repr(word)
@@ -238,7 +238,7 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
 
 
 def _is_stop_list(stop: Any) -> bool:
-    return stop is None or isinstance(stop, str | list | tuple) or _is_whole(stop)
+    return stop is None or isinstance(stop, str | list | tuple) or is_whole(stop)
 
 
 def _stops(stop: Any) -> list[Any]:
@@ -255,5 +255,12 @@ def _is_number(value: Any) -> bool:
     return plain and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, of Python or NumPy, and no truth value."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_count(value: Any, what: str) -> None:
+    """Raise ValueError for what is no whole number of at least 1; `what` names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what}: expected a whole number of at least 1, got {value!r}")

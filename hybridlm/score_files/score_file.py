@@ -10,6 +10,7 @@ from typing import TypedDict
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
+from hybridlm.requests.validation import check_count
 from hybridlm.score_files.formats import format_version, open_source, target_for
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, in_windows, plan
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
@@ -77,8 +78,7 @@ def score_file(
         scorer: scores the texts.
         progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
     """
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ValueError(f"window: expected a whole number of at least 1, got {window!r}")
+    check_count(window, "window")
     check_sort_window(sort_window)
     texts, (index, count) = Path(input), _shard(shard)
     path = _output(Path(output), texts, index, count)

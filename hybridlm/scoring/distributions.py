@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridlm.requests.validation import is_whole
 from hybridlm.scoring.items import ScoredIds
 
 MAX_IDS = 1 << 14
@@ -96,7 +97,7 @@ class DistributionSettings:
             TypeError, ValueError: a setting is wrong, or `start` has nothing to begin.
         """
         most = min(vocab_size, MAX_IDS)
-        if not _whole(self.top) or not 0 <= self.top <= most:
+        if not is_whole(self.top) or not 0 <= self.top <= most:
             raise ValueError(f"top: expected 0..{most}, got {self.top!r}")
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
             raise TypeError(f"temperature: expected a number, got {self.temperature!r}")
@@ -113,7 +114,7 @@ class DistributionSettings:
             TypeError, ValueError: a setting is wrong.
         """
         self.check(vocab_size)
-        if self.start is not None and (not _whole(self.start) or self.start < 0):
+        if self.start is not None and (not is_whole(self.start) or self.start < 0):
             raise ValueError(f"start: expected a whole number of at least 0, got {self.start!r}")
         if self.token_ids is None or isinstance(self.token_ids, str):
             return self
@@ -183,7 +184,7 @@ def _first(start: Any, text: ScoredIds) -> int:
     own = len(text.token_ids) - text.prompt
     if start is None:
         start = 0
-    if not _whole(start) or not 0 <= start <= own:
+    if not is_whole(start) or not 0 <= start <= own:
         raise ValueError(f"start: expected 0..{own} for a text of {own} tokens, got {start!r}")
     return max(text.prompt + int(start), 1)  # nothing predicts the first token
 
@@ -222,8 +223,4 @@ def _flat(given: Any) -> bool:
     """Whether it is one list of ids."""
     if isinstance(given, np.ndarray):
         return given.ndim == 1 and given.dtype != object
-    return isinstance(given, list | tuple) and all(_whole(one) for one in given)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(given, list | tuple) and all(is_whole(one) for one in given)

@@ -6,7 +6,6 @@ adapter_model.safetensors    two factors per adapted matrix, and tensors that we
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
 from models import Weight
 from models.weights.sources import ArraySlice, WeightSource
 
@@ -217,21 +216,17 @@ def _config_faults(config: Mapping[str, Any]) -> list[str]:
     if not any(initial is one or (isinstance(one, str) and initial == one) for one in INITIAL):
         faults.append(f"init_lora_weights: {initial!r} changes the base weights, which are not those of the checkpoint")
     for name in ("r", "lora_alpha"):
-        if not _positive(config.get(name, 8)):
+        if not is_positive(config.get(name, 8)):
             faults.append(f"{name}: expected a number greater than 0, found {config[name]!r}")
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
-        if not isinstance(pattern, dict) or not all(map(_positive, pattern.values())):
+        if not isinstance(pattern, dict) or not all(map(is_positive, pattern.values())):
             faults.append(f"{name}: expected an object of numbers greater than 0, found {pattern!r}")
         else:
             faults += [f"{name}: {key!r} is no regular expression" for key in pattern if not _compiles(key)]
     known = UNUSED | READ | {"use_dora"}
     faults += [f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in known]
     return faults
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _compiles(pattern: str) -> bool:

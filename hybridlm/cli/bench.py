@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import jax
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hybridlm.bench.engine_side import EngineSide
@@ -22,7 +21,7 @@ from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
-from hybridlm.cli.options import Loading, Model, console_for_table, loads
+from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 
@@ -232,9 +231,7 @@ def _print_machine(console: Console, lm: LM, limits: Limits) -> None:
 def _print_rows(console: Console, title: str, measured: Measured) -> None:
     if title:
         console.print(Text(title))
-    table = Table()
-    for heading in (measured.what, "ms", "tokens/s", "of floor", "hybridlm is faster by"):
-        table.add_column(heading, justify="left" if heading == measured.what else "right")
+    table = table_of(measured.what, "ms", "tokens/s", "of floor", "hybridlm is faster by")
     for timing in measured.timings:
         ratio = ""
         if timing is not measured.timings[0]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from hybridlm.bench.start import measure_starts
-from hybridlm.cli.options import console_for_table
+from hybridlm.cli.options import console_for_table, table_of
 from hybridlm.devices.machine import cores
 
 DEFAULT_LANES = 8
@@ -26,9 +25,7 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settin
         out: JSON file for all figures; None for none.
     """
     cold, warm = measure_starts(model, prompt, settings, rounds)
-    table = Table()
-    for heading in ("part", "cold, s", "warm, s"):
-        table.add_column(heading, justify="left" if heading == "part" else "right")
+    table = table_of("part", "cold, s", "warm, s")
     for part in dict.fromkeys((*cold["parts"], *warm[0]["parts"])):
         table.add_row(part, _text(cold["parts"].get(part)), _text(_median([one["parts"].get(part) for one in warm])))
     totals = [one["total"] for one in warm]
@@ -38,10 +35,8 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settin
     console.print(Text(f"{model} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
     console.print(table)
     console.print(Text("steps, which are loaded or compiled in threads, in seconds:"))
-    steps = Table()
     names = ("trace", "prove", "rewrite", "lower", "compile", "audit", "keep")
-    for heading in ("step", *names, "from the store"):
-        steps.add_column(heading, justify="left" if heading == "step" else "right")
+    steps = table_of("step", *names, "from the store")
     for step in dict.fromkeys((*cold["steps"], *(step for one in warm for step in one["steps"]))):
         made = cold["steps"].get(step, {"seconds": {}})["seconds"]
         loaded = [one["steps"].get(step, {"seconds": {}})["seconds"].get("load") for one in warm]

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Debug, console_for_table, reported
+from hybridlm.cli.options import Debug, console_for_table, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from ir_passes.compile.stored import ExecutableStore
@@ -26,9 +25,7 @@ def list_steps(folder: Folder = None, debug: Debug = False) -> None:
     """Show every compiled step: which it is, its size, the seconds that compiling took, when it was last used."""
     with reported(debug):
         store = _store(folder)
-        table = Table()
-        for heading in ("step", "MB", "compiled in", "last used", "file"):
-            table.add_column(heading, overflow="fold")
+        table = table_of("step", "MB", "compiled in", "last used", "file", left=5, overflow="fold")
         entries = store.entries()
         for one in entries:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridlm import demo as embedded
-from hybridlm.cli.options import Debug, Verbose, console_for_table, reported
+from hybridlm.cli.options import Debug, Verbose, console_for_table, reported, table_of
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
@@ -89,9 +89,7 @@ def _answer_alone(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
 
 
 def _table(stories: Sequence[embedded.Story], batch: Answers, alone: Answers) -> Table:
-    table = Table()
-    for heading in ("question", "answer in the batch", "answer alone", "", "equal"):
-        table.add_column(heading, overflow="fold")
+    table = table_of("question", "answer in the batch", "answer alone", "", "equal", left=5, overflow="fold")
     for story, together, single in zip(stories, batch.completions, alone.completions, strict=True):
         right = Text("right", "green") if _is_right(story, together) else Text(f"wrong: {story.answer}", "red")
         equal = Text("yes", "green") if _equal(together, single) else Text("NO", "bold red")

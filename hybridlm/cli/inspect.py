@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
 from hybridlm.checkpoint.stored_weights import stored_weights
-from hybridlm.cli.options import Loading, Model, console_for_table, loads
+from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
@@ -101,9 +100,8 @@ def _list_weights(model: str) -> None:
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
-    table = Table(title=str(checkpoint.path), title_justify="left", title_style="")
-    for heading in ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups"):
-        table.add_column(heading, justify="left" if heading in ("weight", "stored as") else "right", overflow="fold")
+    headings = ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups")
+    table = table_of(*headings, left=2, title=str(checkpoint.path), overflow="fold")
     total = numbers = 0
     for one in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
         total, numbers = total + one.bytes, numbers + math.prod(one.shape)

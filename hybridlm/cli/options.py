@@ -16,6 +16,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 import jax
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
@@ -243,6 +244,21 @@ def _logged() -> Iterator[None]:
 def console_for_table(width: int = 120) -> Console:
     """Return a console as wide as the terminal; in a file or a pipe, of a width that a table needs."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def table_of(*headings: str, left: int = 1, title: str | None = None, **columns: Any) -> Table:
+    """Return an empty table.
+
+    Args:
+        *headings: of the columns.
+        left: number of columns that are justified left; the others right.
+        title: None for none.
+        **columns: settings of every column.
+    """
+    table = Table(title=title, title_justify="left", title_style="")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right", **columns)
+    return table
 
 
 def _message(error: Exception) -> str:

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import Loading, console_for_table, loads
+from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
@@ -95,9 +94,7 @@ def verify(
     machine = None if target is None else read_target(target)
     engine, report = _subject(loading, model, config, abstract, out, recipe, machine)
     console = console_for_table()
-    table, faults = Table(title=report.title, title_justify="left", title_style=""), list[str]()
-    for heading in ("step", "lanes", "tokens", *report.headings):
-        table.add_column(heading, justify="left" if heading == "step" else "right")
+    table, faults = table_of("step", "lanes", "tokens", *report.headings, title=report.title), list[str]()
     for shape in all_shapes(engine, full or abstract, drafts=True):
         with console.status(f"{shape}"):
             cells, fault = _checked(report, shape, explain)

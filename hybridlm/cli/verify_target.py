@@ -5,11 +5,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import console_for_table
+from hybridlm.cli.options import console_for_table, table_of
 from hybridlm.cli.verify_report import write_certificate
 from hybridlm.engine.memory import format_bytes
 from hybridlm.progress import counting_progress
@@ -70,10 +69,7 @@ def _print(report: TargetReport, console: Console) -> None:
     title = (
         f"{report.family}, {report.dtype}, on {report.devices} x {report.device}{over}; per device, compiled, not run"
     )
-    table = Table(title=title, title_justify="left", title_style="")
-    table.add_column("step", no_wrap=True)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = table_of("step", *HEADINGS, title=title, no_wrap=True)
     for one in report.steps:
         table.add_row(one.name, *_cells(one))
     console.print(table)

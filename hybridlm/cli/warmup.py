@@ -3,10 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from hybridlm.cli.options import Loading, Model, console_for_table, loads
+from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
 
 
 @loads()
@@ -25,9 +24,7 @@ def warmup(
     if (lm := loading.leading(model)) is None:
         return
     lm.warmup(every_bucket=not full)
-    table = Table()
-    for heading in ("step", "origin", "seconds"):
-        table.add_column(heading, justify="right" if heading == "seconds" else "left")
+    table = table_of("step", "origin", "seconds", left=2)
     origins = lm.engine.programs.origins
     for shape, origin in origins.items():
         where = "from the store" if origin.stored else "compiled"

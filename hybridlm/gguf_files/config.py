@@ -5,51 +5,34 @@ from typing import Any
 
 from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files.header import GgufHeader
+from models.config.reader import ConfigReader
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "lfm2")
 MAX_EXPERTS = 65_536
+MAX_SIZE, MAX_FAULT = 2**31, 400
+"""Sizes are less; characters that are shown of a fault."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-class Fields:
-    """Metadata of an architecture; faults are collected.
-
-    Attributes:
-        faults: one sentence each.
-        architecture: prefix of its keys.
-    """
+class Fields(ConfigReader):
+    """Metadata of an architecture, which is the prefix of their keys."""
 
     def __init__(self, header: GgufHeader) -> None:
         self.header, self.architecture = header, header.metadata.get("general.architecture")
-        self.faults: list[str] = []
+        prefix = f"{self.architecture}."
+        own = {key.removeprefix(prefix): one for key, one in header.metadata.items() if key.startswith(prefix)}
+        super().__init__(str(self.architecture), own, prefix)
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self.get(key, default)
-        if type(value) is not int or not least <= value < 2**31:
-            self.fault(key, f"an integer of at least {least}", value)
-            return max(least, 1)
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        value = super().integer(name, default, minimum)
+        if value >= MAX_SIZE:
+            self.fault(name, f"a whole number below {MAX_SIZE}")
+            return max(minimum, 1)
         return value
 
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fault(key, "a number", value)
-            return 1.0
-        return float(value)
-
-    def integers(self, key: str) -> list[int]:
-        value = self.get(key)
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
-            self.fault(key, "a list of integers", value)
-            return []
-        return value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.header.metadata.get(f"{self.architecture}.{key}", default)
-
-    def fault(self, key: str, expected: str, found: Any) -> None:
-        found = "none" if found is None else repr(found)[:80]
-        self.faults.append(f"{self.architecture}.{key}: expected {expected}, found {found}")
+    def fault(self, name: str, expected: str) -> None:
+        super().fault(name, expected)
+        self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
@@ -75,7 +58,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
 def decoder_layers(header: GgufHeader) -> int:
     """Return the number of layers of the decoder, without the multi-token-prediction block, which is the last one."""
     fields = Fields(header)
-    return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, least=0)
+    return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -87,9 +70,7 @@ def _common(fields: Fields) -> dict[str, Any]:
         fields.faults.append("token_embd.weight: missing")
     elif isinstance(tokens, list) and len(tokens) > rows:
         fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
-    scaling = fields.get("rope.scaling.type", "none")
-    if scaling != "none":
-        fields.fault("rope.scaling.type", "none", scaling)
+    fields.choice("rope.scaling.type", ["none"], "none")
     blocks = {found[1] for name in header.tensors if (found := re.match(r"blk\.(\d+)\.", name))}
     if fields.integer("block_count") > len(blocks):
         fields.faults.append(
@@ -120,9 +101,11 @@ def _qwen35(fields: Fields) -> dict[str, Any]:
     head_dim, value_heads = fields.integer("attention.key_length"), fields.integer("ssm.time_step_rank")
     inner = fields.integer("ssm.inner_size")
     if inner % value_heads:
-        fields.fault("ssm.inner_size", f"a multiple of ssm.time_step_rank ({value_heads})", inner)
+        fields.fault("ssm.inner_size", f"a multiple of ssm.time_step_rank ({value_heads})")
     if value_heads % fields.integer("ssm.group_count"):
-        fields.fault("ssm.time_step_rank", "a multiple of ssm.group_count", value_heads)
+        fields.fault("ssm.time_step_rank", "a multiple of ssm.group_count")
+    if "rope.dimension_sections" not in fields:
+        fields.fault("rope.dimension_sections", "a list of whole numbers")
     config: dict[str, Any] = {
         "model_type": "qwen3_5_text",
         "num_key_value_heads": fields.integer("attention.head_count_kv"),
@@ -146,7 +129,7 @@ def _qwen35(fields: Fields) -> dict[str, Any]:
         return config | {"intermediate_size": fields.integer("feed_forward_length")}
     experts = fields.integer("expert_count")
     if experts > MAX_EXPERTS:
-        fields.fault("expert_count", f"at most {MAX_EXPERTS}", experts)
+        fields.fault("expert_count", f"at most {MAX_EXPERTS}")
     return config | {
         "model_type": "qwen3_5_moe_text",
         "num_experts": experts,
@@ -160,7 +143,7 @@ def _lfm2(fields: Fields) -> dict[str, Any]:
     heads = fields.integers("attention.head_count_kv")
     types = _layer_types(fields, "shortconv.conv.weight", "conv")
     if ["full_attention" if one else "conv" for one in heads] != types or len(set(heads) - {0}) > 1:
-        fields.fault("attention.head_count_kv", f"one number for the layers of attention of {types}", heads)
+        fields.fault("attention.head_count_kv", f"one number for the layers of attention of {types}")
     return {
         "model_type": "lfm2",
         "intermediate_size": fields.integer("feed_forward_length"),

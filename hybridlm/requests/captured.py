@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
 from hybridlm.files.atomic import replacing
 from hybridlm.requests.result_html import preformatted, table
+from ir_passes.files.atomic import partial_path, whole_file
 
 HIDDEN = "hidden_states[{}]"
 """Name of the hidden states of one index in a file."""
@@ -152,11 +152,8 @@ class CaptureWriter:
         if path is None:
             self._arrays = {one.name: np.zeros(one.shape, dtypes.get(one.name, np.dtype(one.dtype))) for one in entries}
             return
-        descriptor, name = self._open(path)
-        self._partial = Path(name)
-        header = safetensors_header(entries, {})
-        with open(descriptor, "wb") as file:
-            file.write(header)
+        self._partial, header = partial_path(path), safetensors_header(entries, {})
+        self._partial.write_bytes(header)
         self._arrays, begin = dict[str, np.ndarray](), len(header)
         for one in entries:
             dtype = dtypes.get(one.name, np.dtype(one.dtype))
@@ -168,11 +165,6 @@ class CaptureWriter:
             else:
                 self._arrays[one.name] = np.zeros(one.shape, dtype)
             begin += size
-
-    @staticmethod
-    def _open(path: Path) -> tuple[int, str]:
-        """Return the descriptor and the name of a file that gets this path once it is whole."""
-        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
 
     @property
     def finished(self) -> bool:
@@ -207,16 +199,15 @@ class CaptureWriter:
         arrays = {name: array[: self._count] for name, array in self._arrays.items()}
         if self._path is not None and self._partial is not None:
             if self._count < len(self._arrays[POSITIONS]):
-                descriptor, name = self._open(self._path)
-                with open(descriptor, "wb") as file:
+                with whole_file(self._path) as file:
                     write_safetensors(file, _entries(arrays), map(np.asarray, arrays.values()), {})
                 self.close()
-                self._partial = Path(name)
-            for array in self._arrays.values():
-                if isinstance(array, np.memmap):
-                    array.flush()
-            os.replace(self._partial, self._path)
-            self._partial = None
+            else:
+                for array in self._arrays.values():
+                    if isinstance(array, np.memmap):
+                        array.flush()
+                os.replace(self._partial, self._path)
+                self._partial = None
         positions, self._arrays = np.array(arrays[POSITIONS]), {}
         hidden, states = {i: HIDDEN.format(i) for i in self._hidden}, {one.name: one.name for one in self._states}
         if self._path is not None:

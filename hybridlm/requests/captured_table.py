@@ -1,16 +1,15 @@
 """Hidden states and states of all sequences of a call in one Parquet file, written while they are computed."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hybridlm.errors import require_extra
 from hybridlm.requests.captured import HIDDEN, StateEntry
+from ir_passes.files.atomic import whole_file
 
 TABLE = ".parquet"
 """Ending of the name of a file that is a table."""
@@ -49,8 +48,7 @@ class CaptureTable:
         # Of floats that Arrow or its readers lack, float32 has every number.
         tensors |= {one.name: pa.fixed_shape_tensor(pa.float32(), one.shape, dim_names=one.dims) for one in states}
         self._schema = pa.schema([("index", pa.int32()), ("position", pa.int32()), *tensors.items()])
-        self._partial: Path | None = None
-        self._file: BinaryIO | None = None
+        self._file = ExitStack()  # whole or deleted at its end
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
     def add(self, row: TableRow) -> None:
@@ -66,9 +64,8 @@ class CaptureTable:
         import pyarrow.parquet as pq
 
         if self._writer is None:
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
-            self._partial, self._file = Path(name), open(descriptor, "wb")  # noqa: SIM115  # closed by finish and close
-            self._writer = pq.ParquetWriter(self._file, self._schema, use_dictionary=False)
+            file = self._file.enter_context(whole_file(self._path))
+            self._writer = pq.ParquetWriter(file, self._schema, use_dictionary=False)
         if not self._rows:
             return
         fields: list[Any] = [
@@ -85,20 +82,17 @@ class CaptureTable:
     def finish(self) -> None:
         """Write what is left and give the file its name."""
         self._write()
-        assert self._writer is not None and self._file is not None and self._partial is not None
         self._writer.close()
         self._file.close()
-        os.replace(self._partial, self._path)
         self._writer = None
 
     def close(self) -> None:
         """Delete a file that was not finished."""
-        if self._writer is not None and self._file is not None and self._partial is not None:
+        if self._writer is not None:
             # What cannot be written any more is deleted all the same.
-            with suppress(OSError):
+            with suppress(OSError), self._file:
                 self._writer.close()
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+                raise InterruptedError(f"{self._path} is not whole")
             self._writer = None
 
 

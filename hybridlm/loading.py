@@ -30,6 +30,7 @@ from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
+from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
 from hybridlm.decision_models.settings import adapter_folder
 from hybridlm.devices.placement import Placement, place
@@ -40,6 +41,7 @@ from hybridlm.engine.arguments import (
     check_drafting,
     dtype_of_caches,
     dtype_of_dequantised,
+    shards_of_model,
     weight_types,
 )
 from hybridlm.engine.engine import Engine
@@ -161,21 +163,19 @@ def load(
     process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    cuts = family.abstract(config).sharded_dims() if placement.devices.sharded else {}
-    shards = placement.shards(weights, cuts)
+    shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
-    packed = None
+    packed = PackedParameters(products)
     if dequantise is None:
         packed = packed_parameters(directory, family, config, dtype, products, bound, shards)
-        if packed.divided:
-            _log.warning(
-                "%d quantised weights are plain arrays in %s, as %s: this mesh divides their groups too finely",
-                len(packed.divided), dtype, dotted(packed.divided[0]),
-            )  # fmt: skip
-    kept = {} if packed is None else packed.types
-    size = weight_bytes(weights, dtype, shards, placement, {} if packed is None else packed.layouts)
+    if packed.divided:
+        _log.warning(
+            "%d quantised weights are plain arrays in %s, as %s: this mesh divides their groups too finely",
+            len(packed.divided), dtype, dotted(packed.divided[0]),
+        )  # fmt: skip
+    size = weight_bytes(weights, dtype, shards, placement, packed.layouts)
     demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
-    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | kept)
+    typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)

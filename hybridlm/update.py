@@ -27,10 +27,10 @@ from hybridlm.checkpoint import (
 from hybridlm.checkpoint.content import content_fingerprint
 from hybridlm.checkpoint.given_tensors import NAMES, given_checkpoint
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.model import with_head
+from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
-from models import FAMILIES, DecoderConfig, Family, Weight
-from models.sharding.devices import SINGLE_DEVICE
+from hybridlm.engine.arguments import shards_of_model
+from models import DecoderConfig, Family, Weight
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
@@ -57,13 +57,11 @@ class ModelWeights:
     @property
     def family(self) -> Family:
         """The family whose files hold such weights."""
-        found = next(one for one in FAMILIES if one.name == self.config.family)
-        return found if self.config.head is None else with_head(found)
+        return family_of_model(self.config)
 
     def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
         """Return the layout of each parameter over the devices."""
-        cuts = {} if self.placement.devices == SINGLE_DEVICE else family.abstract(self.config).sharded_dims()
-        return self.placement.shards(family.weights(self.config), cuts)
+        return shards_of_model(family, self.config, self.placement)
 
 
 @dataclass(frozen=True)

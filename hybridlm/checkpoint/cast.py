@@ -5,17 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import EllipsisType
 
-import ml_dtypes
 import numpy as np
 
 from hybridlm.checkpoint.huge_pages import HugePages
+from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.errors import CheckpointError
 
-DTYPES: Mapping[str, np.dtype] = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-}
+DTYPES: Mapping[str, np.dtype] = {kind.name: kind for kind in READABLE.values()}
 """Dtypes that parameters are loaded in, by name."""
 
 # Elements that are converted at once; bounds the memory that a conversion needs beside its result.

@@ -80,6 +80,12 @@ def _config_faults(path: Path, head: bool) -> list[str]:
     return []
 
 
+def family_of_model(config: DecoderConfig) -> Family:
+    """Return the family whose files hold the weights of a model, its multi-token-prediction head if it has one."""
+    found = next(one for one in FAMILIES if one.name == config.family)
+    return found if config.head is None else with_head(found)
+
+
 INSTEAD = "speculate='ngram' needs no head."
 
 

@@ -17,6 +17,7 @@ from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, packed_forms
 from hybridlm.checkpoint.read_settings import ReadSettings
 from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
+from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.saved.index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved.read import head_parameters, read_saved, saved_forms
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
@@ -55,8 +56,7 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
         sizes[info.dtype] += info.end - info.begin
     if BLOCK_TYPES & sizes.keys():
         return "bfloat16"
-    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-    return names.get(sizes.most_common(1)[0][0], "bfloat16")
+    return READABLE.get(sizes.most_common(1)[0][0], READABLE["BF16"]).name
 
 
 def fingerprint_of(checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = ()) -> str:

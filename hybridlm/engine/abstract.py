@@ -1,34 +1,25 @@
 """Engines of a model's config.json alone: every weight is a shape and a dtype, without memory."""
 
-from functools import lru_cache
 from pathlib import Path
 
 from jax.sharding import AbstractMesh, Mesh
 
-from hybridlm.checkpoint import Checkpoint, ParameterPath, packed_parameters
+from hybridlm.checkpoint import Checkpoint, packed_parameters
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import laid_out
 from hybridlm.checkpoint.quantise import Recipe, forms_of_copy
 from hybridlm.devices.placement import Placement, check_lanes
-from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches, weight_types
+from hybridlm.engine.arguments import assemble, check_arguments, dtype_of_caches, shards_of_model, weight_types
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
 from ir_passes.targets import Target
-from models import DecoderConfig, Family
 from models.ops.kernels import check_mode
-from models.sharding.sharded_dim import ShardedDim
 
 DEFAULT_LANES, DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 64, 8, 256
 """Serving-size defaults for a large model: decoding sequences, prompts prefilled at a time, tokens of each chunk."""
-
-
-@lru_cache(maxsize=1)
-def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
-    """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
-    return family.abstract(config).sharded_dims()
 
 
 def abstract_engine(
@@ -71,7 +62,7 @@ def abstract_engine(
     check_mode(placement.kernel_mode)
     check_lanes(lanes, placement.data)
     model, found = family.abstract(config.shard(placement.devices)), family.weights(config)
-    shards = placement.shards(found, shard_specs_of(family, config) if placement.devices.sharded else {})
+    shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
     if recipe is not None:
         packed = laid_out(forms_of_copy(found, recipe), shards, dtype, products).types

@@ -1,6 +1,7 @@
 """Arguments of an engine: their checks, their defaults, and the model assembled for it."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hybridlm.checkpoint import ParameterPath, Shards
+from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Speculate, drafters
 from hybridlm.programs.compilation_cache import is_cache
 from hybridlm.programs.programs import CERTIFY
-from models import Decoder, DecoderConfig, Weight
+from models import Decoder, DecoderConfig, Family, Weight
+from models.sharding.sharded_dim import ShardedDim
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_CONTEXT = 4096
@@ -90,6 +93,18 @@ def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> Non
             f"draft_tokens: expected a whole number of at least 1 and less than the context ({context}), got "
             f"{draft_tokens!r}"
         )
+
+
+@lru_cache(maxsize=1)
+def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
+    """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
+    return family.abstract(config).sharded_dims()
+
+
+def shards_of_model(family: Family, config: DecoderConfig, placement: Placement) -> dict[ParameterPath, Shards]:
+    """Return the layout of each parameter of a whole model over the devices."""
+    cuts = shard_specs_of(family, config) if placement.devices.sharded else {}
+    return placement.shards(family.weights(config), cuts)
 
 
 def weight_types(

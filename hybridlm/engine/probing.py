@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.model import with_head
+from hybridlm.checkpoint.model import family_of_model
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.captured import CaptureWriter, StateEntry
@@ -24,7 +24,7 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.steps.edit import StateType, edited_arrays
 from hybridlm.steps.hooks import Probes, ProbeShape
 from ir_passes.host.slot_owner import Slot
-from models import FAMILIES, DecoderConfig
+from models import DecoderConfig
 from models.state.state import StateArray
 
 
@@ -122,9 +122,7 @@ class _Split(NamedTuple):
 
 def _whole_arrays(config: DecoderConfig, places: Sequence[int]) -> list[StateArray]:
     """Return the descriptions of arrays of a whole model's state, by their indices among all."""
-    family = next(one for one in FAMILIES if one.name == config.family)
-    model = (family if config.head is None else with_head(family)).abstract(config)
-    leaves = jax.tree.leaves(model.state_arrays())
+    leaves = jax.tree.leaves(family_of_model(config).abstract(config).state_arrays())
     return [leaves[place] for place in places]
 
 

@@ -17,7 +17,8 @@ from published import PUBLISHED
 
 from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
 from hybridlm.devices.placement import Placement
-from hybridlm.engine.abstract import abstract_engine, shard_specs_of
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.arguments import shard_specs_of
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of

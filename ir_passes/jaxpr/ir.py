@@ -49,6 +49,9 @@ CALLS = {
 }
 WITH_BODIES = frozenset((*CALLS, "scan", "while", "cond", "shard_map"))
 """Operations with programs inside that are looked into."""
+COMBINING = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+"""Scatters whose name says what their `update_jaxpr` does, a new object in each."""
+SCATTERS = ("scatter", *COMBINING)
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:

@@ -52,9 +52,12 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
     return found
 
 
-def hull(one: Range | None, other: Range | None) -> Range | None:
-    """Return the join of two intervals: bounds of a value that is one or the other."""
-    return None if one is None or other is None else (min(one[0], other[0]), max(one[1], other[1]))
+def hull(*some: Range | None) -> Range | None:
+    """Return the join of intervals: bounds of a value that is in one of them; None where one is not known."""
+    known = [one for one in some if one is not None]
+    if not known or len(known) < len(some):
+        return None
+    return min(one[0] for one in known), max(one[1] for one in known)
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:

@@ -14,28 +14,17 @@ IDENTITIES = (
     "copy", "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
     "sharding_constraint", "stop_gradient",
 )  # fmt: skip
+INDEXED = {"gather", "dynamic_slice", "dynamic_update_slice", *ir.SCATTERS}
+"""Operations that keep the rows of their first operand only, not of indices and updates."""
 KEEPS_ROWS = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "unstack", "pad", "rev",
-    "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
-    "dynamic_update_slice", "select_n", "scan", "while", "cond", "shard_map", "convert_element_type",
-    *ir.OPAQUE, *IDENTITIES, *ir.CALLS,
+    "select_n", "convert_element_type", *INDEXED, *ir.WITH_BODIES, *ir.OPAQUE, *IDENTITIES,
 }  # fmt: skip
 """Operations whose rules track the rows of a pool themselves; every other one changes all rows."""
-INDEXED = {
-    "gather", "dynamic_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub",
-    "dynamic_update_slice",
-}  # fmt: skip
-"""Those of them that keep the rows of their first operand only, not of indices and updates."""
 MOVES = {
-    *IDENTITIES,
-    "bitcast_convert_type",
-    "reshape",
-    "squeeze",
-    "expand_dims",
-    "broadcast_in_dim",
-    "transpose",
+    *IDENTITIES, "bitcast_convert_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose",
     "convert_element_type",
-}
+}  # fmt: skip
 """Operations that move the elements of each operand about by themselves: zeros stay zeros."""
 SUMS = ("psum", "psum_invariant")
 ELEMENTWISE = frozenset(

@@ -124,7 +124,7 @@ class Site:
 
     def _number(self, operands: list[Value], which: int) -> Number:
         params = self.eqn.params
-        if self.name in _COMBINES:
+        if self.name in ir.COMBINING:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
         if not PLACES.isdisjoint(params):
             params = {name: value for name, value in params.items() if name not in PLACES}
@@ -230,10 +230,6 @@ def interpret_part(prover: Prover, jaxpr: Any, env: Env, first: int, end: int) -
         if prover.observe is not None:
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
-
-
-_COMBINES = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
-"""Operations whose name says what their `update_jaxpr` does, a new object in each."""
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

@@ -123,8 +123,6 @@ class IsolationError(ValueError):
         Args:
             around: equations to show on either side of the fault.
         """
-        from ir_passes.proof.violations import explain
-
         return "\n\n".join(explain(violation, around) for violation in self.violations)
 
 

@@ -20,7 +20,7 @@ from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met,
 from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-_WRITES = {"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub", "dynamic_update_slice"}
+_WRITES = {*ir.SCATTERS, "dynamic_update_slice"}
 Leaves = list[int | None]
 _REMEDY = "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')"
 

@@ -7,6 +7,7 @@ pool with named dimensions.
 from collections.abc import Callable
 from typing import Any
 
+from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.mesh import array_axes_of
 from ir_passes.proof.dims.classes import (
     Dimension,
@@ -220,7 +221,7 @@ def _indexed(dim: Dimension) -> Dimension:
     return Dimension(dim.size, lost="") if merged else _varying(dim)
 
 
-@_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+@_rule(*ir.SCATTERS)
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
     return _put(x, window_of_scatter(eqn, x, indices, updates))
 

@@ -61,25 +61,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = {
-    "max",
-    "min",
-    "clamp",
-    "mul",
-    "add",
-    "sub",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "div",
-    "rem",
-    "sign",
-    "ne",
-    "eq",
-    "and",
-    "convert_element_type",
-}
+_OWN_RULES = frozenset("max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type".split())
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
@@ -298,10 +280,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         views = {case.owner.view if isinstance(case.owner, PoolRows) else None for case in cases}
         if not shared or len(views) > 1:
             owner = site.unframed(owner)
-    bounds = cases[0].range
-    for case in cases[1:]:
-        bounds = hull(bounds, case.range)
-    bounds = _counted_from_end(site, which, cases) or bounds
+    bounds = _counted_from_end(site, which, cases) or hull(*(case.range for case in cases))
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
     if len(cases) == 2:
         cases = (cases[0], packed_tokens.real_only(which, cases[1]))

@@ -113,9 +113,7 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
     """Concatenate along an axis; along that of the lanes, lanes must stay in order."""
     axis = site.params["dimension"]
     sizes = [shape[axis] for shape in site.shapes]
-    bounds = parts[0].range
-    for value in parts[1:]:
-        bounds = hull(bounds, value.range)
+    bounds = hull(*(value.range for value in parts))
     owner = joined_along(site, axis, [p.owner for p in parts], sizes)
     fact = _entries_in_order(site, owner, parts)
     if fact is None and axis == len(site.shape) - 1 and all(size == 1 for size in sizes):
@@ -138,9 +136,7 @@ def stack(site: Site, *parts: Value) -> list[Value]:
     for value in parts:
         old = axis_of(value.owner)
         owners.append(value.owner if old is None else moved(value.owner, old + (old >= axis)))
-    bounds = parts[0].range
-    for value in parts[1:]:
-        bounds = hull(bounds, value.range)
+    bounds = hull(*(value.range for value in parts))
     owner = joined_along(site, axis, owners, [1] * len(parts))
     fact = _entries_in_order(site, owner, parts) or (Columns(parts) if axis == len(site.shape) - 1 else None)
     return [Value(owner, NONE, bounds, fact)]

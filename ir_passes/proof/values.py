@@ -3,6 +3,7 @@
 More than 300 lines: the facts are one closed list.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -301,6 +302,15 @@ class Kept:
 
     leaf: Leaf
     view: View = ()
+
+    def after_write(self, part: "Kept | None", put: Callable[[View], View | None]) -> "Kept | None":
+        """Return this if what is written is the part that was taken from the same place; None if it is not.
+
+        Args:
+            part: of what is written; None where that is no part of a pool.
+            put: from the part's path to that of the array it is put back into; None where it was taken elsewhere.
+        """
+        return self if part is not None and part.leaf == self.leaf and put(part.view) == self.view else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ other operation that puts arrays beside each other or in each other's place: a c
 write to a part that was taken out, what a loop carries, the branches of a condition.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from ir_passes.contract.contract import Bound, BoundContract, Opaque, Pool
+from ir_passes.contract.contract import BoundContract, Opaque, Pool
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir
@@ -170,15 +170,9 @@ class _Walk:
             )
             self._report(jaxpr, index, "; ".join(wrong), [bound.path], remedy)
 
-    def _pools(self) -> Iterator[tuple[Bound, tuple[str | None, ...]]]:
-        """Pools that name their dimensions, with the names."""
-        for one in self.bound.inputs:
-            if isinstance(one.entry, Pool) and one.entry.dims:
-                yield one, one.entry.dims
-
     def _conflict(self, jaxpr: Any, index: int, conflict: Conflict, how: str) -> None:
         one, other = conflict.names
-        pools = [pool.path for pool, dims in self._pools() if {one, other} & set(dims)]
+        pools = [pool.path for pool in self.bound.inputs if {one, other} & set(getattr(pool.entry, "dims", None) or ())]
         self._report(jaxpr, index, f"dimension {one!r} of a pool {how} dimension {other!r}", pools)
 
     def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:

@@ -29,9 +29,7 @@ def join_values(site: Site, one: Value, other: Value) -> Value:
     """Return the join of two abstract values: what holds of a value that is one or the other."""
     if one == other:
         return one
-    owner = _merge_owners(site, one.owner, other.owner)
-    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, one, other):
-        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    owner = _in_order(site, _merge_owners(site, one.owner, other.owner), one, other)
     same_kept = one.kept == other.kept
     version = one.version if one.version == other.version else None
     if version is None and one.version is not None and other.version is not None:
@@ -49,9 +47,13 @@ def join_values(site: Site, one: Value, other: Value) -> Value:
     )
 
 
-def _unordered(owner: LaneRows, *values: Value) -> bool:
-    """Whether the shared ones among some values do not differ along the axis of the rows."""
-    return all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values)
+def _in_order(site: Site, owner: Owner, *values: Value) -> Owner:
+    """Return the joint owner of some values, if the shared ones do not reveal an order that depends on all lanes."""
+    if not isinstance(owner, LaneRows) or owner.order is None:
+        return owner
+    if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
+        return owner
+    return site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
 
 
 def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
@@ -175,8 +177,7 @@ def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     kept = old.kept if old.kept == new.kept else None
     fact = old.fact if old.fact == new.fact else None
-    if isinstance(owner, LaneRows) and owner.order is not None and not _unordered(owner, old, new):
-        owner = site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
+    owner = _in_order(site, owner, old, new)
     version = old.version if same_chain or old.version == new.version else None
     return Value(owner, NONE, bounds, fact, kept, version, old.uniform & new.uniform)
 

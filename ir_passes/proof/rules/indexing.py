@@ -250,9 +250,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
     kept = operand.kept
     if kept is not None and not access.all_outside():
-        again = updates.kept
-        if not replaces or again is None or again.leaf != kept.leaf or access.put(again.view, -1) != kept.view:
-            kept = None
+        kept = kept.after_write(updates.kept, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, kept, site.prover.versions.succeed(operand.version))
 

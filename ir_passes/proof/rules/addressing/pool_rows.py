@@ -83,10 +83,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     assert isinstance(index, SlotEntry | PageEntry)
     kept = operand.kept
     if kept is not None:
-        again = updates.kept
-        same = replaces and again is not None and again.leaf == kept.leaf
-        if again is None or not same or _put_by_slot(again.view, access, axis) != kept.view:
-            kept = None
+        kept = kept.after_write(updates.kept, lambda view: _put_by_slot(view, access, axis)) if replaces else None
     later = replace(pool, writers=pool.writers | {index.leaf})
     return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
 
@@ -139,9 +136,7 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
         return Value(site.mixed(message, remedy, ViolationKind.FRAME))
     kept = operand.kept
     if kept is not None:
-        again = updates.kept
-        if again is None or again.leaf != kept.leaf or access.put(again.view, pool.axis) != kept.view:
-            kept = None
+        kept = kept.after_write(updates.kept, lambda view: access.put(view, pool.axis))
     owner = replace(pool, unframed=pool.unframed or part.unframed, writers=pool.writers | part.writers)
     return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
 

@@ -225,7 +225,7 @@ class Certificate(Exchanging):
             f"  traced {self.fingerprints.traced[:16]}, compiled {self.fingerprints.compiled[:16]}, "
             f"hlo {(self.fingerprints.hlo or 'not read')[:16]}",
         ]
-        for heading, statements in self._sections():
+        for heading, statements in self.sections():
             lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
         lines += ["  executable: from the store; all of this was found when it was compiled"] if self.stored else []
         bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
@@ -236,7 +236,8 @@ class Certificate(Exchanging):
         ]
         return "\n".join(lines)
 
-    def _sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
+    def sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
+        """Return all statements under their headings, of which some may have none."""
         return [
             ("contract", self.contract),
             ("proved", self.proved),
@@ -260,4 +261,4 @@ class Certificate(Exchanging):
             f"({versions.device})"
         )
         head = html.headed(self.step, self.holds, self.state, remark)
-        return head + html.lists(self._sections(), opened=("proved", "audited", "not audited", "faults"))
+        return head + html.lists(self.sections(), opened=("proved", "audited", "not audited", "faults"))

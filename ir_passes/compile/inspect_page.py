@@ -50,11 +50,6 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
             ("pool", "written in place as", "bytes", "faults", "copies of its type"),
             ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
         ),
-        "<h2>Rewrites</h2>",
-        table(("pass", "changed", "what it did"), ((one.name, one.changed, one.summary) for one in certificate.passes)),
-        "<h2>Pool-sized copies in one call</h2>",
-        _copies(certificate),
-        *_collectives(certificate),
         *_kernels(step),
         "<h2>Scratch: when each value is live</h2>",
         key(certificate.lanes),
@@ -72,18 +67,11 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
 
 
 def _statements(certificate: Certificate) -> Iterable[str]:
-    for heading, lines in (
-        ("Faults", certificate.faults),
-        ("Proved of the program", certificate.proved),
-        ("Audited in XLA's schedule and buffer assignment", certificate.audited),
-        ("Not audited", () if certificate.not_audited is None else (certificate.not_audited,)),
-        ("Assumed", certificate.assumed),
-        ("Not covered", certificate.not_covered),
-        ("Notes", certificate.notes),
-        ("Contract", certificate.contract),
-    ):
+    """Yield what the certificate says, faults first."""
+    for heading, lines in sorted(certificate.sections(), key=lambda section: section[0] != "faults"):
         if lines:
-            yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul>"
+            items = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
+            yield f"<h2>{escape(heading.capitalize())}</h2><ul>{items}</ul>"
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
@@ -109,21 +97,6 @@ def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
         f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {said}.</p>"
         f'<table class="matrix"><tr><th></th>{head}<th>shared</th></tr>{rows}</table>'
     )
-
-
-def _copies(certificate: Certificate) -> str:
-    lines = "".join(f"<li>{escape(line)}</li>" for line in certificate.copies)
-    count = len(certificate.copies)
-    return f"<p>{count} ({certificate.memory.copied:,} bytes)</p>" + (f"<ul>{lines}</ul>" if lines else "")
-
-
-def _collectives(certificate: Certificate) -> Iterable[str]:
-    if certificate.collectives:
-        moved = sum(one.bytes * (one.times or 1) for one in certificate.collectives)
-        remark = f"{len(certificate.collectives)} in one call, {moved:,} bytes of each device's operands"
-        yield "<h2>What devices exchange</h2>"
-        yield f"<p>{remark}; their order is <code>{certificate.fingerprints.schedule[:16]}</code>.</p>"
-        yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in certificate.exchanged)}</ul>"
 
 
 def _kernels(step: CompiledStep) -> Iterable[str]:

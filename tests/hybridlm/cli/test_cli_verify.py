@@ -108,7 +108,7 @@ def test_page(directory: Path, tmp_path: Path) -> None:
     assert "url(" not in text and "<script" not in text and "http" not in re.sub(r"openxla/xla#\d+", "", text)
     assert page.tags.count("svg") == 2
     assert page.tags.count("rect") > 100
-    for part in ("Which lane may reach which", "args[1].layers[0][0].recurrent", "Pool-sized copies", "The arena"):
+    for part in ("Which lane may reach which", "args[1].layers[0][0].recurrent", "Rewrites", "The arena"):
         assert part in text
     assert len(re.findall('<td class="own">own<small>changed</small></td>', text)) == 2
     assert len(re.findall('<td class="apart">apart<small>same</small></td>', text)) == 2

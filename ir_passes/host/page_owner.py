@@ -10,33 +10,24 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 
 from ir_passes.contract.entries import PageTable
-from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotsExhausted, frozen_copy
+from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotsExhausted, Token, frozen_copy
 
 
-class Page:
-    """The right to use one page. Made by `PageOwner.acquire` and `share`; cannot be copied or pickled."""
+class Page(Token):
+    """The right to use one page. Made by `PageOwner.acquire` and `share`."""
 
-    __slots__ = ("__weakref__", "_number", "_owner")
+    __slots__ = ("_number", "_owner")
+    instead = "use PageOwner.share for another one"
 
     def __init__(self, owner: "PageOwner", number: int):
         self._owner, self._number = owner, number
 
     def __repr__(self) -> str:
         return f"page {self._number} of {self._owner.name!r}"
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(f"{self!r} has one holder and cannot be copied; use PageOwner.share for another one")
-
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        self.__copy__()
 
 
 class PageOwner:

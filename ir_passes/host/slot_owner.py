@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
@@ -33,10 +33,31 @@ class SlotsExhausted(SlotError):
     """No row is free."""
 
 
-class Slot:
-    """The right to one row. Made by `SlotOwner.acquire`; compares by identity, cannot be copied or pickled."""
+class Token:
+    """A right with one holder: it compares by identity, and cannot be copied or pickled.
 
-    __slots__ = ("__weakref__", "_generation", "_owner", "_row")
+    Attributes:
+        instead: the advice to somebody who copies it.
+    """
+
+    __slots__ = ("__weakref__",)
+    instead: ClassVar[str]
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"{self!r} has one holder and cannot be copied; {self.instead}")
+
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+class Slot(Token):
+    """The right to one row. Made by `SlotOwner.acquire`."""
+
+    __slots__ = ("_generation", "_owner", "_row")
+    instead = "use SlotOwner.move to hand it on"
 
     def __init__(self, owner: "SlotOwner", row: int, generation: int):
         self._owner, self._row, self._generation = owner, row, generation
@@ -48,15 +69,6 @@ class Slot:
     def epoch(self) -> int:
         """Number of this tenancy of the row, counted from 1."""
         return self._generation
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(f"{self!r} has one holder and cannot be copied; use SlotOwner.move to hand it on")
-
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        self.__copy__()
 
 
 class SlotOwner:

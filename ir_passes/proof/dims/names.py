@@ -56,9 +56,10 @@ def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[An
     inputs = [_with_names(one.shape, dim_names) for one, dim_names in zip(bound.inputs, names, strict=True)]
     leaves: Leaves = [k if dim_names is not None else None for k, dim_names in enumerate(names)]
     results, versions = walk.run(flat.jaxpr, inputs, leaves)
+    makers = {id(var): index for index, eqn in enumerate(flat.jaxpr.eqns) for var in eqn.outvars}
     for before, after in bound.successors.items():
         if leaves[before] is not None and versions[after] != before:
-            made = ir.maker_of(flat.jaxpr, flat.jaxpr.outvars[after])
+            made = makers.get(id(flat.jaxpr.outvars[after]), len(flat.jaxpr.eqns))
             walk.check(flat.jaxpr, made, before, dict(enumerate(results[after])))
     return walk.violations
 

@@ -27,6 +27,7 @@ class Site:
         prover: the state of the interpretation.
         eqn: the equation.
         jaxpr, index, env: the program it stands in, its place there, and the values before it.
+        shapes: of the operands.
     """
 
     prover: Prover
@@ -34,6 +35,7 @@ class Site:
     jaxpr: Any
     index: int
     env: dict[Any, Value] = field(repr=False)
+    shapes: list[tuple[int, ...]]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -53,11 +55,6 @@ class Site:
     def _frames(self) -> tuple[str, ...]:
         around = (self.eqn, *reversed(self.prover.callers))
         return tuple(dict.fromkeys(place for eqn in around for place in ir.frames_of(eqn)))
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the operands."""
-        return ir.shapes(self.eqn.invars)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,7 +129,7 @@ class Site:
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
-        avals = tuple((ir.shape_of(atom), ir.dtype_of(atom)) for atom in self.eqn.invars)
+        avals = (*self.shapes, *map(ir.dtype_of, self.eqn.invars))
         return self.prover.number((self.name, params, avals, which), *[value.number for value in operands])
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
@@ -226,7 +223,7 @@ def interpret_part(prover: Prover, jaxpr: Any, env: Env, first: int, end: int) -
     for index in range(first, end):
         eqn = jaxpr.eqns[index]
         operands = [prover.read(env, atom) for atom in eqn.invars]
-        results = Site(prover, eqn, jaxpr, index, env).apply(operands)
+        results = Site(prover, eqn, jaxpr, index, env, ir.shapes(eqn.invars)).apply(operands)
         if prover.observe is not None:
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))

@@ -15,8 +15,14 @@ Range = tuple[int, int]
 """Least and greatest value of an integer or boolean array, both included."""
 
 
+class Fact:
+    """Something known of the elements of an array, beside their owner and their bounds."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Iota:
+class Iota(Fact):
     """Element = index along `axis` // `div`."""
 
     axis: int
@@ -24,7 +30,7 @@ class Iota:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(Fact):
     """Element = number of rows on the devices before this one along a mesh axis, `rows` on each."""
 
     over: str
@@ -32,12 +38,12 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveCount:
+class ActiveCount(Fact):
     """Every element is the number of active lanes: a lane is idle if its number is not below it."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotEntry:
+class SlotEntry(Fact):
     """Elements of a lane // `stride` are its entry in a slot map.
 
     Attributes:
@@ -60,14 +66,14 @@ class SlotEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class HasRow:
+class HasRow(Fact):
     """True where the entry of a slot map with this number is not the null row."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
-class PageEntry:
+class PageEntry(Fact):
     """Elements // `stride` are entries of their lane in a page table, each of any of its pages.
 
     Attributes:
@@ -85,7 +91,7 @@ class PageEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
@@ -97,7 +103,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentAt:
+class SegmentAt(Fact):
     """The lane of the token of a loop's iteration; of padding the number of lanes, or the last one.
 
     Attributes:
@@ -110,12 +116,12 @@ class SegmentAt:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenOf:
+class TokenOf(Fact):
     """Element i = number of a token of lane i, where the lane has any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
+class Real(Fact):
     """False for padding: at its index along `axis`, or where `axis` is None for the token of an iteration."""
 
     axis: int | None
@@ -123,7 +129,7 @@ class Real:
 
 
 @dataclass(frozen=True, slots=True)
-class SameLane:
+class SameLane(Fact):
     """False where the tokens at the indices along two axes belong to different lanes, or one of them is padding."""
 
     rows: int
@@ -131,7 +137,7 @@ class SameLane:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPairs:
+class TokenPairs(Fact):
     """Elements depend on the lanes of the tokens at their indices along two axes; `owner` is that of all lanes."""
 
     rows: int
@@ -139,7 +145,7 @@ class TokenPairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Fact):
     """Elements that do not belong to the lane of their row's token are this, or nan for all of a row.
 
     Attributes:
@@ -153,26 +159,26 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Finite:
+class Finite(Fact):
     """No element is nan or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
-class IsFinite:
+class IsFinite(Fact):
     """True where the value with this number is finite."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Negative:
+class Negative(Fact):
     """True where the value with this number is negative."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Fact):
     """The value with this number plus a constant, which is 0 or more."""
 
     number: Number
@@ -180,7 +186,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Permuted:
+class Permuted(Fact):
     """Element r along axis 0 = order(r) // `div`."""
 
     order: Order
@@ -188,7 +194,7 @@ class Permuted:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Fact):
     """Element e = number of times e occurs in the array with value number `key`.
 
     Attributes:
@@ -200,7 +206,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class OneHot:
+class OneHot(Fact):
     """True where the index along axis `classes` is the entry, at the index along axis `rows`, of the array `key`."""
 
     key: Number
@@ -209,7 +215,7 @@ class OneHot:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Fact):
     """Element = entry, at the index along `axis`, of the one-dimensional array with this value number."""
 
     number: Number
@@ -217,14 +223,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Fact):
     """The last axis holds these values, one beside the other."""
 
     values: "tuple[Value, ...]"
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Fact):
     """The array is a constant of the program.
 
     Attributes:
@@ -235,21 +241,21 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class SignOf:
+class SignOf(Fact):
     """Sign of the value with this number, which is not negative."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
-class RemainderOf:
+class RemainderOf(Fact):
     """Remainder in a division of the value with this number."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
-class Implies:
+class Implies(Fact):
     """True implies that the value with this number is zero (or is not).
 
     Attributes:
@@ -259,36 +265,6 @@ class Implies:
     number: Number
     zero: bool
     compared: Number = NONE
-
-
-Fact = (
-    Iota
-    | Ahead
-    | ActiveCount
-    | SlotEntry
-    | PageEntry
-    | Segment
-    | SegmentAt
-    | TokenOf
-    | Real
-    | SameLane
-    | TokenPairs
-    | Absent
-    | Finite
-    | IsFinite
-    | Negative
-    | HasRow
-    | Raised
-    | Permuted
-    | Counts
-    | OneHot
-    | Spread
-    | Columns
-    | Constant
-    | SignOf
-    | RemainderOf
-    | Implies
-)
 
 
 @dataclass(frozen=True, slots=True)

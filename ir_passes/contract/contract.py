@@ -127,7 +127,7 @@ class LaneContract:
         """Lay the contract out over a traced function; errors are those of `bind`."""
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
-        check_names(self.opaque, lambda: trace.program)
+        check_names(self.opaque, trace.program)
         arguments = by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters)
         inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
         results = trace.results

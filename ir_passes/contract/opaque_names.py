@@ -118,15 +118,15 @@ def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | N
     return tuple(found)
 
 
-def check_names(opaque: Mapping[str, Opaque], trace: Callable[[], ir.ClosedJaxpr]) -> None:
+def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
     """Raise ContractError if a declaration is for all operations of a primitive, which need not be one.
 
     Args:
-        trace: the program, which is looked at for the names to use instead.
+        program: of the step, which is looked at for the names to use instead.
     """
     for name in opaque:
         if name in ir.OPAQUE:
-            found = [exact_name(eqn) for eqn in operations(trace().jaxpr) if eqn.primitive.name == name]
+            found = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
             known = ", ".join(repr(one) for one in dict.fromkeys(found)) or "none"
             raise ContractError(
                 f"opaque {name!r}: expected the name of a function, target or format, got a primitive's, which is that "

@@ -159,7 +159,7 @@ _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 def source_of(eqn: JaxprEqn) -> str:
     """The user's "file:line" that made an equation, or "unknown"."""
-    return next(iter(_frames(eqn.source_info, 1)), "unknown")
+    return next(iter(_frames(eqn.source_info.traceback, 1)), "unknown")
 
 
 def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -167,19 +167,17 @@ def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
     found: list[str] = []
     info = eqn.source_info
     while info is not None:
-        found += _frames(info, MAX_FRAMES)
+        found += _frames(info.traceback, MAX_FRAMES)
         info = getattr(info, "caller", None)
     return tuple(dict.fromkeys(found))
 
 
-def _frames(info: Any, count: int) -> tuple[str, ...]:
-    """Lines of a source that are neither JAX's, flax's nor of this package; the innermost, if all of them are."""
-    return _frames_of_traceback(info.traceback, count)
-
-
 @lru_cache(maxsize=4096)
-def _frames_of_traceback(traceback: Any, count: int) -> tuple[str, ...]:
-    """The same of where a source was made, which the equations of many layers share."""
+def _frames(traceback: Any, count: int) -> tuple[str, ...]:
+    """Lines of a source that are neither JAX's, flax's nor of this package; the innermost, if all of them are.
+
+    The equations of many layers share a traceback.
+    """
     info, places = _source_info.SourceInfo(traceback, _source_info.NameStack()), list[str]()
     for frames in sorted({count, MAX_FRAMES}):
         lines = _source_info.summarize(info, frames).splitlines()

@@ -174,7 +174,7 @@ def topology_of(devices: Sequence[Any]) -> str:
 
 def traced_under() -> str:
     """Return the settings that JAX has in the key of what it traced, in this thread: precision, types, meshes."""
-    return repr(importlib.import_module("jax._src.config").trace_context())
+    return repr(trace_context())
 
 
 def trace_context() -> Any:

@@ -5,7 +5,7 @@ More than 300 lines: one interpreter of one language.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -329,11 +329,8 @@ class _Body:
         return _Box([places], box, shape)
 
     def _index(self, one: Any) -> "_Place":
-        if isinstance(one, _Place):
-            return one
-        if hasattr(one, "size") and hasattr(one, "start"):
-            return _Place(self.constant(one.start), int(one.size), int(getattr(one, "stride", 1)))
-        return _Place(self.constant(one), None)
+        place = _place(one)
+        return place if place is one else replace(place, start=self.constant(place.start))
 
     def _dma_start(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
@@ -592,6 +589,15 @@ class _Indexer:
     shape: tuple[int, ...]
 
 
+def _place(one: Any) -> _Place:
+    """An index as JAX has it, or one of ours."""
+    if isinstance(one, _Place):
+        return one
+    if hasattr(one, "size") and hasattr(one, "start"):
+        return _Place(one.start, int(one.size), int(getattr(one, "stride", 1)))
+    return _Place(one, None)
+
+
 Places = list[list[_Place]]
 """Indexers, each of what the one before has left."""
 
@@ -637,15 +643,7 @@ def _places(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
         indices = getattr(indexer, "indices", None)
         if indices is None:
             raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}, at {ir.source_of(eqn)}")
-        places = []
-        for one, full in zip(indices, indexer.shape, strict=True):
-            if isinstance(one, _Place):
-                place = one
-            elif hasattr(one, "size") and hasattr(one, "start"):
-                place = _Place(one.start, int(one.size), int(getattr(one, "stride", 1)))
-            else:
-                place = _Place(one, None)
-            places.append(_checked(place, int(full)))
+        places = [_checked(_place(one), int(full)) for one, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
         if (
             any(arrays)

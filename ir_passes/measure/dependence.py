@@ -56,11 +56,9 @@ def measured_dependence(
         return [to_numpy(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, given)))]
 
     def parts(found: list[np.ndarray], lane: int) -> list[bytes]:
-        entries = [(one.entry, array) for one, array in zip(bound.outputs, found, strict=True)]
+        pairs = zip(bound.outputs, found, strict=True)
         return [
-            np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=entry.axis).tobytes()
-            for one, (entry, array) in zip(bound.outputs, entries, strict=True)
-            if isinstance(entry, Lane | Pool)
+            lane_bytes(bound, leaves, one, array, lane) for one, array in pairs if isinstance(one.entry, Lane | Pool)
         ]
 
     lanes = range(bound.lanes)
@@ -71,6 +69,12 @@ def measured_dependence(
         after = results(changed)
         seen.append([parts(after, lane) != was[lane] for lane in lanes])
     return Dependence(tuple(tuple(seen[j][i] for j in lanes) for i in lanes))
+
+
+def lane_bytes(bound: BoundContract, leaves: list[Any], one: Bound, array: np.ndarray, lane: int) -> bytes:
+    """Return the bytes of a lane's part of a result: its entry, or its rows in a pool."""
+    assert isinstance(one.entry, Lane | Pool)
+    return np.take(array, row_of_lane(bound, leaves, one, lane, "read"), axis=one.entry.axis).tobytes()
 
 
 def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int | list[int]:

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import BoundContract, ContractError, Lane, LaneContract, Pool
+from ir_passes.contract.contract import BoundContract, ContractError, Lane, LaneContract
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
-from ir_passes.measure.dependence import row_of_lane
+from ir_passes.measure.dependence import lane_bytes
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,10 @@ def unaccepted_reach(
             for lane in np.flatnonzero(lanes & same).tolist():
                 compared += 1
                 for k in pools:
-                    if _row(bound, leaves, k, before[k], lane) != _row(bound, leaves, k, after[k], lane):
-                        reached[f"lane {lane}: {bound.outputs[k].path}, {accepted[lane]} tokens accepted"] = None
+                    pool = bound.outputs[k]
+                    was, now = (lane_bytes(bound, leaves, pool, found[k], lane) for found in (before, after))
+                    if was != now:
+                        reached[f"lane {lane}: {pool.path}, {accepted[lane]} tokens accepted"] = None
     return Unaccepted(tuple(reached), compared)
 
 
@@ -124,10 +126,3 @@ def _changed(
         lanes |= np.any(mixed != array, axis=tuple(range(1, array.ndim)))
         new[i] = np.moveaxis(mixed, (0, 1), (lane_axis, token_axis))
     return new, lanes
-
-
-def _row(bound: BoundContract, leaves: list[Any], output: int, array: np.ndarray, lane: int) -> bytes:
-    """The bytes of a lane's row in a returned pool."""
-    pool = bound.outputs[output]
-    assert isinstance(pool.entry, Pool)
-    return np.take(array, row_of_lane(bound, leaves, pool, lane, "read"), axis=pool.entry.axis).tobytes()

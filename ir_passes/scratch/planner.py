@@ -4,8 +4,7 @@ The planner only sees sizes and live ranges (packing.py); `verifier` checks the 
 shares no code with it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ir_passes.contract.contract import LaneContract, Opaque
@@ -113,49 +112,6 @@ class _Planner:
         naive = live.total + sum(own_scratch.values())
         least = max((bytes_ + own_scratch.get(i, 0) for i, bytes_ in enumerate(live.profile)), default=0)
         return Plan(live.jaxpr, placements, live.views, placed, size, naive, least, self.lanes)
-
-
-@dataclass(frozen=True)
-class ScratchSize:
-    """Scratch of a function at one number of lanes.
-
-    Attributes:
-        lanes: N.
-        bytes: of the planned arena.
-        naive: of an arena in which nothing is shared.
-        lower_bound: the most bytes that are live at once.
-    """
-
-    lanes: int
-    bytes: int
-    naive: int
-    lower_bound: int
-
-
-def scratch_sizes(
-    fn: Callable[..., Any],
-    args_for: Callable[[int], tuple[Any, ...]],
-    lanes: Sequence[int],
-    contract: LaneContract | None = None,
-) -> tuple[ScratchSize, ...]:
-    """Scratch bytes as a function of N: one verified plan for each number of lanes.
-
-    Args:
-        fn: the step.
-        args_for: makes its example arguments for N lanes; `jax.ShapeDtypeStruct` will do.
-        lanes: the values of N.
-        contract: as in `plan`.
-
-    Raises:
-        ValueError: the contract finds another number of lanes than was asked for; else as `plan`.
-    """
-    sizes: list[ScratchSize] = []
-    for n in lanes:
-        made = plan(fn, args_for(n), contract)
-        if made.lanes not in (None, n):
-            raise ValueError(f"args_for({n}) made arguments for {made.lanes} lanes")
-        sizes.append(ScratchSize(n, made.size, made.naive, made.lower_bound))
-    return tuple(sizes)
 
 
 def _lay_out(bodies: list[Plan], share: bool) -> Block:

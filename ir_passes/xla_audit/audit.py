@@ -13,7 +13,7 @@ import jax
 from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
-from ir_passes.xla_audit.collectives import CompiledCollective, collectives
+from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
@@ -42,8 +42,7 @@ class AuditReport:
     Attributes:
         findings: every fault.
         copies: copies of whole pools.
-        collectives: operations between devices.
-        schedule: the program's collectives that they implement, in the order in which they run.
+        schedule: operations between devices, as collectives of the program, in the order in which they run.
         neighbours: the values beside the results of custom calls.
         values: number of values that were placed and compared.
         temp_bytes: scratch that the program needs.
@@ -55,7 +54,6 @@ class AuditReport:
 
     findings: tuple[Finding, ...]
     copies: tuple[PoolCopy, ...]
-    collectives: tuple[CompiledCollective, ...]
     schedule: tuple[Collective, ...]
     neighbours: tuple[Neighbours, ...]
     values: int
@@ -133,7 +131,7 @@ def audit_executable(
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
     copies = pool_copies(executable, bound, live)
-    talk, schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
+    schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
@@ -148,7 +146,6 @@ def audit_executable(
     return AuditReport(
         tuple(findings),
         tuple(copies),
-        tuple(talk),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),

@@ -7,7 +7,6 @@ ones, with as many elements.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,33 +38,14 @@ WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16"
 """The wider dtype that XLA may compute with instead."""
 
 
-@dataclass(frozen=True)
-class CompiledCollective:
-    """One operation between devices.
-
-    Attributes:
-        groups: the devices that talk, as positions in the mesh; a single empty group for all of them.
-        axes: mesh axes along which they differ; None where that cannot be told.
-        operands: the types of their shards on each device.
-    """
-
-    instruction: str
-    opcode: str
-    groups: tuple[tuple[int, ...], ...]
-    axes: tuple[str, ...] | None
-    operands: tuple[Array, ...]
-    op_name: str
-    source: str
-
-
 def collectives(
     executable: Executable,
     live: LiveValues,
     mesh: Sequence[tuple[str, int]],
     declared: Sequence[str],
     scheduled: Sequence[Scheduled] = (),
-) -> tuple[list[CompiledCollective], list[Collective], list[Finding]]:
-    """Return the collectives of a compiled program, the schedule of the program's that they are, and their findings.
+) -> tuple[list[Collective], list[Finding]]:
+    """Return the collectives of a compiled program, in the order in which they run, and their findings.
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest; empty for one device.
@@ -74,15 +54,12 @@ def collectives(
     """
     module, count = executable.module, int(np.prod([size for _, size in mesh]))
     waiting = list(scheduled)
-    listed: list[CompiledCollective] = []
     found: list[Collective] = []
     findings: list[Finding] = []
     for one, computation in _in_order(executable, live):
         assert one.groups is not None
         axes = _axes(one.groups, mesh)
         operands = tuple(operand.array for operand in computation.operands(one))
-        op_name, source = origin(one, module)
-        listed.append(CompiledCollective(one.name, one.opcode, one.groups.sets, axes, operands, op_name, source))
         operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
         groups = _members(one.groups, count, one.opcode.startswith("collective-permute"))
         for dtype, elements, size in _exchanged(operation, operands):
@@ -93,11 +70,12 @@ def collectives(
                     waiting.remove(match)
                     found.append(match.collective)
             elif axes is not None and axes and not set(axes) - set(declared):
+                source = origin(one, module)[1]
                 found.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
             else:
                 findings.append(_not_scheduled(one, executable, f"{dtype}, {size} bytes", axes, scheduled, declared))
     findings += [_missing(one, module.name) for one in waiting]
-    return listed, found, findings
+    return found, findings
 
 
 def _behind_each_other(one: Instruction, computation: Computation, executable: Executable) -> list[tuple[str, int]]:

@@ -52,7 +52,7 @@ def kinds(step: Step) -> set[FindingKind]:
 def test_right_steps_pass(name: str) -> None:
     report = RIGHT[name].audit()
     assert report.require() is report
-    assert (report.findings, report.copies, report.collectives, report.uncovered) == ((), (), (), ())
+    assert (report.findings, report.copies, report.schedule, report.uncovered) == ((), (), (), ())
     assert report.values > 5
     assert report.temp_lower_bound <= report.temp_bytes
     assert re.fullmatch("[0-9a-f]{64}", report.fingerprint)
@@ -320,12 +320,10 @@ def test_collectives_and_their_axes() -> None:
     compiled = Step(step, MESH_CONTRACT, args).compile()
     bound = MESH_CONTRACT.bind(step, args)
     report = audit(compiled, bound, mesh=mesh, axes=("lane", "model")).require()
-    assert {one.opcode: one.axes for one in report.collectives} == {
-        "all-reduce": ("model",),
-        "collective-permute": ("lane",),
+    assert {one.operation: (one.axes, one.devices) for one in report.schedule} == {
+        "psum": (("model",), 4),
+        "ppermute": (("lane",), 2),
     }
-    groups = {one.opcode: one.groups for one in report.collectives}
-    assert groups["all-reduce"] == ((0, 1, 2, 3), (4, 5, 6, 7))
     (finding,) = audit(compiled, bound, mesh=mesh, axes=("model",)).findings
     assert finding.kind is FindingKind.COLLECTIVE
     assert "collective-permute runs along axes ['lane'], expected ['model']" in finding.message

@@ -182,7 +182,7 @@ class HiddenStates(Hooks):
         return x
 
 
-class Plan(NamedTuple):
+class ForwardSettings(NamedTuple):
     """Static settings of a forward pass.
 
     Attributes:
@@ -213,7 +213,7 @@ def run(
     embeddings: Array | None,
     layers: Any,
     position: Array,
-    plan: Plan,
+    settings: ForwardSettings,
 ) -> tuple[Array, Array | None, tuple[Array, ...], Any]:
     """Run all tokens of every lane, from the given state.
 
@@ -223,7 +223,7 @@ def run(
         embeddings: float32 [N, T, hidden]; None for those of the tokens.
         layers: state before the first token; None for zeros.
         position: int32 scalar, its position.
-        plan: settings.
+        settings: settings.
 
     Returns:
         Log-probabilities of the next tokens [N, T], logits, hidden states and the state.
@@ -233,28 +233,29 @@ def run(
     lanes, count = shown.shape[:2]
     if tokens is None:
         tokens = jnp.zeros((lanes, count), jnp.int32)
-    full = -(-count // plan.chunk) * plan.chunk
+    full = -(-count // settings.chunk) * settings.chunk
 
     def filled(x: Array, *wide: int) -> Array:
         """Pad lanes, and the next dimensions to the given sizes."""
-        more = [(0, plan.padded - lanes), *((0, size - held) for size, held in zip(wide, x.shape[1:], strict=False))]
+        sizes = zip((settings.padded, *wide), x.shape, strict=False)
+        more = [(0, size - held) for size, held in sizes]
         return jnp.pad(x, more + [(0, 0)] * (x.ndim - len(more)))
 
     following = jnp.pad(tokens[:, 1:], [(0, 0), (0, 1)])
     inputs = [filled(x, full) for x in (tokens, following, *([] if embeddings is None else [embeddings]))]
     if layers is None:
-        start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), plan.types)
+        start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), settings.types)
     else:
         start = jax.tree.map(filled, layers)
-    steps = np.arange(full // plan.chunk, dtype=np.int32) * plan.chunk
+    steps = np.arange(full // settings.chunk, dtype=np.int32) * settings.chunk
     # Behind a barrier: masks of known lengths would be simplified, and what is rounded together would change.
-    lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, plan.chunk).astype(np.int32)))
-    step = partial(_device_step, structure, plan)
-    if plan.split is not None:
-        s = plan.split
+    lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, settings.chunk).astype(np.int32)))
+    step = partial(_device_step, structure, settings)
+    if settings.split is not None:
+        s = settings.split
         given = (s.params, [s.lanes] * len(inputs), s.layers, PartitionSpec(), PartitionSpec())
-        logits = s.logits if plan.keep_logits else None
-        results = (s.lanes, logits, s.lanes, s.layers if plan.keep_states else None)
+        logits = s.logits if settings.keep_logits else None
+        results = (s.lanes, logits, s.lanes, s.layers if settings.keep_states else None)
         step = jax.shard_map(step, mesh=s.mesh, in_specs=given, out_specs=results, check_vma=True)
     # A gradient runs the pass itself first, which is why its value has the same bits, and then once more for itself.
     step = jax.checkpoint(step)
@@ -265,49 +266,49 @@ def run(
 
 def _device_step(
     structure: Structure,
-    plan: Plan,
+    settings: ForwardSettings,
     params: tuple[Parameter, ...],
     inputs: list[Array],
     layers: Any,
     lengths: Array,
     positions: Array,
 ) -> tuple[Array, Array | None, tuple[Array, ...], Any]:
-    """Run the lanes of one device, `plan.lanes` at a time, chunk by chunk."""
+    """Run the lanes of one device, `settings.lanes` at a time, chunk by chunk."""
     model = structure.rebuild(varying_like(params, inputs))
     arrays = structure.arrays.layers
-    # Over a mesh of the model's own, states have the specs of the plan.
-    layers = varying_like(layers, inputs, () if plan.split is not None else params)
-    whole, layers = layers, jax.tree.map(partial(_first_blocks, blocks=plan.blocks), arrays, layers)
+    # Over a mesh of the model's own, states have the specs of the settings.
+    layers = varying_like(layers, inputs, () if settings.split is not None else params)
+    whole, layers = layers, jax.tree.map(partial(_first_blocks, blocks=settings.blocks), arrays, layers)
 
     def chunk(layers: Any, given: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
         (tokens, targets, *embeddings), length, position = given
         hooks = HiddenStates()
         hidden, layers = model(
             tokens,
-            jnp.broadcast_to(length, (plan.lanes,)),
-            jnp.broadcast_to(position, (plan.lanes,)),
+            jnp.broadcast_to(length, (settings.lanes,)),
+            jnp.broadcast_to(position, (settings.lanes,)),
             layers,
-            plan.blocks,
+            settings.blocks,
             hooks=hooks,
             embeddings=embeddings[0] if embeddings else None,
             remat=True,
         )
-        logprobs, logits = token_logits(model, hidden, targets, plan.keep_logits)
+        logprobs, logits = token_logits(model, hidden, targets, settings.keep_logits)
         return layers, (logprobs, logits, tuple(hooks.found))
 
     def group(given: tuple[list[Array], Any]) -> tuple[Any, Any]:
         inputs, layers = given
         by_chunk = [jnp.moveaxis(x.reshape((x.shape[0], len(lengths), -1, *x.shape[2:])), 1, 0) for x in inputs]
         layers, found = lax.scan(chunk, layers, (by_chunk, lengths, positions))
-        joined = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((plan.lanes, -1, *x.shape[3:])), found)
+        joined = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), found)
         return joined, layers
 
-    if len(inputs[0]) == plan.lanes:
+    if len(inputs[0]) == settings.lanes:
         found, layers = group((inputs, layers))
     else:
-        grouped = jax.tree.map(lambda x: x.reshape((-1, plan.lanes, *x.shape[1:])), (inputs, layers))
+        grouped = jax.tree.map(lambda x: x.reshape((-1, settings.lanes, *x.shape[1:])), (inputs, layers))
         found, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
-    after = jax.tree.map(_with_blocks, arrays, whole, layers) if plan.keep_states else None
+    after = jax.tree.map(_with_blocks, arrays, whole, layers) if settings.keep_states else None
     return *found, after
 
 
@@ -357,12 +358,12 @@ def forward(
     placement = engine.placement
     types = engine.row_arrays.abstract(padded, engine.context).layers
     start = 0 if state is None else state.position
-    plan = Plan(
+    settings = ForwardSettings(
         chunk, group // placement.data, padded, kv_blocks(start + count), types, keep_logits, return_states,
         forward_sharding(placement, engine.params, types),
     )  # fmt: skip
     layers = None if state is None else state.layers
-    operands = (structure, params, tokens, embeddings, layers, np.int32(start), plan)
+    operands = (structure, params, tokens, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache):
         logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None

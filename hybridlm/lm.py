@@ -72,7 +72,7 @@ from hybridlm.score_files.score_file import FileOptions, ScoreFileReport, score_
 from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
-from hybridlm.scoring.divergence import Divergence, Side, compare
+from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
 from hybridlm.scoring.hidden import Read, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
@@ -567,7 +567,9 @@ class LM:
         return ids
 
     def _compare(self, other: "LM", ids: Sequence[tuple[int, ...]]) -> tuple[Divergence, dict[int, int]]:
-        return compare((Side(self.engine, self._structure), Side(other.engine, other._structure)), ids)
+        return compare(
+            (ComparedModel(self.engine, self._structure), ComparedModel(other.engine, other._structure)), ids
+        )
 
     def embed(
         self, texts: str | Sequence[str | Sequence[int]], *, pooling: Pooling = "last", normalised: bool = True

@@ -26,7 +26,7 @@ from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
 DRAFTED_BY_USER = "by the user's drafter"
-"""In place of a user's drafter, in what other processes are told of a session."""
+"""In place of a user's drafter, in the command that opens a session in other processes."""
 CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
@@ -42,9 +42,9 @@ def open_session(
     capture_to: Path | None = None,
 ) -> Session:
     """Open a session, in all processes. Arguments as for `Session`; `speculate` as for `LM.session`."""
-    told = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
+    broadcast = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
     speculation = engine.speculation(speculate)
-    with engine.decisions.command("session", logits_processor=processor, speculate=told):
+    with engine.decisions.command("session", logits_processor=processor, speculate=broadcast):
         session = Session(engine, tokenizer, to_request, processor, speculation, capture_to=capture_to)
         engine.decisions.share(session)
     return session

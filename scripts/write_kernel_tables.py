@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybridlm.compiler.targets import Kernel
+    from hybridlm.compiler.targets import ScheduledKernel
 
 ROOT = Path(__file__).resolve().parents[1]
 LANES, CONTEXT, CHUNK = 64, 4096, 256
@@ -114,7 +114,9 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
                 if one.loop is None or "further_passes" not in one.loop
             ]
 
-            def share(chosen: "Callable[[Kernel], bool]", moved: Any = moved, least: int = floor.moved) -> float:
+            def share(
+                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, least: int = floor.moved
+            ) -> float:
                 return sum(count for one, count in moved if chosen(one)) / least
 
             if shape.tokens > 1:
@@ -131,14 +133,17 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
 
 
 def _beside(
-    moved: "list[tuple[Kernel, int]]", every: "Iterable[Kernel]", turns: int, chosen: "Callable[[Kernel], bool]"
+    moved: "list[tuple[ScheduledKernel, int]]",
+    every: "Iterable[ScheduledKernel]",
+    turns: int,
+    chosen: "Callable[[ScheduledKernel], bool]",
 ) -> str:
     """Return two cells: bytes, and operations of XLA's products."""
     flops = sum(one.flops * one.times * (turns if one.by_data else 1) for one in every if chosen(one))
     return f"{sum(count for one, count in moved if chosen(one)) / 1e9:.2f} GB | {flops / 1e9:,.0f} Gflop"
 
 
-def _recurrent(one: "Kernel") -> bool:
+def _recurrent(one: "ScheduledKernel") -> bool:
     layer = any(f"/{name}/" in one.op_name for name in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
     return layer and "projection" not in one.op_name
 

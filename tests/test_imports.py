@@ -128,6 +128,16 @@ def test_no_file_is_too_long():
     )
 
 
+def test_a_class_name_has_one_meaning():
+    """No two classes of the packages have one name."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_tests_are_no_packages_and_their_names_are_unique():
     """Importlib mode needs no __init__.py, and with one `tests/models` would be importable as a package."""
     tests = ROOT / "tests"

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from hybridlm.bench.limits import Limits
+from hybridlm.bench.limits import MachineLimits
 from models import KV_BLOCK, Decoder, kv_blocks
 
 
@@ -50,7 +50,7 @@ class Traffic:
         )
 
 
-def floor_seconds(traffic: Traffic, limits: Limits, lanes: int, positions: int) -> float:
+def floor_seconds(traffic: Traffic, limits: MachineLimits, lanes: int, positions: int) -> float:
     """Return the least seconds of a decode step of `lanes` lanes with `positions` positions in their caches."""
     moved = traffic.weights + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
     peak = max(limits.bfloat16_flops, limits.float32_flops)

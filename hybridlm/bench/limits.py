@@ -19,7 +19,7 @@ DEFAULT_REPEATS = 7
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """Best of several measurements.
 
     Attributes:
@@ -32,14 +32,14 @@ class Limits:
     bfloat16_flops: float
 
 
-def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> Limits:
+def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:
     """Measure the default device.
 
     Args:
         read: bytes to read.
         square: rows and columns of the matrices.
     """
-    return Limits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
+    return MachineLimits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
 def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> float:

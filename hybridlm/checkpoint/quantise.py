@@ -156,7 +156,7 @@ def quantise_checkpoint(
             else f"all of its matrices are of mixers, which {recipe.rounding.bits} bits leave plain without mixers=True"
         )
         raise ValueError(f"{source}: nothing to quantise as {scheme}: {why}")
-    writer = _Writer(checkpoint, plan, progress)
+    writer = _QuantisedWriter(checkpoint, plan, progress)
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
         fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
@@ -225,7 +225,7 @@ def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quan
     return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
 
 
-class _Writer:
+class _QuantisedWriter:
     def __init__(
         self,
         checkpoint: CheckpointDirectory,

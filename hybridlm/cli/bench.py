@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
-from hybridlm.bench.limits import Limits, measure_limits
+from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
@@ -218,7 +218,7 @@ def _measure_texts(console: Console, sides: list[Side], lanes: int, tokens: int,
     return found
 
 
-def _print_machine(console: Console, lm: LM, limits: Limits) -> None:
+def _print_machine(console: Console, lm: LM, limits: MachineLimits) -> None:
     console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
     console.print(
         Text(

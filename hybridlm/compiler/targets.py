@@ -1,6 +1,6 @@
 """Machines to compile for, which need not be there: `compile_step(..., target="nvidia-h100")`."""
 
 from ir_passes.targets import Target, TargetError, local_target, named_targets, read_target
-from ir_passes.xla_audit.kernels import Kernel, Kernels
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 
-__all__ = ["Kernel", "Kernels", "Target", "TargetError", "local_target", "named_targets", "read_target"]
+__all__ = ["Kernels", "ScheduledKernel", "Target", "TargetError", "local_target", "named_targets", "read_target"]

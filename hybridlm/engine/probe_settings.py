@@ -12,7 +12,7 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import Probing, RequestProbing, StateArrays
 from hybridlm.files.atomic import new_path
 from hybridlm.requests.captured_table import TABLE, CaptureTable
-from hybridlm.requests.interventions import Intervention, Run
+from hybridlm.requests.interventions import Intervention, PositionRange
 from hybridlm.requests.probes import CaptureSettings, Probe, check_capture, interventions_of, probe, runs_of
 from hybridlm.requests.sequence import Request
 
@@ -128,7 +128,9 @@ class ProbeSettings:
         if capture.given and request.params.thinking_budget is not None:
             raise ValueError("thinking_budget: expected none with hidden_states or states")
         last, end = self.positions == "last", min(context, first + 1 + request.params.max_tokens)
-        made = probe(arrays.places, capture, (Run(first, context),), changes, end, f"{where}: interventions", last)
+        made = probe(
+            arrays.places, capture, (PositionRange(first, context),), changes, end, f"{where}: interventions", last
+        )
         return replace(request, probe=made)
 
     def _target(self, arrays: StateArrays, capture: CaptureSettings) -> Path | CaptureTable | None:

@@ -19,7 +19,7 @@ Codes = Shaped[np.ndarray, "block column"]
 Scales = Float32[np.ndarray, "block group"]
 
 
-class Parts(NamedTuple):
+class Unpacked(NamedTuple):
     """Blocks taken apart.
 
     Attributes:
@@ -48,7 +48,7 @@ class BlockType(NamedTuple):
     group: int
     scale_dtype: str
     has_zero: bool
-    parts: Callable[[Raw], Parts]
+    parts: Callable[[Raw], Unpacked]
 
     def form(self, columns: int) -> PackedForm:
         """Return the form of a weight of so many columns."""
@@ -84,30 +84,30 @@ def _scales_and_zeros(raw: Raw) -> tuple[Scales, Scales]:
     return _half(raw[:, :2]) * scale.astype(np.float32), _half(raw[:, 2:4]) * zero.astype(np.float32)
 
 
-def _q4_k(raw: Raw) -> Parts:
-    return Parts(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
+def _q4_k(raw: Raw) -> Unpacked:
+    return Unpacked(_nibbles(raw[:, 16:], 32), *_scales_and_zeros(raw))
 
 
-def _q5_k(raw: Raw) -> Parts:
+def _q5_k(raw: Raw) -> Unpacked:
     codes = _nibbles(raw[:, 48:], 32) | _bits(raw[:, 16:48], 32, range(8), 1) << 4
-    return Parts(codes.astype(np.int8), *_scales_and_zeros(raw))
+    return Unpacked(codes.astype(np.int8), *_scales_and_zeros(raw))
 
 
-def _q6_k(raw: Raw) -> Parts:
+def _q6_k(raw: Raw) -> Unpacked:
     codes = _nibbles(raw[:, :128], 64) | _bits(raw[:, 128:192], 32, (0, 2, 4, 6), 3) << 4
-    return Parts(_signed(codes, 32), _half(raw[:, 208:]) * raw[:, 192:208].view(np.int8).astype(np.float32))
+    return Unpacked(_signed(codes, 32), _half(raw[:, 208:]) * raw[:, 192:208].view(np.int8).astype(np.float32))
 
 
-def _q3_k(raw: Raw) -> Parts:
+def _q3_k(raw: Raw) -> Unpacked:
     codes = _bits(raw[:, 32:96], 32, (0, 2, 4, 6), 3) | _bits(raw[:, :32], 32, range(8), 1) << 2
     scale = _nibbles(raw[:, 96:104], 8) | _bits(raw[:, 104:108], 4, (0, 2, 4, 6), 3) << 4
-    return Parts(_signed(codes, 4), _half(raw[:, 108:]) * _signed(scale, 32).astype(np.float32))
+    return Unpacked(_signed(codes, 4), _half(raw[:, 108:]) * _signed(scale, 32).astype(np.float32))
 
 
-def _q2_k(raw: Raw) -> Parts:
+def _q2_k(raw: Raw) -> Unpacked:
     scale = _half(raw[:, 80:82]) * (raw[:, :16] & 15).astype(np.float32)
     zero = _half(raw[:, 82:]) * (raw[:, :16] >> 4).astype(np.float32)
-    return Parts(_bits(raw[:, 16:80], 32, (0, 2, 4, 6), 3), scale, zero)
+    return Unpacked(_bits(raw[:, 16:80], 32, (0, 2, 4, 6), 3), scale, zero)
 
 
 def _q5_0(raw: Raw, start: int = 2) -> Codes:
@@ -119,27 +119,31 @@ _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69
 """Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
 
 
-def _iq4_xs(raw: Raw) -> Parts:
+def _iq4_xs(raw: Raw) -> Unpacked:
     high = np.ascontiguousarray(raw[:, 2:4]).view(np.uint16)
     scale = _nibbles(raw[:, 4:8], 1) | _bits(high, 1, range(0, 16, 2), 3) << 4
-    return Parts(_IQ4[_nibbles(raw[:, 8:], 16)], _half(raw[:, :2]) * _signed(scale, 32).astype(np.float32))
+    return Unpacked(_IQ4[_nibbles(raw[:, 8:], 16)], _half(raw[:, :2]) * _signed(scale, 32).astype(np.float32))
 
 
-def _mxfp4(raw: Raw) -> Parts:
+def _mxfp4(raw: Raw) -> Unpacked:
     # 2^(code - 127); the largest code, which stands for no number elsewhere, does here.
-    return Parts(_nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127))
+    return Unpacked(_nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127))
 
 
 PACKED_TYPES: Mapping[str, BlockType] = {
-    "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: Parts(raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
-    "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: Parts(_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
+    "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
+    "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: Unpacked(_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
     "Q4_1": BlockType(
-        "int4", 32, "float16", True, lambda raw: Parts(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4]))
+        "int4",
+32,
+"float16",
+True,
+lambda raw: Unpacked(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4])),
     ),
-    "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: Parts(_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
+    "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
     "Q5_1": BlockType(
         "int8", 32, "float16", True,
-        lambda raw: Parts(_q5_0(raw, 4).astype(np.int8), _half(raw[:, :2]), -_half(raw[:, 2:4])),
+        lambda raw: Unpacked(_q5_0(raw, 4).astype(np.int8), _half(raw[:, :2]), -_half(raw[:, 2:4])),
     ),
     "Q2_K": BlockType("int4", 16, "float32", True, _q2_k),
     "Q3_K": BlockType("int8", 16, "float32", False, _q3_k),
@@ -147,7 +151,7 @@ PACKED_TYPES: Mapping[str, BlockType] = {
     "Q5_K": BlockType("int8", 32, "float32", True, _q5_k),
     "Q6_K": BlockType("int8", 16, "float32", False, _q6_k),
     "IQ4_NL": BlockType(
-        "int8", 32, "float16", False, lambda raw: Parts(_IQ4[_nibbles(raw[:, 2:], 16)], _half(raw[:, :2]))
+        "int8", 32, "float16", False, lambda raw: Unpacked(_IQ4[_nibbles(raw[:, 2:], 16)], _half(raw[:, :2]))
     ),
     "IQ4_XS": BlockType("int8", 32, "float32", False, _iq4_xs),
     "MXFP4": BlockType("e2m1", 32, "float32", False, _mxfp4),

@@ -14,7 +14,7 @@ MAX_SIZE, MAX_FAULT = 2**31, 400
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-class Fields(ConfigReader):
+class ArchitectureMetadata(ConfigReader):
     """Metadata of an architecture, which is the prefix of their keys."""
 
     def __init__(self, header: GgufHeader) -> None:
@@ -41,7 +41,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     Raises:
         CheckpointError: another architecture, or metadata that are missing, contradict each other or the tensors.
     """
-    fields = Fields(header)
+    fields = ArchitectureMetadata(header)
     if fields.architecture not in ARCHITECTURES:
         raise CheckpointError(
             header.path,
@@ -57,11 +57,11 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
 
 def decoder_layers(header: GgufHeader) -> int:
     """Return the number of layers of the decoder, without the multi-token-prediction block, which is the last one."""
-    fields = Fields(header)
+    fields = ArchitectureMetadata(header)
     return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
 
 
-def _common(fields: Fields) -> dict[str, Any]:
+def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
     header = fields.header
     embedding = header.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else 1
@@ -89,7 +89,7 @@ def _common(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _layer_types(fields: Fields, mark: str, kind: str) -> list[str]:
+def _layer_types(fields: ArchitectureMetadata, mark: str, kind: str) -> list[str]:
     """Return the kind of each layer: `kind` where a tensor named `mark` is, attention elsewhere."""
     tensors, layers = fields.header.tensors, decoder_layers(fields.header)
     if layers > len(tensors):
@@ -97,7 +97,7 @@ def _layer_types(fields: Fields, mark: str, kind: str) -> list[str]:
     return [kind if f"blk.{i}.{mark}" in tensors else "full_attention" for i in range(layers)]
 
 
-def _qwen35(fields: Fields) -> dict[str, Any]:
+def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
     head_dim, value_heads = fields.integer("attention.key_length"), fields.integer("ssm.time_step_rank")
     inner = fields.integer("ssm.inner_size")
     if inner % value_heads:
@@ -139,7 +139,7 @@ def _qwen35(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _lfm2(fields: Fields) -> dict[str, Any]:
+def _lfm2(fields: ArchitectureMetadata) -> dict[str, Any]:
     heads = fields.integers("attention.head_count_kv")
     types = _layer_types(fields, "shortconv.conv.weight", "conv")
     if ["full_attention" if one else "conv" for one in heads] != types or len(set(heads) - {0}) > 1:

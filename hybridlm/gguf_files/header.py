@@ -80,10 +80,10 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
         if os.fstat(file.fileno()).st_size < 24:
             raise CheckpointError(path, "truncated: a GGUF file has at least 24 bytes")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return _Reader(path, mapped).header()
+            return _HeaderReader(path, mapped).header()
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path, self.mapped, self.size = path, mapped, len(mapped)
         self.at = self.items = self.text_bytes = 0

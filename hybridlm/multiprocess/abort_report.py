@@ -20,7 +20,7 @@ _installed: list[object] = []
 
 
 def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
-    """At `abort()` print the reason, and exit.
+    """Print the reason at `abort()`, and exit.
 
     Args:
         reason: returns why this process exits; None for another cause, and `abort()` goes on.

@@ -144,7 +144,7 @@ class Broadcast(Decisions):
             del self._things[message.given["number"]]
 
     def end(self) -> None:
-        """Tell the other processes that there will be no more commands."""
+        """Broadcast that there will be no more commands."""
         if self.leads:
             self._messages.send(Message("end", {}, self._history()))
 

@@ -49,7 +49,7 @@ class PendingStep(NamedTuple):
 
 
 class ProcessGroup:
-    """This process, among those that run one model.
+    """One process of those that run one model: this one.
 
     Attributes:
         process, count: number of this process, and of all.
@@ -141,7 +141,7 @@ class ProcessGroup:
                 return data
 
     def end(self) -> None:
-        """Tell the others that the run has ended, if this is process 0, and stop the heartbeat."""
+        """Broadcast that the run has ended, if this is process 0, and stop the heartbeat."""
         if not self._ended:
             self._ended = True
             self.decisions.end()

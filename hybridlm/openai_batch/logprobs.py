@@ -8,7 +8,7 @@ from hybridlm.text.stream_decoder import REPLACEMENT
 from hybridlm.text.tokenizer import Tokenizer
 
 
-class TokenLogprobs:
+class ChoiceLogprobs:
     """The tokens of one choice, its echoed prompt included.
 
     The name of a token is its decoded text; an incomplete character is U+FFFD.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hybridlm.openai_batch.logprobs import TokenLogprobs
+from hybridlm.openai_batch.logprobs import ChoiceLogprobs
 from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def _choice(
     choice: dict[str, Any] = {**said, "logprobs": None}
     choice["finish_reason"] = "length" if completion is None else completion.finish_reason
     if request.top is not None:
-        tokens = TokenLogprobs(tokenizer, request.names_are_ids)
+        tokens = ChoiceLogprobs(tokenizer, request.names_are_ids)
         end = len(text or "")
         if score is not None:
             values = [None, *score.logprobs[1:].tolist()]

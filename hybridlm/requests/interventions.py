@@ -15,7 +15,7 @@ Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "s
 Positions = int | range | Sequence[int] | None
 
 
-class Run(NamedTuple):
+class PositionRange(NamedTuple):
     """Consecutive positions, from `first` on and before `end`."""
 
     first: int
@@ -43,7 +43,7 @@ class Intervention:
 
     kind: Kind
     layer: int
-    runs: tuple[Run, ...] | None
+    runs: tuple[PositionRange, ...] | None
     unit: int | None = None
     mixer: HeadKind | None = None
     array: str = "recurrent"
@@ -194,7 +194,7 @@ def _numbers(value: Any, what: str) -> np.ndarray:
     return array
 
 
-def _runs(positions: Any) -> tuple[Run, ...] | None:
+def _runs(positions: Any) -> tuple[PositionRange, ...] | None:
     """Return runs of consecutive positions, in order; None for all."""
     if positions is None:
         return None
@@ -208,4 +208,4 @@ def _runs(positions: Any) -> tuple[Run, ...] | None:
         raise ValueError("positions: is empty; expected at least one, or None for all")
     breaks = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     bounds = zip([0, *breaks], [*breaks, len(numbers)], strict=True)
-    return tuple(Run(numbers[first], numbers[end - 1] + 1) for first, end in bounds)
+    return tuple(PositionRange(numbers[first], numbers[end - 1] + 1) for first, end in bounds)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridlm.requests.interventions import Intervention, Run
+from hybridlm.requests.interventions import Intervention, PositionRange
 from hybridlm.steps.edit import StateType
 
 
@@ -14,7 +14,7 @@ class ResidualVector(NamedTuple):
     """A vector, float32 [hidden], that is added to hidden states of a run of positions, or replaces them."""
 
     index: int
-    run: Run
+    run: PositionRange
     vector: np.ndarray
     replaces: bool
 
@@ -25,7 +25,7 @@ class Ablation(NamedTuple):
     layer: int
     kind: str
     unit: int
-    run: Run
+    run: PositionRange
 
 
 class Edit(NamedTuple):
@@ -44,7 +44,7 @@ class Edit(NamedTuple):
     units: np.ndarray
     factor: float
     value: np.ndarray | None
-    runs: tuple[Run, ...]
+    runs: tuple[PositionRange, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Places:
         """
         if not isinstance(one, Intervention):
             raise TypeError(f"{where}: expected a hybridlm.Intervention, got {type(one)}")
-        runs = (Run(0, self.context),) if one.runs is None else one.runs
+        runs = (PositionRange(0, self.context),) if one.runs is None else one.runs
         if one.runs is not None and runs[-1].end > length:
             raise ValueError(f"{where}: expected positions below {length}, got {runs[-1].end - 1}")
         if one.kind in ("add", "replace_hidden_state"):
@@ -119,7 +119,7 @@ class Places:
             raise ValueError(f"{where}: {what}: expected 0..{own[kinds[0]] - 1}, got {one.unit}")
         return kinds[0]
 
-    def _edit(self, one: Intervention, where: str, runs: tuple[Run, ...]) -> Edit:
+    def _edit(self, one: Intervention, where: str, runs: tuple[PositionRange, ...]) -> Edit:
         found = self.states.get((one.layer, one.array))
         if found is None:
             having = sorted(layer for layer, array in self.states if array == one.array)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridlm.requests.interventions import Intervention, Run
+from hybridlm.requests.interventions import Intervention, PositionRange
 from hybridlm.requests.places import Ablation, Edit, Places, ResidualVector
 from hybridlm.steps.edit import StateEdit, StateType, no_edits
 from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, Probes, ProbeShape, Vectors, site_of
@@ -29,7 +29,7 @@ class Probe:
 
     hidden_states: tuple[int, ...] = ()
     states: bool = False
-    runs: tuple[Run, ...] = ()
+    runs: tuple[PositionRange, ...] = ()
     last: bool = False
     vectors: tuple[ResidualVector, ...] = ()
     ablations: tuple[Ablation, ...] = ()
@@ -103,7 +103,7 @@ def check_capture(hidden_states: Any, states: Any, places: Places) -> CaptureSet
     return CaptureSettings(tuple(sorted({int(one) for one in hidden_states})), states)
 
 
-def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) -> tuple[Run, ...]:
+def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) -> tuple[PositionRange, ...]:
     """Return the positions of one text at which something is read.
 
     Args:
@@ -119,7 +119,7 @@ def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) ->
     if isinstance(positions, str):
         if positions not in ("last", "all"):
             raise ValueError(f"{where}: expected last, all, indices or a mask, got {positions!r}")
-        return (Run(length - 1 if positions == "last" else first, length),)
+        return (PositionRange(length - 1 if positions == "last" else first, length),)
     array = np.asarray(positions)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "bi"):
         raise TypeError(f"{where}: expected last, all, indices or a mask, got {positions!r}"[:300])
@@ -129,12 +129,12 @@ def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) ->
         array = np.flatnonzero(array)
     if array.size and not lowest <= array.min() <= array.max() < length:
         raise ValueError(f"{where}: expected positions {lowest}..{length - 1}, got {array.min()}..{array.max()}")
-    found: list[Run] = []
+    found: list[PositionRange] = []
     for at in sorted(set(array.tolist())):
         if found and found[-1].end == at:
-            found[-1] = Run(found[-1].first, at + 1)
+            found[-1] = PositionRange(found[-1].first, at + 1)
         else:
-            found.append(Run(at, at + 1))
+            found.append(PositionRange(at, at + 1))
     return tuple(found)
 
 
@@ -160,7 +160,7 @@ def interventions_of(given: Any, count: int, what: str) -> list[list[Interventio
 def probe(
     places: Places,
     capture: CaptureSettings,
-    runs: tuple[Run, ...],
+    runs: tuple[PositionRange, ...],
     interventions: Sequence[Intervention],
     length: int,
     where: str,

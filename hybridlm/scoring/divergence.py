@@ -90,7 +90,7 @@ class Divergence:
         return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else float("nan")
 
 
-class Side(NamedTuple):
+class ComparedModel(NamedTuple):
     """One of two models that are compared."""
 
     engine: Engine
@@ -130,7 +130,9 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 """Compiled comparisons, by the first model's engine and the types of all arguments."""
 
 
-def compare(sides: tuple[Side, Side], texts: Sequence[tuple[int, ...]]) -> tuple[Divergence, dict[int, int]]:
+def compare(
+    sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]]
+) -> tuple[Divergence, dict[int, int]]:
     """Return how far two models of one vocabulary are from one another, and where they computed NaN.
 
     A text in which a model did has the index of its first such token beside it.
@@ -201,7 +203,10 @@ class _Part(NamedTuple):
 
 
 def _compare(
-    sides: tuple[Side, Side], pools: list[RowPool], waiting: ScoringQueue[ComparedText], found: list[Divergences]
+    sides: tuple[ComparedModel, ComparedModel],
+    pools: list[RowPool],
+    waiting: ScoringQueue[ComparedText],
+    found: list[Divergences],
 ) -> Certificate:
     lanes: list[ComparedText | None] = [None] * pools[0].size
     flights: deque[tuple[Divergences, list[_Part]]] = deque()
@@ -231,7 +236,12 @@ def _compare(
     return program.certificate
 
 
-def _join(sides: tuple[Side, Side], pools: list[RowPool], lanes: list[ComparedText | None], text: ComparedText) -> None:
+def _join(
+    sides: tuple[ComparedModel, ComparedModel],
+    pools: list[RowPool],
+    lanes: list[ComparedText | None],
+    text: ComparedText,
+) -> None:
     """Give a row of each model to a text; both are the same lane."""
     own = zip(sides, pools, (text, text.twin), strict=True)
     first, second = (enter(side.engine, pool, one) for side, pool, one in own)
@@ -240,7 +250,7 @@ def _join(sides: tuple[Side, Side], pools: list[RowPool], lanes: list[ComparedTe
 
 
 def _dispatch(
-    sides: tuple[Side, Side],
+    sides: tuple[ComparedModel, ComparedModel],
     pools: list[RowPool],
     lanes: list[ComparedText | None],
     waiting: ScoringQueue[ComparedText],
@@ -270,7 +280,7 @@ def _dispatch(
     return hidden, parts
 
 
-def _program(sides: tuple[Side, Side], arguments: tuple[Any, ...]) -> CompiledStep:
+def _program(sides: tuple[ComparedModel, ComparedModel], arguments: tuple[Any, ...]) -> CompiledStep:
     """Return the compiled comparison of these arguments."""
     leaves, tree = jax.tree.flatten(arguments)
     key = (sides[0].structure, sides[1].structure, tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))

@@ -17,7 +17,7 @@ BEHIND = 0
 
 
 @dataclass(frozen=True)
-class Places:
+class TextPlaces:
     """Places of one text that are read.
 
     Attributes:
@@ -41,7 +41,7 @@ class Reading:
         summed: also add up the vectors of all tokens.
     """
 
-    texts: Sequence[Places]
+    texts: Sequence[TextPlaces]
     size: int
     summed: bool = False
 
@@ -58,7 +58,7 @@ class ReadText(QueuedText):
     """
 
     question: Reading = field(kw_only=True)
-    asked: Places = field(kw_only=True)
+    asked: TextPlaces = field(kw_only=True)
     vectors: np.ndarray = field(init=False)
     total: np.ndarray = field(init=False)
     wrong: int | None = field(init=False, default=None)
@@ -130,7 +130,7 @@ def read_hidden(
     found = Read([np.zeros((0, size), np.float32)] * len(texts), [np.zeros(size)] * len(texts), {})
     if not texts:
         return found
-    question = Reading([Places(tuple(one)) for one in places], size, summed)
+    question = Reading([TextPlaces(tuple(one)) for one in places], size, summed)
     step: TextStep[ReadText] = TextStep(Shape("hidden", 0, engine.chunk), lambda lanes, feeds: ())
     given = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     with engine.decisions.command("read", texts=list(texts), places=list(places), size=size, summed=summed):

@@ -7,7 +7,7 @@ from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.target_report.floor import Floor
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
-from ir_passes.xla_audit.kernels import Kernel, Kernels
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK, kv_blocks
 from models.ops.expert_dot import FURTHER_PASSES
 from models.state.state import cache_positions, turn_blocks
@@ -53,7 +53,7 @@ class StepReport:
     floor_seconds: float | None
     moved_seconds: float | None
     tokens_per_second: float | None
-    largest: tuple[Kernel, ...]
+    largest: tuple[ScheduledKernel, ...]
     reused: bool = False
 
     @property

@@ -8,7 +8,7 @@ from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify
 from ir_passes.compile.stages import trace_step
 from ir_passes.contract.contract import LaneContract
-from ir_passes.jaxpr.tracing import Parameters
+from ir_passes.jaxpr.tracing import FunctionSignature
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.targets import Target
@@ -70,7 +70,7 @@ def compile_step(
         ValueError: `certify` is none of the three.
         TargetError: there is no such target, or its compiler is not installed.
     """
-    parameters = Parameters.of(fn, static_argnums, static_argnames)
+    parameters = FunctionSignature.of(fn, static_argnums, static_argnames)
     traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters, target=target)
     lowered = traced.prove(passes=passes, certify=certify, certificates=certificates).lower()
     return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes)

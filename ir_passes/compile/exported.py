@@ -42,7 +42,7 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ExportedArray:
     """One array of a program's flat list of arguments or results.
 
     Attributes:
@@ -71,8 +71,8 @@ class Signature:
 
     form: str
     devices: int
-    arguments: tuple[Leaf, ...]
-    results: tuple[Leaf, ...]
+    arguments: tuple[ExportedArray, ...]
+    results: tuple[ExportedArray, ...]
     kept: tuple[int, ...]
     sha256: str
 
@@ -217,5 +217,5 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     return exported
 
 
-def _leaf(bound: Any, donated: bool) -> Leaf:
-    return Leaf(bound.path, str(bound.entry), str(bound.dtype), bound.shape, donated)
+def _leaf(bound: Any, donated: bool) -> ExportedArray:
+    return ExportedArray(bound.path, str(bound.entry), str(bound.dtype), bound.shape, donated)

@@ -17,7 +17,7 @@ from ir_passes.compile.proving import Certify
 from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
-from ir_passes.jaxpr.tracing import Parameters, check_hashable, name_of
+from ir_passes.jaxpr.tracing import FunctionSignature, check_hashable, name_of
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
@@ -78,7 +78,7 @@ def isolated(
     )
 
     def decorate(fn: Callable[..., Any]) -> IsolatedStep:
-        return IsolatedStep(fn, settings, Parameters.of(fn, static_argnums, static_argnames))
+        return IsolatedStep(fn, settings, FunctionSignature.of(fn, static_argnums, static_argnames))
 
     return decorate
 
@@ -94,7 +94,7 @@ class IsolatedStep:
 
     __wrapped__: Callable[..., Any]
 
-    def __init__(self, fn: Callable[..., Any], settings: _Settings, parameters: Parameters):
+    def __init__(self, fn: Callable[..., Any], settings: _Settings, parameters: FunctionSignature):
         update_wrapper(self, fn)
         self.__name__ = name_of(fn)
         self._fn, self._settings, self._parameters = fn, settings, parameters

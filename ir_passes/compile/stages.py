@@ -33,7 +33,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.timing import Clock, paused
-from ir_passes.jaxpr.tracing import Parameters, Trace, trace_function, trace_of
+from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
@@ -50,7 +50,7 @@ def trace_step(
     contract: LaneContract,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    parameters: Parameters | None = None,
+    parameters: FunctionSignature | None = None,
     target: Target | str | None = None,
 ) -> "TracedStep":
     """Trace a step and lay its contract out over its arguments and results.
@@ -68,7 +68,7 @@ def trace_step(
     """
     clock, machine = Clock(), None if target is None else as_target(target)
     if machine is not None:
-        parameters = Parameters.of(fn) if parameters is None else parameters
+        parameters = FunctionSignature.of(fn) if parameters is None else parameters
         args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
         kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in (kwargs or {}).items()}
     trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from ir_passes.contract.entries import ENTRIES, ContractError, Unspecified
-from ir_passes.jaxpr.tracing import Parameters
+from ir_passes.jaxpr.tracing import FunctionSignature
 
 
 def is_entry(node: Any) -> bool:
@@ -76,7 +76,11 @@ def _describe(node: Any) -> str:
 
 
 def by_argument(
-    inputs: Any, keywords: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Parameters
+    inputs: Any,
+    keywords: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    parameters: FunctionSignature,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield place, entries and value of each argument, in flattening order.
 

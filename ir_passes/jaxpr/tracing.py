@@ -15,7 +15,7 @@ Static = tuple[tuple[int | str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Parameters:
+class FunctionSignature:
     """The parameters of a function, as far as its signature says them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parameters:
         fn: Callable[..., Any],
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
-    ) -> "Parameters":
+    ) -> "FunctionSignature":
         """Return those of a function; static ones by position, by name or both, as for `jax.jit`.
 
         Raises:
@@ -86,14 +86,14 @@ class Trace:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Any
-    parameters: Parameters = Parameters()
+    parameters: FunctionSignature = FunctionSignature()
 
 
 def trace_function(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
-    parameters: Parameters | None = None,
+    parameters: FunctionSignature | None = None,
 ) -> Trace:
     """Trace `fn(*args, **kwargs)`; nothing runs.
 
@@ -105,7 +105,7 @@ def trace_function(
     Raises:
         ValueError: a static argument cannot be hashed.
     """
-    parameters = Parameters.of(fn) if parameters is None else parameters
+    parameters = FunctionSignature.of(fn) if parameters is None else parameters
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})
     check_hashable(static)
     run = _with_static(fn, static) if static else fn

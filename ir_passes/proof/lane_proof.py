@@ -22,7 +22,7 @@ from ir_passes.contract.contract import (
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.tracing import Parameters, trace_function
+from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.proof import packed_layout
 from ir_passes.proof.assumed import assumed_of, dimensions_not_proved
 from ir_passes.proof.concerned import concerned
@@ -35,7 +35,7 @@ from ir_passes.proof.repeated_runs import Run, interpret_repeating, runs_of
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
-from ir_passes.proof.values import ActiveCount, Kept, PageEntry, Segment, SlotEntry, Value
+from ir_passes.proof.values import ActiveCount, Kept, PageEntry, SegmentIds, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
@@ -85,7 +85,7 @@ def prove_isolation(
         ContractError: the contract does not fit the function.
         IsolationError: something is not proved; it carries every violation with the user's line.
     """
-    trace = trace_function(fn, args, kwargs, Parameters.of(fn, static_argnums, static_argnames))
+    trace = trace_function(fn, args, kwargs, FunctionSignature.of(fn, static_argnums, static_argnames))
     return prove_jaxpr(trace.program, contract.bind_trace(trace))
 
 
@@ -207,7 +207,7 @@ def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
         case Packed(_, "cu_seqlens"):
             return Value(COMMON, number)
         case Packed(_, "segment_ids"):
-            return Value(COMMON, number, (0, lanes), Segment(0))
+            return Value(COMMON, number, (0, lanes), SegmentIds(0))
         case Packed(axis):
             one_token = one.shape[axis] == 1
             return Value(OneLane(0, packed=True) if one_token else LaneRows(axis, packed=True), number)

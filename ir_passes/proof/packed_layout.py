@@ -16,7 +16,7 @@ from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Fact, Range, Real, Segment, TokenOf, Value
+from ir_passes.proof.values import Fact, Range, Real, SegmentIds, TokenOf, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
 """(cu_seqlens, tokens of the packed axis) -> the array, once for each way to compute it."""
@@ -106,8 +106,8 @@ def register(prover: Prover, cu: Value, lanes: int, tokens: int, present: frozen
         present: names of the program's operations; it computes nothing in a way that has another one.
     """
     kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (past, Segment(0), (0, lanes)),
-        (last, Segment(0, "last"), (0, lanes - 1)),
+        (past, SegmentIds(0), (0, lanes)),
+        (last, SegmentIds(0, "last"), (0, lanes - 1)),
         (real, Real(0), None),
         (token_of, TokenOf(), None),
     ]

@@ -91,7 +91,7 @@ class PageEntry(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment(Fact):
+class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
@@ -108,7 +108,7 @@ class SegmentAt(Fact):
 
     Attributes:
         token: the token, as `OneLane` has it.
-        padding: as of `Segment`.
+        padding: as of `SegmentIds`.
     """
 
     token: Symbol

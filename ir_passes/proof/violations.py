@@ -27,6 +27,7 @@ class ViolationKind(StatementId):
     UNKNOWN = "no-rule", "The proof has no rule for an operation."
     UNINITIALIZED = "uninitialized", "Memory of a kernel is read, or handed out, before it is written."
     OPAQUE = "opaque", "A custom call, kernel or callback fits no declaration of the contract."
+    AMBIGUOUS = "ambiguous-name", "One declared name stands for several operations."
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class PassPipeline:
         return [one.name for one in self.passes]
 
     def without(self, *names: str) -> "PassPipeline":
-        """This pipeline with the named passes switched off."""
+        """Return this pipeline with the named passes switched off."""
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise PassError(f"no pass is called {', '.join(unknown)}; passes: {', '.join(self.names)}")

@@ -156,7 +156,7 @@ def _not_scheduled(
 
 def _missing(one: Scheduled, module: str) -> Finding:
     return Finding(
-        FindingKind.COLLECTIVE,
+        FindingKind.MISSING_COLLECTIVE,
         f"{module}, {one.collective.source}",
         f"the program's {one.collective} is not among the collectives of the compiled program",
         "XLA replaced it by something else: compare the compiled text with the program, and report it to this project.",

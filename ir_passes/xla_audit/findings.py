@@ -15,9 +15,12 @@ class FindingKind(StatementId):
     POOL_COPY = "pool-copy", "A whole pool is copied."
     SECOND_POOL = "second-pool", "An array of a pool's type is computed outside the pool's buffer."
     OVERLAP = "overlap", "Values that are live at the same time share bytes."
-    MISPLACED = "misplaced", "A value does not lie where it has to be."
+    UNPLACED = "unplaced", "A value has no place in the buffer assignment."
+    MISPLACED = "misplaced", "A value does not lie within its allocation."
+    CARRY_MOVED = "carry-moved", "A value that a loop carries lies elsewhere after an iteration."
     READ_AFTER_WRITE = "read-after-write", "An in-place operation reads bytes that it has overwritten."
-    COLLECTIVE = "collective", "The collectives are not those of the traced program."
+    COLLECTIVE = "collective", "A collective of the compiled program is none of the traced program's."
+    MISSING_COLLECTIVE = "missing-collective", "A collective of the traced program is not in the compiled program."
     SCRATCH = "scratch", "The scratch memory is far above the bytes that are live at once."
 
 

@@ -116,7 +116,7 @@ def fingerprint(module: Any) -> str:
 def read_module(data: bytes) -> Module:
     """Decode a serialized HloModuleProto."""
     raw = decode(data, hlo_schema.MODULE)
-    reader = _Reader(raw["stack_frames"])
+    reader = _ModuleReader(raw["stack_frames"])
     computations: dict[int, Computation] = {}
     for one in raw["computations"]:
         read = partial(reader.instructions, one["instructions"], one["id"])
@@ -204,7 +204,7 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
     return arrays
 
 
-class _Reader:
+class _ModuleReader:
     """Instructions of one module; a shape or a source line that occurs twice is decoded once."""
 
     def __init__(self, stack_frames: dict[str, Any] | None):

@@ -5,27 +5,27 @@ program whose contents are known through this table and fails where one number i
 Sources: https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
 """
 
-from ir_passes.xla_audit.wire import Field, Kind, Message
+from ir_passes.xla_audit.wire import Field, Kind, WireMessage
 
 
 def _many(name: str, kind: Kind) -> Field:
     return Field(name, kind, repeated=True)
 
 
-def _one(name: str, message: Message) -> Field:
+def _one(name: str, message: WireMessage) -> Field:
     return Field(name, "message", message=message)
 
 
-def _list(name: str, message: Message) -> Field:
+def _list(name: str, message: WireMessage) -> Field:
     return Field(name, "message", repeated=True, message=message)
 
 
-LAYOUT = Message(
+LAYOUT = WireMessage(
     "LayoutProto",
     {1: _many("minor_to_major", "int"), 6: _many("tiles", "bytes"), 9: Field("element_size_in_bits", "int")},
 )
 
-SHAPE = Message(
+SHAPE = WireMessage(
     "ShapeProto",
     {
         2: Field("element_type", "int"),
@@ -35,7 +35,7 @@ SHAPE = Message(
     },
 )
 
-METADATA = Message(
+METADATA = WireMessage(
     "OpMetadata",
     {
         2: Field("op_name", "str"),
@@ -44,13 +44,13 @@ METADATA = Message(
         15: Field("stack_frame_id", "int"),
     },
 )
-LITERAL = Message(
+LITERAL = WireMessage(
     "LiteralProto",
     {4: _many("s32s", "int"), 5: _many("s64s", "int"), 6: _many("u32s", "int"), 7: _many("u64s", "int")},
 )
-SLICE = Message("SliceDimensions", {1: Field("start", "int"), 2: Field("limit", "int"), 3: Field("stride", "int")})
-REPLICA_GROUP = Message("ReplicaGroup", {1: _many("replica_ids", "int")})
-IOTA_GROUPS = Message(
+SLICE = WireMessage("SliceDimensions", {1: Field("start", "int"), 2: Field("limit", "int"), 3: Field("stride", "int")})
+REPLICA_GROUP = WireMessage("ReplicaGroup", {1: _many("replica_ids", "int")})
+IOTA_GROUPS = WireMessage(
     "IotaReplicaGroupListProto",
     {
         1: Field("groups", "int"),
@@ -59,23 +59,23 @@ IOTA_GROUPS = Message(
         4: _many("transpose", "int"),
     },
 )
-DEVICE_LIST = Message(
+DEVICE_LIST = WireMessage(
     "CollectiveDeviceListProto", {1: _list("replica_groups", REPLICA_GROUP), 2: _one("iota", IOTA_GROUPS)}
 )
-MESH = Message(
+MESH = WireMessage(
     "MeshProto",
-    {1: _list("axes", Message("MeshAxis", {1: Field("name", "str"), 2: Field("size", "int")}))},
+    {1: _list("axes", WireMessage("MeshAxis", {1: Field("name", "str"), 2: Field("size", "int")}))},
     rest="rest",
 )
-MESH_GROUPS = Message(
+MESH_GROUPS = WireMessage(
     "MeshAxesReplicaGroupListProto",
-    {1: _one("mesh", MESH), 2: _list("axes", Message("AxisRef", {1: Field("index", "int")}, rest="rest"))},
+    {1: _one("mesh", MESH), 2: _list("axes", WireMessage("AxisRef", {1: Field("index", "int")}, rest="rest"))},
 )
-ALIASING = Message(
+ALIASING = WireMessage(
     "OutputOperandAliasing",
     {1: _many("output_index", "int"), 2: Field("operand", "int"), 3: _many("operand_index", "int")},
 )
-INSTRUCTION = Message(
+INSTRUCTION = WireMessage(
     "HloInstructionProto",
     {
         1: Field("name", "str"),
@@ -94,7 +94,7 @@ INSTRUCTION = Message(
         38: _many("called", "int"),
         43: Field("backend_config", "bytes"),
         49: _list("replica_groups", REPLICA_GROUP),
-        52: _list("pairs", Message("SourceTarget", {1: Field("source", "int"), 2: Field("target", "int")})),
+        52: _list("pairs", WireMessage("SourceTarget", {1: Field("source", "int"), 2: Field("target", "int")})),
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
@@ -107,7 +107,7 @@ INSTRUCTION = Message(
     },
     rest="attributes",
 )
-CONVOLUTION = Message(
+CONVOLUTION = WireMessage(
     "ConvolutionDimensionNumbers",
     {
         3: Field("kernel_input_feature", "int"),
@@ -116,7 +116,7 @@ CONVOLUTION = Message(
         11: _many("input_spatial", "int"),
     },
 )
-WINDOW = Message(
+WINDOW = WireMessage(
     "WindowDimension",
     {
         1: Field("size", "int"),
@@ -127,16 +127,16 @@ WINDOW = Message(
         6: Field("base_dilation", "int"),
     },
 )
-PRODUCT = Message(
+PRODUCT = WireMessage(
     "HloInstructionProto",
     {
-        15: _one("window", Message("Window", {1: _list("dimensions", WINDOW)})),
+        15: _one("window", WireMessage("Window", {1: _list("dimensions", WINDOW)})),
         16: _one("convolution", CONVOLUTION),
-        30: _one("dot", Message("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
+        30: _one("dot", WireMessage("DotDimensionNumbers", {1: _many("lhs_contracting", "int")})),
     },
 )
 """Dimensions that products and convolutions sum over, in an instruction's `attributes`."""
-COMPUTATION = Message(
+COMPUTATION = WireMessage(
     "HloComputationProto",
     {
         1: Field("name", "str"),
@@ -146,12 +146,12 @@ COMPUTATION = Message(
         7: Field("is_fusion", "bool"),
     },
 )
-SEQUENCE = Message("InstructionSequence", {1: _many("instruction_ids", "int")})
-SCHEDULE = Message(
+SEQUENCE = WireMessage("InstructionSequence", {1: _many("instruction_ids", "int")})
+SCHEDULE = WireMessage(
     "HloScheduleProto",
-    {1: _list("sequences", Message("SequencesEntry", {1: Field("key", "int"), 2: _one("value", SEQUENCE)}))},
+    {1: _list("sequences", WireMessage("SequencesEntry", {1: Field("key", "int"), 2: _one("value", SEQUENCE)}))},
 )
-ALIAS_ENTRY = Message(
+ALIAS_ENTRY = WireMessage(
     "AliasEntryProto",
     {
         1: _many("output_index", "int"),
@@ -159,30 +159,30 @@ ALIAS_ENTRY = Message(
         3: _many("parameter_index", "int"),
     },
 )
-STACK_FRAMES = Message(
+STACK_FRAMES = WireMessage(
     "StackFrameIndexProto",
     {
         1: _many("files", "str"),
-        3: _list("locations", Message("FileLocation", {1: Field("file", "int"), 3: Field("line", "int")})),
-        4: _list("frames", Message("StackFrame", {1: Field("location", "int")})),
+        3: _list("locations", WireMessage("FileLocation", {1: Field("file", "int"), 3: Field("line", "int")})),
+        4: _list("frames", WireMessage("StackFrame", {1: Field("location", "int")})),
     },
 )
-MODULE = Message(
+MODULE = WireMessage(
     "HloModuleProto",
     {
         1: Field("name", "str"),
         3: _list("computations", COMPUTATION),
         6: Field("entry_id", "int"),
         7: _one("schedule", SCHEDULE),
-        8: _one("alias", Message("HloInputOutputAliasProto", {1: _list("entries", ALIAS_ENTRY)})),
+        8: _one("alias", WireMessage("HloInputOutputAliasProto", {1: _list("entries", ALIAS_ENTRY)})),
         17: _one("stack_frames", STACK_FRAMES),
     },
 )
 
-LOCATION = Message("Location", {3: _many("shape_index", "int"), 4: Field("instruction_id", "int")})
-LOGICAL_BUFFER = Message("LogicalBufferProto", {1: Field("id", "int"), 3: _one("defined_at", LOCATION)})
-ASSIGNED = Message("Assigned", {1: Field("buffer", "int"), 2: Field("offset", "int"), 3: Field("size", "int")})
-ALLOCATION = Message(
+LOCATION = WireMessage("Location", {3: _many("shape_index", "int"), 4: Field("instruction_id", "int")})
+LOGICAL_BUFFER = WireMessage("LogicalBufferProto", {1: Field("id", "int"), 3: _one("defined_at", LOCATION)})
+ASSIGNED = WireMessage("Assigned", {1: Field("buffer", "int"), 2: Field("offset", "int"), 3: Field("size", "int")})
+ALLOCATION = WireMessage(
     "BufferAllocationProto",
     {
         1: Field("index", "int"),
@@ -196,10 +196,10 @@ ALLOCATION = Message(
         12: Field("is_constant", "bool"),
     },
 )
-BUFFER_ASSIGNMENT = Message(
+BUFFER_ASSIGNMENT = WireMessage(
     "BufferAssignmentProto", {1: _list("buffers", LOGICAL_BUFFER), 3: _list("allocations", ALLOCATION)}
 )
-HLO = Message("HloProto", {1: Field("module", "bytes"), 3: Field("assignment", "bytes")})
+HLO = WireMessage("HloProto", {1: Field("module", "bytes"), 3: Field("assignment", "bytes")})
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("pred", 8),

@@ -39,7 +39,7 @@ KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ScheduledKernel:
     """One operation of the schedule.
 
     Attributes:
@@ -81,7 +81,7 @@ class Kernel:
 class Kernels:
     """The operations of one program, in the order in which they run; a loop's are there once."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ScheduledKernel, ...]
 
     @property
     def count(self) -> int:
@@ -108,7 +108,7 @@ class Kernels:
         """Operations of products in one turn of each loop whose turns the data decide."""
         return sum(one.times * one.flops for one in self.kernels if one.by_data)
 
-    def largest(self, most: int) -> tuple[Kernel, ...]:
+    def largest(self, most: int) -> tuple[ScheduledKernel, ...]:
         """Return those that move most, at most so many."""
         return tuple(sorted(self.kernels, key=lambda one: -one.moved)[:most])
 
@@ -140,16 +140,16 @@ def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
         executable: its program; pools are named where it has a buffer assignment.
         pools: number of an entry parameter that is a pool -> its path.
     """
-    return Kernels(tuple(_Walk(executable, pools).kernels(executable.module.main, 1, None)))
+    return Kernels(tuple(_ScheduleWalk(executable, pools).kernels(executable.module.main, 1, None)))
 
 
-class _Walk:
+class _ScheduleWalk:
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._executable, self._module, self._pools = executable, executable.module, pools
         self._buffers = executable.buffers
         self._live = live_values(executable)
 
-    def kernels(self, computation: Computation, times: int, loop: str | None) -> Iterator[Kernel]:
+    def kernels(self, computation: Computation, times: int, loop: str | None) -> Iterator[ScheduledKernel]:
         for id in self._module.schedule[computation.id]:
             one = self._module.instructions[id]
             if one.opcode == "while":
@@ -167,7 +167,7 @@ class _Walk:
             elif one.opcode not in FREE and not one.opcode.endswith("-done"):
                 yield self._kernel(one, times, loop)
 
-    def _kernel(self, one: Instruction, times: int, loop: str | None) -> Kernel:
+    def _kernel(self, one: Instruction, times: int, loop: str | None) -> ScheduledKernel:
         operands = [self._module.instructions[id] for id in one.operands]
         if one.opcode == "fusion":
             fused = self._module.computations[one.called[0]]
@@ -193,7 +193,7 @@ class _Walk:
             flops, kind = product_flops(one, given), one.target or one.opcode
             dtypes = [given[0].dtype] if flops else []
         touched = {path for id in (one.id, *one.operands) for path in self._touched(id)}
-        return Kernel(
+        return ScheduledKernel(
             one.name, kind, one.op_name, one.source, read, written, flops, dtypes[0] if dtypes else "", times, loop,
             tuple(sorted(touched)),
         )  # fmt: skip

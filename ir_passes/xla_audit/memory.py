@@ -54,7 +54,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
         if place is None:
             if value.array.bytes and value.array.dtype != "tuple":
                 yield Finding(
-                    FindingKind.MISPLACED,
+                    FindingKind.UNPLACED,
                     where(value.instruction, module),
                     f"{value} has no place in the buffer assignment, so nothing can be said about its bytes",
                     "The audit does not know this operation; report the program to this project.",
@@ -74,7 +74,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
         places = {place for _, place in carry.places if place is not None}
         if len(places) > 1:
             yield Finding(
-                FindingKind.MISPLACED,
+                FindingKind.CARRY_MOVED,
                 where(carry.instruction, module),
                 f"entry {list(carry.index)} has to be in one place, got "
                 + ", ".join(f"{name}: {place}" for name, place in carry.places if place is not None),

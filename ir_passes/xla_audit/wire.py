@@ -33,11 +33,11 @@ class Field:
     name: str
     kind: Kind
     repeated: bool = False
-    message: "Message | None" = None
+    message: "WireMessage | None" = None
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """A message: its name, for errors, and its fields by number.
 
     Attributes:
@@ -61,7 +61,7 @@ class Message:
         object.__setattr__(self, "blank", blank)
 
 
-def decode(data: bytes, message: Message) -> dict[str, Any]:
+def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
     """Read one message.
 
     Args:
@@ -77,7 +77,7 @@ def decode(data: bytes, message: Message) -> dict[str, Any]:
     return _decode(data, 0, len(data), message)
 
 
-def _decode(data: bytes, at: int, end: int, message: Message) -> dict[str, Any]:
+def _decode(data: bytes, at: int, end: int, message: WireMessage) -> dict[str, Any]:
     out = message.blank.copy()
     lists: dict[str, list[Any]] = {}
     rest: list[bytes] = []

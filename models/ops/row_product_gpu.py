@@ -28,7 +28,7 @@ MAX_PLAIN_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileSizes:
     """Sizes of a program instance.
 
     Attributes:
@@ -45,9 +45,9 @@ class Tile:
     stages: int
 
 
-FEW = Tile(64, (64, 32, 16), 128, 4, 4)
+FEW = TileSizes(64, (64, 32, 16), 128, 4, 4)
 """For up to MAX_PLAIN_ROWS rows, which wait for the weight."""
-MANY = Tile(128, (128, 64), 64, 8, 3)
+MANY = TileSizes(128, (128, 64), 64, 8, 3)
 """For more rows with packed weights, whose numbers are made once for each tile of rows."""
 MIN_INSTANCES = 128
 """Program instances that are about as many as a GPU's processors."""

@@ -16,7 +16,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, Segment, SegmentAt, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, SegmentAt, SegmentIds, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -274,10 +274,10 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
         owner = replace(owner, view=entered(owner.view, step))
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
-    if isinstance(value.fact, Segment | Real) and value.fact.axis == 0:
+    if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
         token = _of_iteration(site, loop, LaneRows(0, packed=True), shape[0])
         fact = Real(None, token) if isinstance(value.fact, Real) else SegmentAt(token, value.fact.padding)
-    elif isinstance(value.fact, Segment | Real):
+    elif isinstance(value.fact, SegmentIds | Real):
         fact = relocated(value.fact, lambda axis: axis - 1)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
 

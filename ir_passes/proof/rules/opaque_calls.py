@@ -58,7 +58,7 @@ def _one_body(site: Site, name: str) -> None:
     remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
     if exact_name(site.eqn) in exact:
         remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
-    site.report(ViolationKind.OPAQUE, message, remedy)
+    site.report(ViolationKind.AMBIGUOUS, message, remedy)
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:

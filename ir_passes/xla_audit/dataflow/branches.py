@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Branch:
+class ConditionalBranch:
     """One branch.
 
     Attributes:
@@ -31,7 +31,7 @@ class Branches:
     """
 
     enter: int
-    ran: list[Branch] = field(default_factory=list[Branch])
+    ran: list[ConditionalBranch] = field(default_factory=list[ConditionalBranch])
 
 
 def gaps_of(

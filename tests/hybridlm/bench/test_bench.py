@@ -17,7 +17,7 @@ import hybridlm
 import models
 from hybridlm import demo
 from hybridlm.bench.floor import Traffic, floor_seconds
-from hybridlm.bench.limits import Limits, measure_limits
+from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import parse_table
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import part_of, parts_of_instructions, self_times
@@ -36,10 +36,10 @@ main: n_kv_max = 512
 
 def test_floor_is_what_takes_longer() -> None:
     traffic = Traffic(weights=4_000_000, multiplied=2_000_000, state=1_000_000, kv=500_000)
-    slow_memory = Limits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
+    slow_memory = MachineLimits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
     # 4 MB of weights, and for each of 2 lanes 2 MB of state and 2 blocks of the cache
     assert floor_seconds(traffic, slow_memory, 2, 129) == pytest.approx(10e-3)
-    slow_products = Limits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
+    slow_products = MachineLimits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
     assert floor_seconds(traffic, slow_products, 2, 129) == pytest.approx(2 * 2e6 * 2 / 2e9)
 
 
@@ -124,7 +124,7 @@ def test_time_inside_a_loop_is_counted_once() -> None:
 
 @pytest.mark.long
 def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure_limits", lambda: Limits(1e9, 1e9, 2e9))
+    monkeypatch.setattr(bench, "measure_limits", lambda: MachineLimits(1e9, 1e9, 2e9))
     picture, figures, copy = tmp_path / "picture.svg", tmp_path / "figures.json", tmp_path / "copy"
     shutil.copytree(demo.path(), copy)
     command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "4", "--rounds", "2", "--prompt", "8"]

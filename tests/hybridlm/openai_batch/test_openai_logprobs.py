@@ -3,7 +3,7 @@
 import tokenizers
 from tokenizers import decoders, models
 
-from hybridlm.openai_batch.logprobs import TokenLogprobs
+from hybridlm.openai_batch.logprobs import ChoiceLogprobs
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -15,13 +15,13 @@ def byte_level() -> Tokenizer:
 
 
 def test_tokens_that_look_alike_are_all_there():
-    tokens = TokenLogprobs(byte_level(), names_are_ids=False)
+    tokens = ChoiceLogprobs(byte_level(), names_are_ids=False)
     tokens.add([1], [-2.0], [{0: -0.5}], [0])
     assert tokens.of_completions()["top_logprobs"] == [{"\ufffd": -0.5, "token_id:1": -2.0}]
 
 
 def test_a_part_of_a_character_has_no_bytes():
-    tokens = TokenLogprobs(byte_level(), names_are_ids=False)
+    tokens = ChoiceLogprobs(byte_level(), names_are_ids=False)
     tokens.add([0, 2], [-1.0, float("-inf")], None, [0, 0])
     assert tokens.of_chat()["content"] == [
         {"token": "\ufffd", "logprob": -1.0, "bytes": None, "top_logprobs": []},
@@ -30,7 +30,7 @@ def test_a_part_of_a_character_has_no_bytes():
 
 
 def test_a_token_stands_among_the_most_likely_once():
-    tokens = TokenLogprobs(None, names_are_ids=True)
+    tokens = ChoiceLogprobs(None, names_are_ids=True)
     tokens.add([4, 5], [None, -1.0], [{}, {5: -1.0, 6: -2.0}], [0, 0])
     assert tokens.of_completions() == {
         "tokens": ["token_id:4", "token_id:5"],

@@ -10,7 +10,7 @@ import pytest
 from published import PUBLISHED
 
 from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.forward import Plan, run
+from hybridlm.forward import ForwardSettings, run
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.steps.structure import flatten
 from models import family_of, kv_blocks
@@ -35,11 +35,11 @@ def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None
     model = family.abstract(replace(config, layers=config.layers[:layers]))
     structure, params = flatten(model)
     types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
-    plan = Plan(CHUNK, 1, 1, kv_blocks(TOKENS), types, False, False, None)
+    settings = ForwardSettings(CHUNK, 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
 
     def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
-        return run(structure, params, tokens, None, None, start, plan)[0]
+        return run(structure, params, tokens, None, None, start, settings)[0]
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         return -jnp.mean(logprobs(params, tokens)[:, :-1])

@@ -230,7 +230,7 @@ MUTANTS: dict[Mutant, FindingKind] = {
     successor_elsewhere: FindingKind.NOT_IN_PLACE,
     swapped_successors: FindingKind.WRONG_SUCCESSOR,
     outside_its_allocation: FindingKind.MISPLACED,
-    no_place: FindingKind.MISPLACED,
+    no_place: FindingKind.UNPLACED,
     over_a_turned_operand: FindingKind.READ_AFTER_WRITE,
 }
 TPU_MUTANTS: dict[Mutant, FindingKind] = {

@@ -34,7 +34,7 @@ from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir
 from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
-from ir_passes.xla_audit.kernels import Kernel, Kernels
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
@@ -188,8 +188,8 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kep
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
     """What the data decide: of loops over blocks all turns of a full context count, of further passes none."""
 
-    def kernel(name: str, loop: str | None, moved: int) -> Kernel:
-        return Kernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
+    def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
+        return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
 
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)

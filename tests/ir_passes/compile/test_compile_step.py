@@ -283,14 +283,14 @@ def test_first_call_looks_where_the_pools_lie() -> None:
     step = compile_step(one_pool, args(), ONE)
     moved = jax.jit(one_pool)  # copies: nothing is donated
     step._entry = moved  # a stand-in
-    with pytest.raises(AuditError, match=r"result\[1\] has bytes of its own after the first call") as raised:
+    with pytest.raises(AuditError) as raised:
         step(*args())
-    assert {finding.kind for finding in raised.value.findings} == {FindingKind.NOT_IN_PLACE}
+    assert [(one.kind, one.where) for one in raised.value.findings] == [(FindingKind.NOT_IN_PLACE, "result[1]")]
     step(*args())  # looked at once
 
     warned = compile_step(one_pool, args(), ONE, certify="warn")
     warned._entry = moved  # a stand-in
-    with pytest.warns(CertificationWarning, match="bytes of its own"):
+    with pytest.warns(CertificationWarning, match=FindingKind.NOT_IN_PLACE):
         warned(*args())
 
 
@@ -298,7 +298,7 @@ def test_pool_that_a_numpy_view_holds_is_copied_and_found() -> None:
     step = compile_step(one_pool, args(), ONE)
     given = args()
     view = np.asarray(given[1])
-    with pytest.raises(AuditError, match="NumPy view"):
+    with pytest.raises(AuditError, match=FindingKind.NOT_IN_PLACE):
         step(*given)
     assert view.shape == (SLOTS, WIDTH)
 

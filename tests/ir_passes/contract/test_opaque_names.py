@@ -118,7 +118,7 @@ def test_two_kernels_of_one_name_are_refused_and_told_apart_by_their_place() -> 
         first_result = call(first)(x)
         return (call(second)(first_result),)
 
-    error = faults(step, contract(same_name=ROWS))
+    error = faults(step, contract(same_name=ROWS), ViolationKind.AMBIGUOUS)
     (violation,) = error.violations
     assert violation.source.endswith(f"{HERE}:{line_of(step) + 2}")
     exact = [f"same_name at {__file__}:{line_of(one)}" for one in (first, second)]
@@ -167,8 +167,7 @@ def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(one,
     if alike:
         assert prove_isolation(step, (X,), con)
         return
-    (violation,) = faults(step, con).violations
-    assert "names several" in violation.message
+    faults(step, con, ViolationKind.AMBIGUOUS)
 
 
 @pytest.mark.parametrize("other", [lambda x: x * 3, lambda x: x[::-1], lambda x: x - x.mean(0, keepdims=True)])
@@ -182,8 +181,7 @@ def test_closures_of_one_function_at_two_shapes_are_told_apart(other) -> None:
         return (call(of_factory(first), name=names[0])(x) + result[:, :WIDTH],)
 
     one = functools.partial(step, SAME, other, (None, None))
-    (violation,) = faults(one, contract(made=ROWS)).violations
-    assert "names several" in violation.message and "give each a name of its own" in violation.remedy
+    faults(one, contract(made=ROWS), ViolationKind.AMBIGUOUS)
     named = functools.partial(step, SAME, other, ("first", "second"))
     assert prove_isolation(named, (X,), contract(first=ROWS, second=ROWS))
     assert prove_isolation(functools.partial(step, SAME, lambda x: x * 2, (None, None)), (X,), contract(made=ROWS))
@@ -206,7 +204,7 @@ def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:
 
     assert prove_isolation(step, (X,), contract(row_kernel=ROWS))
     second = lambda x: lax.scan(lambda c, _: (call(mixing_kernel, name="row_kernel")(c), None), x, None, length=2)[0]
-    faults(lambda x: (second(step(x)[0]),), contract(row_kernel=ROWS))
+    faults(lambda x: (second(step(x)[0]),), contract(row_kernel=ROWS), ViolationKind.AMBIGUOUS)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +237,7 @@ def test_pipelines_over_other_blocks_are_other_bodies() -> None:
                 + call(row_kernel, name="pipelined_kernel")(x),
             )
 
-    assert "names several" in faults(step, contract(pipelined_kernel=ROWS)).violations[0].message
+    faults(step, contract(pipelined_kernel=ROWS), ViolationKind.AMBIGUOUS)
 
 
 def doubled(x: Any) -> Any:
@@ -275,8 +273,7 @@ def test_callbacks_are_their_functions(by) -> None:
         assert prove_isolation(one_after_other(by(one), by(other)), (X,), con)
     thrice = functools.partial(np.multiply, np.float32(3))
     for one, other in ((lambda x: x, lambda x: x[::-1]), (twice[0], thrice)):
-        (violation,) = faults(one_after_other(by(one), by(other)), con).violations
-        assert "names several" in violation.message
+        faults(one_after_other(by(one), by(other)), con, ViolationKind.AMBIGUOUS)
 
 
 def test_callbacks_made_in_a_loop_over_equal_values_are_one_thing() -> None:
@@ -287,8 +284,7 @@ def test_callbacks_made_in_a_loop_over_equal_values_are_one_thing() -> None:
 
     con = contract(**{"<lambda>": ROWS})
     assert prove_isolation(lambda x: step(x, (2.0, 2.0)), (X,), con)
-    (violation,) = faults(lambda x: step(x, (2.0, 3.0)), con).violations
-    assert "of its own" in violation.remedy
+    faults(lambda x: step(x, (2.0, 3.0)), con, ViolationKind.AMBIGUOUS)
 
 
 def foreign(**attributes: Any) -> Any:
@@ -299,7 +295,7 @@ def test_custom_calls_are_their_target_with_its_attributes() -> None:
     same = lambda x: (foreign(stride=np.int32(2))(foreign(stride=np.int32(2))(x)),)
     other = lambda x: (foreign(stride=np.int32(2))(foreign(stride=np.int32(3))(x)),)
     assert prove_isolation(same, (X,), contract(any_target=ROWS))
-    (violation,) = faults(other, contract(any_target=ROWS)).violations
+    (violation,) = faults(other, contract(any_target=ROWS), ViolationKind.AMBIGUOUS).violations
     assert all(f"'any_target(stride={stride})'" in violation.remedy for stride in (2, 3))
     assert prove_isolation(other, (X,), contract(**{f"any_target(stride={k})": ROWS for k in (2, 3)}))
 

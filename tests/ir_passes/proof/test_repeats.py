@@ -235,7 +235,7 @@ def calling(x: Any, y: Any) -> Any:
 FIFTH: dict[str, tuple[Callable[..., Any], str | None]] = {
     "the same": (calling, None),
     "rows in another order": (lambda x, y: calling(x[::-1], y), "cross-lane"),
-    "another function": (lambda x, y: jax.pure_callback(another_double_rows(), x, x + y), "opaque"),
+    "another function": (lambda x, y: jax.pure_callback(another_double_rows(), x, x + y), "ambiguous-name"),
 }
 """The fifth of six calls, and the fault."""
 

@@ -112,8 +112,7 @@ def test_pool_that_is_not_donated() -> None:
     found = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
     assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in found}
     (not_donated,) = (finding for finding in found if finding.kind is FindingKind.NOT_IN_PLACE)
-    assert "result[0] must take the bytes of args[0]" in not_donated.message
-    assert "donate_argnums" in not_donated.remedy
+    assert not_donated.pools == ("args[0]",)
 
 
 def test_pool_that_is_never_read() -> None:
@@ -121,15 +120,14 @@ def test_pool_that_is_never_read() -> None:
         return jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2))
 
     found = Step(step, ONE, ARGS, donate=()).audit().findings
-    assert any("never read" in finding.message for finding in found)
+    assert [finding.pools for finding in found if finding.kind is FindingKind.NOT_IN_PLACE] == [("args[0]",)]
 
 
 def test_swapped_outputs_get_each_others_bytes() -> None:
     args = (pool(), pool() + 1.0, slots(), x())
     found = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
     wrong = [finding for finding in found if finding.kind is FindingKind.WRONG_SUCCESSOR]
-    assert len(wrong) == 2
-    assert "args[0] must become result[1] in place, but its bytes take result[0]" in wrong[0].message
+    assert [finding.pools for finding in wrong] == [("args[0]",), ("args[1]",)]
     assert not Step(two_pools, TWO, args, (0, 1)).audit().findings
 
 
@@ -141,8 +139,7 @@ def test_weight_that_is_overwritten() -> None:
 
     args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
     (finding,) = Step(step, contract, args).audit().findings
-    assert finding.kind is FindingKind.OVERWRITTEN
-    assert "args[0] has no successor, but result[0]" in finding.message
+    assert (finding.kind, finding.pools) == (FindingKind.OVERWRITTEN, ("args[0]",))
 
 
 def test_pool_computed_elsewhere() -> None:
@@ -223,9 +220,7 @@ def test_loop_that_hands_over_other_bytes() -> None:
     )
     broken = moved(executable, at, dataclasses.replace(place, offset=place.offset + 64))
     found = audit_executable(broken, step.bound()).findings
-    assert any(
-        finding.kind is FindingKind.MISPLACED and "has to be in one place" in finding.message for finding in found
-    )
+    assert FindingKind.CARRY_MOVED in {finding.kind for finding in found}
 
 
 def test_what_a_loop_ends_with_outlives_its_condition() -> None:
@@ -263,11 +258,11 @@ def test_value_outside_its_allocation_or_too_small() -> None:
     size = executable.buffers.allocations[place.allocation].size
     for wrong in (Slice(place.allocation, size - 4, place.size), Slice(place.allocation, place.offset, 4)):
         found = audit_executable(moved(executable, at, wrong), step.bound()).findings
-        assert any(finding.kind is FindingKind.MISPLACED and "within the" in finding.message for finding in found)
+        assert FindingKind.MISPLACED in {finding.kind for finding in found}
     slices = dict(executable.buffers.slices)
     del slices[at]
     missing = dataclasses.replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
-    assert any("no place" in finding.message for finding in audit_executable(missing, step.bound()).findings)
+    assert FindingKind.UNPLACED in {finding.kind for finding in audit_executable(missing, step.bound()).findings}
 
 
 def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
@@ -326,6 +321,5 @@ def test_collectives_and_their_axes() -> None:
     }
     (finding,) = audit(compiled, bound, mesh=mesh, axes=("model",)).findings
     assert finding.kind is FindingKind.COLLECTIVE
-    assert "collective-permute runs along axes ['lane'], expected ['model']" in finding.message
-    assert "test_audit.py" in finding.where
+    assert "collective-permute" in finding.where and "test_audit.py" in finding.where
     assert len(audit(compiled, bound).findings) == 2

@@ -8,7 +8,7 @@ from hlo_text import serialized
 
 from ir_passes import compile_step
 from ir_passes.xla_audit.hlo import read_module
-from ir_passes.xla_audit.kernels import Kernel, Kernels, kernels_in
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel, kernels_in
 from ir_passes.xla_audit.program import Buffers, Executable
 
 LOOPS = """
@@ -70,7 +70,7 @@ def kernels(text: str, pools: dict[int, str] | None = None) -> Kernels:
     return kernels_in(Executable(module, Buffers({}, {}), {}, "gpu", 0, ""), pools or {})
 
 
-def by_name(found: Kernels) -> dict[str, Kernel]:
+def by_name(found: Kernels) -> dict[str, ScheduledKernel]:
     return {one.name: one for one in found.kernels}
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ir_passes.xla_audit.wire import Field, Message, WireError, decode
+from ir_passes.xla_audit.wire import Field, WireError, WireMessage, decode
 
-INNER = Message("Inner", {1: Field("number", "int"), 300: Field("text", "str")})
-OUTER = Message(
+INNER = WireMessage("Inner", {1: Field("number", "int"), 300: Field("text", "str")})
+OUTER = WireMessage(
     "Outer",
     {
         1: Field("number", "int"),
@@ -39,7 +39,7 @@ def block(number: int, data: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
-def encode(value: dict[str, Any], message: Message, packed: bool) -> bytes:
+def encode(value: dict[str, Any], message: WireMessage, packed: bool) -> bytes:
     """protobuf's encoding, zeros left out as proto3 does."""
     out = b""
     for number, field in message.fields.items():

@@ -30,7 +30,7 @@ from ir_passes.proof.values import (
     Raised,
     Real,
     SameLane,
-    Segment,
+    SegmentIds,
     SlotEntry,
     Spread,
     TokenOf,
@@ -276,7 +276,7 @@ def _faults_of(
             }
             if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
-        case Segment(axis, padding) if reality.segments is not None:
+        case SegmentIds(axis, padding) if reality.segments is not None:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():

@@ -2,8 +2,8 @@
 
 Every rule for lanes holds for tokens, if each of them is taken for a lane of its own: an owner that is `packed` counts
 tokens, and is never joined with one that counts lanes. Here is what makes more of it, since several tokens are of one
-lane. It rests on three facts about shared arrays: `Segment` (an array says the lane of each token), `TokenOf` (it names
-a token of each lane) and `SameLane` (it is false for tokens of different lanes).
+lane. It rests on three facts about shared arrays: `SegmentIds` (it says the lane of each token), `TokenOf` (it names a
+token of each lane) and `SameLane` (it is false for tokens of different lanes).
 
 * `x[segment]`: at a real token it is the row of the token's own lane. At padding it is any row, which is allowed there.
 * `zeros(N).at[segment].add(y)`: row i is made of tokens of lane i alone, if what padding would add is dropped.
@@ -13,7 +13,7 @@ a token of each lane) and `SameLane` (it is false for tokens of different lanes)
 * `weights @ values` over tokens: a weight outside of the row's lane is zero, or nan because of the row's own lane, and
   finite values make zero of zero. Values that may be nan or infinite are refused: zero times these is nan.
 
-Which array is a `Segment` is told by value numbers (`ir_passes.proof.packed_layout`).
+Which array is a `SegmentIds` is told by value numbers (`ir_passes.proof.packed_layout`).
 
 More than 300 lines: one argument for all rules about tokens of one lane.
 """
@@ -38,8 +38,8 @@ from ir_passes.proof.values import (
     PageEntry,
     Real,
     SameLane,
-    Segment,
     SegmentAt,
+    SegmentIds,
     SlotEntry,
     TokenOf,
     TokenPairs,
@@ -69,7 +69,7 @@ def relocated(fact: Fact | None, place: Callable[[int], int | None]) -> Fact | N
         return fact
     if isinstance(fact, TokenOf):
         return fact if place(0) == 0 else None
-    if isinstance(fact, Segment | Real) and fact.axis is not None:
+    if isinstance(fact, SegmentIds | Real) and fact.axis is not None:
         axis = place(fact.axis)
         return None if axis is None else replace(fact, axis=axis)
     if isinstance(fact, SegmentAt | Real):
@@ -86,10 +86,10 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
         return None
-    if isinstance(index.fact, Segment) and index.fact.axis >= len(access.index_axes):
+    if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
-    if by_lane and isinstance(index.fact, Segment):
+    if by_lane and isinstance(index.fact, SegmentIds):
         return tokens(access.index_axes[index.fact.axis])
     if by_lane and isinstance(index.fact, SegmentAt) and access.scalar:
         return OneLane(index.fact.token, packed=True)
@@ -102,7 +102,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
     """Return the owner of rows of lanes to which tokens are written by their lanes; None for other indices."""
     for dim, index in access.columns.items():
-        if access.sizes[dim] != 1 or not isinstance(index.fact, Segment) or not isinstance(index.owner, Common):
+        if access.sizes[dim] != 1 or not isinstance(index.fact, SegmentIds) or not isinstance(index.owner, Common):
             continue
         if index.fact.axis >= len(access.index_axes):
             continue
@@ -116,7 +116,7 @@ def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
     return None
 
 
-def drops_padding(site: Site, fact: Segment | SegmentAt, access: Access, dim: int) -> bool:
+def drops_padding(site: Site, fact: SegmentIds | SegmentAt, access: Access, dim: int) -> bool:
     """Whether a write by lanes of tokens writes no padding to a row of a lane."""
     return fact.padding == "past" and (access.drops or access.full[dim] > site.prover.bound.lanes)
 
@@ -134,19 +134,21 @@ def turn(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None
 def entries_of_padding(access: Access) -> bool:
     """Whether what is read for padding is the last lane's: the index is clamped to it."""
     facts = [value.fact for value in access.columns.values()]
-    return any(isinstance(fact, Segment | SegmentAt) and (fact.padding == "last" or not access.drops) for fact in facts)
+    return any(
+        isinstance(fact, SegmentIds | SegmentAt) and (fact.padding == "last" or not access.drops) for fact in facts
+    )
 
 
 def by_token(access: Access) -> bool:
     """Whether an index picks lanes by token."""
-    return any(isinstance(value.fact, Segment | SegmentAt) for value in access.columns.values())
+    return any(isinstance(value.fact, SegmentIds | SegmentAt) for value in access.columns.values())
 
 
 def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
     """The fact of the lane of one token, which a shared index picks."""
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     fact = operand.fact
-    if not isinstance(fact, Segment) or axis != fact.axis or len(access.full) != 1 or not access.scalar:
+    if not isinstance(fact, SegmentIds) or axis != fact.axis or len(access.full) != 1 or not access.scalar:
         return None
     if access.sizes != (1,) or not isinstance(access.columns[axis].owner, Common):
         return None
@@ -219,19 +221,19 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     """An elementwise result: facts about masks, about pairs of tokens, and about what a mask has let through."""
     lanes, facts, shapes = site.prover.bound.lanes, [value.fact for value in operands], site.shapes
     x = facts[0]
-    if site.name in ("lt", "ne") and isinstance(x, Segment | SegmentAt) and x.padding == "past":
+    if site.name in ("lt", "ne") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
-            axis, token = (x.axis, None) if isinstance(x, Segment) else (None, x.token)
+            axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
             return result.but(fact=Real(axis, token))
-    if site.name == "min" and isinstance(x, Segment | SegmentAt) and constant_of(operands[1]) == lanes - 1:
+    if site.name == "min" and isinstance(x, SegmentIds | SegmentAt) and constant_of(operands[1]) == lanes - 1:
         return result.but(fact=replace(x, padding="last"))
     if site.name == "is_finite":
         return result.but(fact=IsFinite(operands[0].number))
     pair = _paired(site, operands)
     same = [fact for fact in facts if isinstance(fact, SameLane)]
-    if site.name == "eq" and all(isinstance(fact, Segment) and fact.padding == "past" for fact in facts):
-        axes = sorted(fact.axis for fact in facts if isinstance(fact, Segment))
-        own = [fact.axis for fact in facts if isinstance(fact, Segment)]
+    if site.name == "eq" and all(isinstance(fact, SegmentIds) and fact.padding == "past" for fact in facts):
+        axes = sorted(fact.axis for fact in facts if isinstance(fact, SegmentIds))
+        own = [fact.axis for fact in facts if isinstance(fact, SegmentIds)]
         if axes[0] != axes[1] and all(_full(site, k, (axis,)) for k, axis in enumerate(own)):
             return result.but(fact=SameLane(axes[0], axes[1]))
     if site.name == "and" and same:

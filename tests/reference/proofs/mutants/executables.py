@@ -186,7 +186,7 @@ MUTANTS = (
         "two names of one storage get two offsets",
         "loop over lanes",
         two_offsets,
-        Found.MISPLACED,
+        Found.CARRY_MOVED,
     ),
     _audit(
         "not-donated",

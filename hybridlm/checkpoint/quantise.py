@@ -24,7 +24,7 @@ from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorEntry, write
 from hybridlm.checkpoint.saved.write import copy_small_files, new_directory
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import new_path
-from hybridlm.files.strict_json import read_text
+from hybridlm.files.strict_json import read_object
 from hybridlm.quantised.packed import PackedForm
 from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
 from models import Weight, WeightSource
@@ -159,7 +159,7 @@ def quantise_checkpoint(
     writer = _QuantisedWriter(checkpoint, plan, progress)
     with new_directory(target) as directory:
         copy_small_files(checkpoint.path, directory)
-        fields = json.loads(read_text(checkpoint.path / "config.json", MAX_CONFIG_BYTES))
+        fields = read_object(checkpoint.path / "config.json", MAX_CONFIG_BYTES)
         fields["quantization_config"] = recipe.rounding.settings(_plain_modules(checkpoint, plan), recipe.head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)

@@ -1,6 +1,5 @@
 """Files of how far two models are from one another: their columns, and the means over all of them."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -9,6 +8,7 @@ from typing import Any
 
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import ScoreFileReport
+from ir_passes.files.strict_json import parse_json
 
 MEANS = ("mean_kl", "mean_reverse_kl", "mean_js", "agreement")
 DIVERGENCE_COLUMNS: Columns = {
@@ -59,7 +59,7 @@ def _rows(output: Path) -> Iterator[tuple[int, list[float]]]:
     if output.suffix.lower() == ".jsonl":
         with output.open("rb") as file:
             for line in file:
-                row = json.loads(line)
+                row = parse_json(line)
                 if row.get("mean_kl") is not None:
                     yield len(row["token_ids"]) - 1, [row[name] for name in MEANS]
         return

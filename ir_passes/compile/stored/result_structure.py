@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from ir_passes.files.strict_json import parse_json
+
 MAX_DEPTH = 50
 
 
@@ -64,6 +66,6 @@ def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> A
         raise NotStorable(f"the structure of results is none: {str(value)[:80]}")
 
     try:
-        return jax.tree.structure(read(json.loads(text), 0))
+        return jax.tree.structure(read(parse_json(text), 0))
     except (TypeError, ValueError, RecursionError) as error:
         raise NotStorable(f"the structure of results is none: {error}") from error

@@ -6,9 +6,9 @@ reduction that the same fusion returns may read the operand at the position that
 read, computed with, and written. Any other reading of such an operand stays a finding.
 """
 
-import json
 from typing import Any, cast
 
+from ir_passes.files.strict_json import parse_json
 from ir_passes.xla_audit.dataflow.in_place_gpu import reductions_beside
 from ir_passes.xla_audit.program import Computation, Index, Instruction
 
@@ -24,7 +24,7 @@ def computed_together(fusion: Instruction, fused: Computation, operand: int, ind
 def _aliased(config: bytes) -> list[set[int]]:
     """Numbers of operands and results that share bytes, as a backend configuration says; none where it says nothing."""
     try:
-        read: Any = json.loads(config)
+        read: Any = parse_json(config)
         lists = read["aliasing_operands"]["lists"]
         return [set(map(int, cast(list[str], one["indices"]))) for one in lists]
     except (ValueError, KeyError, TypeError):

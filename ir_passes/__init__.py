@@ -3,8 +3,8 @@
 A function and a `LaneContract` (what is shared, what belongs to one lane, which arrays are pools of rows) go in.
 `prove_isolation` proves from the jaxpr that no lane reaches another's state; `isolated` and `compile_step` prove,
 rewrite, compile and audit; `plan` lays out scratch. Knows JAX functions, not language models. The names here are those
-of `hybridlm.compiler`, what users import; everything else comes from the folders, whose `__init__.py` say where to
-begin.
+of `hybridlm.compiler`, what users import, violations and liveness; everything else comes from the folders, whose
+`__init__.py` say where to begin.
 """
 
 from ir_passes.compile.certificate import Certificate

@@ -4,7 +4,7 @@
 
 The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
 `planned`, `exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of
-what certificates state). The implementation is the package `ir_passes`.
+violations and of what certificates state). The implementation is the package `ir_passes`.
 """
 
 from hybridlm.compiler import collectives as collectives
@@ -37,12 +37,9 @@ from ir_passes import (
     Shared,
     SlotMap,
     Unspecified,
-    Violation,
-    ViolationKind,
     compile_step,
     declassify,
     isolated,
-    liveness,
     name_dims,
     plan,
     prove,
@@ -67,12 +64,9 @@ __all__ = [
     "Shared",
     "SlotMap",
     "Unspecified",
-    "Violation",
-    "ViolationKind",
     "compile_step",
     "declassify",
     "isolated",
-    "liveness",
     "name_dims",
     "plan",
     "prove",

@@ -1,6 +1,6 @@
-"""Results of `plan` and `liveness`, and the independent check of a plan."""
+"""Liveness of a step's values, the result of `plan`, and the independent check of a plan."""
 
-from ir_passes.scratch.liveness import Liveness
+from ir_passes.scratch.liveness import Liveness, liveness
 from ir_passes.scratch.plan import Plan, PlanError
 from ir_passes.scratch.verifier import verify_plan
 
@@ -8,5 +8,6 @@ __all__ = [
     "Liveness",
     "Plan",
     "PlanError",
+    "liveness",
     "verify_plan",
 ]

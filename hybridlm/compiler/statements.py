@@ -1,6 +1,7 @@
-"""The statements of certificates: their ids, with a sentence for each."""
+"""The statements of certificates and the violations of a proof: their ids, with a sentence for each."""
 
 from ir_passes.contract.statements import Assumption, AuditClaim, Claim, NotCovered, Note, Statement
+from ir_passes.proof.violations import Violation, ViolationKind
 
 __all__ = [
     "Assumption",
@@ -9,4 +10,6 @@ __all__ = [
     "NotCovered",
     "Note",
     "Statement",
+    "Violation",
+    "ViolationKind",
 ]

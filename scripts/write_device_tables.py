@@ -1,6 +1,7 @@
-"""Write docs/tables/device-tables.md: memory, exchanges and time per device of the published models.
+"""Write device-tables.md into a folder: memory, exchanges and time per device of the published models.
 
-python scripts/write_device_tables.py    # twenty minutes on two cores
+python scripts/write_device_tables.py FOLDER    # a minute; the site's build does it (scripts/mkdocs_hooks.py)
+python scripts/write_device_tables.py --compile # twenty minutes: compile both steps on the meshes marked "compiled"
 """
 
 import os
@@ -13,26 +14,26 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Write the tables; raise if a step is refused, or exchanges something else than the formulas say."""
+    """Write the tables, or compile; raise if a step is refused, or exchanges something else than the formulas say."""
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     # Exchanges do not depend on the optimization level.
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0"
-    from device_table import compiled, compiled_on, config_of, meshes, page, row_of
+    from device_table import compiled, compiled_on, config_of, page, rows_of
     from published import PUBLISHED
     from rich.progress import track
 
-    on = {name: compiled_on(config_of(name)) for name in PUBLISHED}
-    tables = {name: [row_of(name, devices) for devices in meshes(config_of(name))] for name in PUBLISHED}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
-        jobs = [
-            (rows, i, processes.submit(compiled, name, row.devices))
-            for name, rows in tables.items()
-            for i, row in enumerate(rows)
-            if row.devices in on[name]
-        ]
-        for rows, i, job in track(jobs, "compiling"):
-            rows[i] = job.result()
-    (ROOT / "docs" / "tables" / "device-tables.md").write_text(page(tables))
+        if sys.argv[1] == "--compile":
+            jobs = [
+                processes.submit(compiled, name, devices)
+                for name in PUBLISHED
+                for devices in sorted(compiled_on(config_of(name)))
+            ]
+            for job in track(jobs, "compiling"):
+                job.result()
+            return
+        tables = dict(zip(PUBLISHED, processes.map(rows_of, PUBLISHED), strict=True))
+    Path(sys.argv[1], "device-tables.md").write_text(page(tables))
 
 
 if __name__ == "__main__":

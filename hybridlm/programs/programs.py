@@ -53,7 +53,7 @@ CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 MAY_COPY = ("args[1].layers*.conv", "args[1].layers*.hidden")
 """Pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of the step, and
 the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA can write both
-in place, and on CPUs it does in all steps of docs/tables/certificates.md but those that name `conv`."""
+in place, and on CPUs it does in all steps of tests/reference/pages/certificate_table.py."""
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""

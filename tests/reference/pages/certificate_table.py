@@ -1,4 +1,4 @@
-"""The table of docs/tables/certificates.md: what is known of each step of each family in tests/golden."""
+"""The table of certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def verdict(certificates: list[Certificate]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The text of docs/tables/certificates.md."""
+    """The text of certificates.md."""
     lines = [f"| {row.family} | {row.checkpoint} | {' | '.join(row.verdicts)} |\n" for row in rows]
     totals = Counter("copies" if ";" in cell else "none" for row in rows for cell in row.verdicts)
     return f"""# Certificates of every family
@@ -85,7 +85,7 @@ and audited. A copy of a pool is listed in {totals.total() - totals["none"]} of 
 jax {jax.__version__} on {jax.default_backend()}, float32 but where a column says otherwise, {LANES} lanes,
 chunks of {TOKENS} tokens, context 64. Of a row the prefix cache keeps the arrays of fixed size and spans of those that
 grow: a step takes each out of a pool, and one puts it back.
-Written by scripts/write_certificates.py; the steps of published models are in [verification.md](../verification.md).
+Written by scripts/write_certificates.py; the steps of published models are in [verification.md](verification.md).
 
 | family | checkpoint | {" | ".join(STEPS)} |
 |{"---|" * (2 + len(STEPS))}
@@ -98,11 +98,5 @@ recurrent matrix, a key, value or latent cache is refused (`MAY_COPY` in hybridl
 
 Where a backend of XLA does not say where it places values, a step is proved and not audited, and its certificate says
 why (`not_audited`): `load(certify="error")` runs it, and `hybridlm verify` shows "not audited". None of the cells above
-is such a step; [devices.md](../devices.md#gpus-and-tpus) says what is known of GPUs.
+is such a step; [devices.md](devices.md#gpus-and-tpus) says what is known of GPUs.
 """
-
-
-def read(text: str) -> dict[str, Row]:
-    """The rows of the table by checkpoint."""
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
-    return {row[1]: Row(row[0], row[1], tuple(row[2:])) for row in cells[1:]}

@@ -1,4 +1,4 @@
-"""The tables of docs/tables/device-tables.md: what devices hold, exchange and compute, of published models."""
+"""The tables of device-tables.md: what devices hold, exchange and need the time for, of the published models."""
 
 import functools
 import json
@@ -80,7 +80,7 @@ class Row(NamedTuple):
         devices: along each axis.
         held: by each device.
         decode, prompts: collectives of the step that decodes, and of the one that reads prompts, and how often each is.
-        compiled: both steps were proved, compiled and audited, and exchange just that.
+        compiled: `scripts/write_device_tables.py --compile` proves, compiles and audits both steps.
     """
 
     devices: Devices
@@ -135,8 +135,14 @@ def row_of(name: str, devices: Devices) -> Row:
     return Row(devices, held(family, config, devices), decode, prompts)
 
 
-def compiled(name: str, devices: Devices) -> Row:
-    """The same, from the programs that XLA makes of both steps of the whole model; it needs as many devices.
+def rows_of(name: str) -> list[Row]:
+    """A published model on each of its meshes."""
+    config = config_of(name)
+    return [row_of(name, one)._replace(compiled=one in compiled_on(config)) for one in meshes(config)]
+
+
+def compiled(name: str, devices: Devices) -> None:
+    """Compile both steps of the whole model and compare what they exchange; it needs as many devices.
 
     Raises:
         AssertionError: they exchange anything else than the formulas say.
@@ -153,7 +159,6 @@ def compiled(name: str, devices: Devices) -> Row:
         assert found == expected, f"{name}, {shape}: expected {expected}, the certificate has {found}"
         counts = counted(program.compiled.as_text() or "")
         assert counts == in_bytes(expected), f"{name}, {shape}: expected {in_bytes(expected)}, XLA exchanges {counts}"
-    return row._replace(compiled=True)
 
 
 def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
@@ -237,7 +242,7 @@ def _milliseconds(time: tuple[float, float] | None) -> str:
 
 
 def page(tables: Mapping[str, Sequence[Row]]) -> str:
-    """The text of docs/tables/device-tables.md."""
+    """The text of device-tables.md."""
     names = [gpu.name for gpu in GPUS]
     columns = ["mesh", "weights, GB", "state, GB", "exchanges"]
     for what in ("decode", "prompts"):
@@ -251,11 +256,11 @@ def page(tables: Mapping[str, Sequence[Row]]) -> str:
 INTRODUCTION = f"""# Published models on 2, 4, 8 and 16 devices
 
 What one device holds, sends and needs the time for, so that a mesh can be chosen before machines are rented.
-[devices.md](../devices.md) says which axis is for what, and how to compute these bytes in your head. Written by
+[devices.md](devices.md) says which axis is for what, and how to compute these bytes in your head. Written by
 scripts/write_device_tables.py from the config.json of each model by those formulas. On the meshes marked "compiled"
-both steps of the whole model were proved to keep their lanes apart, compiled by XLA for as many virtual devices of a
-CPU, and audited; what these programs exchange, counted in their text, is exactly that. **Nothing on this page was run,
-and no time was measured.** For a proof on any other mesh, or another model:
+its option `--compile` proves that both steps of the whole model keep their lanes apart, compiles them by XLA for as
+many virtual devices of a CPU, and audits them; what these programs exchange, counted in their text, is exactly that.
+**Nothing on this page was run, and no time was measured.** For a proof on any other mesh, or another model:
 
 ```
 hybridlm verify --abstract --config config.json --mesh data=2,model=8

@@ -79,7 +79,7 @@ def root() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the collector need not look at it again, nor as often at what is traced."""
+    """Imported objects stay: the collector need not look at it again, nor as often at what is traced."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

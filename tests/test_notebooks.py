@@ -20,7 +20,7 @@ MAX_CELL_SECONDS = 120
 
 
 def texts(notebook: Any) -> Iterator[str]:
-    """What each cell of code shows as text, without what depends on the machine, the compiler and the clock.
+    """Text that each cell of code shows, without what depends on the machine, the compiler and the clock.
 
     Whole numbers below ten stay: how many copies, violations or errors there are is what a reader looks at. Shares in
     percent, longer numbers, fractions, hashes and how much white space stands beside them do not.
@@ -54,7 +54,7 @@ def test_it_runs_in_time_and_shows_what_it_is_kept_with(path: Path, monkeypatch:
 
 
 def test_a_stale_output_is_seen() -> None:
-    """Of what is shown, words and small numbers count; times, sizes and hashes do not."""
+    """Words and small numbers of what is shown count; times, sizes and hashes do not."""
     import nbformat
 
     def shown(text: str) -> list[str]:

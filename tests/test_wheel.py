@@ -1,4 +1,4 @@
-"""What an installation contains: exactly the three packages, typed, with their data."""
+"""Content of an installation: exactly the three packages, typed, with their data."""
 
 import os
 import subprocess

@@ -76,7 +76,7 @@ def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
 
 
 def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
-    """Whatever the sizes: two thirds, and less where the tokens are not divided by the devices."""
+    """Two thirds, whatever the sizes, and less where the tokens are not divided by the devices."""
     for devices in (2, 3, 4, 8, 16, 64):
         for tokens in (1, 2, 3, 7, 8, 64, 100, 2048):
             for numbers in (64, 2048, 7168):

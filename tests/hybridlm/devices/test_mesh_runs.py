@@ -53,7 +53,7 @@ def check_same_tokens(one: hybridlm.LM, found: list[hybridlm.Completion], expect
 
 
 def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
-    """Asserts that both draw the same tokens, of the same log-probabilities."""
+    """Assert that both sample the same tokens, of the same log-probabilities."""
     settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
     ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
     check_same_samples(one, ours, expected, settings, tolerance_of(one))
@@ -89,13 +89,13 @@ def check_drafts_and_cache(
     expected: list[hybridlm.Completion],
     speculate: Any = None,
 ) -> None:
-    """Asserts that a model over the mesh that drafts and keeps prompts draws the expected tokens, twice.
+    """Assert that a model over the mesh that drafts and keeps prompts samples the expected tokens, twice.
 
     Args:
         one: the model on one device.
         directory: of its checkpoint.
         mesh: the devices.
-        prompts, expected: what `one` draws.
+        prompts, expected: what `one` samples.
         speculate: as for `hybridlm.load`; None for a drafter that knows what is expected, whose drafts are accepted.
     """
     known = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])

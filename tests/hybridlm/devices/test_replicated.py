@@ -28,7 +28,7 @@ Run = Callable[..., Any]
 
 
 def example(lm: hybridlm.LM) -> tuple[Any, ...]:
-    """Operands of the step that draws a token, of lanes with used rows, one of them idle."""
+    """Operands of the step that samples a token, of lanes with used rows, one of them idle."""
     rng = np.random.default_rng(0)
     params, rows, tokens, lengths, positions, *rest = lm.engine.example_arguments(Shape("generate", LANES, 1))
 
@@ -67,7 +67,7 @@ def over_data(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sparse_base", "dense_base", "nemotron_latent", "olmo_base"])
 def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str) -> None:
-    """The engine's own step: the tokens it draws, and the rows it leaves, are those of one device."""
+    """The engine's own step: the tokens it samples, and the rows it leaves, are those of one device."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=1, certify="off")
     step, contract = lm.engine.programs.step(Shape("generate", LANES, 1))

@@ -1,4 +1,4 @@
-"""Guesses of the next tokens, how far they are trusted, and what is refused."""
+"""Drafts of the next tokens, how far they are trusted, and what is refused."""
 
 from typing import Any
 

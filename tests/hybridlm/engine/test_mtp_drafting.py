@@ -24,7 +24,7 @@ PROMPTS = [np.random.default_rng(n).integers(3, 93, size=n).tolist() for n in (5
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every guess is verified, whatever it costs."""
+    """Every draft is verified, whatever it costs."""
     monkeypatch.setattr(Speculation, "always", True)
 
 
@@ -85,7 +85,7 @@ def test_a_prefix_carries_what_the_head_needs(agreeing: hybridlm.LM, always: Non
 
 @pytest.mark.long
 def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None) -> None:
-    """Guesses behind a fork are those behind the whole prompt: as many are right."""
+    """Drafts behind a fork are those behind the whole prompt: as many are right."""
     text = PROMPTS[4]
     counts = []
     for prompt, prefix in ((text, None), (text[61:], ordinary.prefix(text[:61]))):

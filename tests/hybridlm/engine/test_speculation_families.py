@@ -1,4 +1,4 @@
-"""Every family draws the same tokens with drafts as without, at most near ties excepted."""
+"""Every family samples the same tokens with drafts as without, at most near ties excepted."""
 
 import json
 from dataclasses import replace

@@ -423,7 +423,7 @@ def test_texts_of_all_characters(text_lm: hybridlm.LM) -> None:
 
 
 def test_tokens_that_the_model_has_not_are_left_out() -> None:
-    """Of the 596 tokens of a tokenizer the model has 80."""
+    """The model has 80 of the 596 tokens of a tokenizer."""
     from hybridlm.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_dir(hybridlm.demo.path())

@@ -155,7 +155,7 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
 
 
 def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """NaN in some places; in whole numbers the last token of the vocabulary, which nobody else draws."""
+    """NaN in some places; in whole numbers the last token of the vocabulary, which nobody else samples."""
     return np.where(where, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else VOCAB - 1), leaf)
 
 

@@ -20,7 +20,7 @@ def cases() -> list[object]:
 
 
 def compared(directory: Path, name: str, dtype: str, *more: str, **flags: str) -> dict[str, Any]:
-    """What the script finds, with no other flags of XLA than these."""
+    """Findings of the script, with no other flags of XLA than these."""
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | flags
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), name, dtype, str(directory), *more],

@@ -224,7 +224,7 @@ def test_what_is_lent_cannot_be_dropped(text_lm: hybridlm.LM, cached: hybridlm.L
 
 
 def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm.LM) -> None:
-    """Whatever the tree says: the label and every part of a state are checked before a row is touched."""
+    """Label and every part of a state are checked before a row is touched, whatever the tree says."""
     engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
     pool = engine.new_row()

@@ -130,7 +130,7 @@ def test_many_random_schedules(cached_lm: hybridlm.LM, alone: Alone, actions: li
 @given(ACTIONS)
 @settings(max_examples=60)
 def test_random_schedules_with_drafts(cached_lm: hybridlm.LM, alone: Alone, actions: list[Any]) -> None:
-    """Whatever is proposed is verified: rows move on by as many tokens as were accepted."""
+    """Every proposal is verified: rows move on by as many tokens as were accepted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hybridlm.engine.speculation.Speculation.always", True)
         run(with_cache(cached_lm, "100kB"), alone, actions, speculate="ngram")

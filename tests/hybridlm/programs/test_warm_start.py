@@ -1,4 +1,4 @@
-"""A warm start: another process finds its steps, traces, proves and compiles none, and draws the same tokens."""
+"""A warm start: another process finds its steps, traces, proves and compiles none, and samples the same tokens."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def ids(lm: hybridlm.LM, text: str = PROMPT) -> list[int]:
     return lm.tokenizer.encode(text)
 
 
-class Guess:
+class FixedDrafts:
     """A drafter that always drafts."""
 
     def observe(self, after: int, mtp_drafts: Any) -> None:
@@ -82,7 +82,7 @@ def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyP
     prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
     plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]
     steps = text_lm.engine.stats["verify_steps"]
-    with text_lm.session(speculate=Guess()) as session:
+    with text_lm.session(speculate=FixedDrafts()) as session:
         asked: list[tuple[list[int], dict[str, Any]]] = []
         for settings in SETTINGS:
             asked += [(prompts[0], settings), (prompts[1], {})]

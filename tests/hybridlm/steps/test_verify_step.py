@@ -158,7 +158,7 @@ def check_turns(steps: Steps, *turns: list[int | None]) -> None:
 
     Args:
         turns: for each step, how many of each lane's four drafts are right; None for no drafts. A step without any is
-            the one that draws.
+            the one that samples.
     """
     vocab, rng = steps.lm.config.vocab_size, np.random.default_rng(3)
     past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (6, 11, 3, 126, 8, 2)]

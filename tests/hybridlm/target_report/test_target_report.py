@@ -186,7 +186,7 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kep
 
 
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
-    """What the data decide: of loops over blocks all turns of a full context count, of further passes none."""
+    """Loops by data: of those over blocks all turns of a full context count, of further passes none."""
 
     def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
         return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())

@@ -25,35 +25,35 @@ def test_right_steps_write_what_is_accepted(name: str) -> None:
 
 def drafts_written(w, pools, tokens, lengths):
     """All that was tried is replayed."""
-    x, mixed, drawn = attempt(w, pools, tokens, lengths)
-    accepted = count(tokens, drawn, lengths)
-    return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, lengths)
+    x, mixed, sampled = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, sampled, lengths)
+    return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, lengths)
 
 
 def convolution_at_the_end(w, pools, tokens, lengths):
     """The state is replayed, the tail of the convolution is that of all tokens: llama.cpp#28019."""
-    x, mixed, drawn = attempt(w, pools, tokens, lengths)
-    accepted = count(tokens, drawn, lengths)
-    new, ahead = (replay(w, pools, x, mixed, drawn, length) for length in (accepted, lengths))
-    return {"tokens": drawn, "accepted": accepted}, {**new, "conv": ahead["conv"]}
+    x, mixed, sampled = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, sampled, lengths)
+    new, ahead = (replay(w, pools, x, mixed, sampled, length) for length in (accepted, lengths))
+    return {"tokens": sampled, "accepted": accepted}, {**new, "conv": ahead["conv"]}
 
 
 def one_too_many(w, pools, tokens, lengths):
     """The first draft that is wrong is replayed too."""
-    x, mixed, drawn = attempt(w, pools, tokens, lengths)
-    accepted = count(tokens, drawn, lengths)
-    return {"tokens": drawn, "accepted": accepted}, replay(
-        w, pools, x, mixed, drawn, jnp.minimum(accepted + 1, lengths)
+    x, mixed, sampled = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, sampled, lengths)
+    return {"tokens": sampled, "accepted": accepted}, replay(
+        w, pools, x, mixed, sampled, jnp.minimum(accepted + 1, lengths)
     )
 
 
 def counted_past_a_wrong_one(w, pools, tokens, lengths):
     """All right drafts count, those behind a wrong one too."""
-    x, mixed, drawn = attempt(w, pools, tokens, lengths)
+    x, mixed, sampled = attempt(w, pools, tokens, lengths)
     drafted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-    right = jnp.sum((tokens[:, 1:] == drawn[:, :-1]) & drafted, axis=1, dtype=jnp.int32)
+    right = jnp.sum((tokens[:, 1:] == sampled[:, :-1]) & drafted, axis=1, dtype=jnp.int32)
     accepted = jnp.where(lengths > 0, 1 + right, 0)
-    return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, accepted)
+    return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, accepted)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def chained(
 
 
 def state(prover: Prover, results: Any) -> dict[str, Any]:
-    """What a walk has found out."""
+    """Findings of a walk."""
     accesses = [(one.leaf, one.write, one.coordinate, one.lane) for one in prover.accesses]
     names = "violations assumed declared notes same_counts sort_keys own_orders device_varying comparisons".split()
     known = {name: getattr(prover, name) for name in names}

@@ -132,7 +132,7 @@ def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
 
 @pytest.mark.parametrize("count", [24, 96])
 def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
-    """Whatever they hold; the other rows keep their bits. No row is multiplied by a matrix that is not its own."""
+    """The other rows keep their bits, whatever they hold. No row is multiplied by a matrix that is not its own."""
     x, expert = rows(count)
     away = np.arange(count) % 3 == 1
     whole = np.asarray(expert_dot(x, weights(), expert))

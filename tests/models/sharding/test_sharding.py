@@ -88,7 +88,7 @@ def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), [("next_base", (2, 2, 2)), ("dense_base", (1, 4, 1))], ids=str)
 def test_shards_of_models_with_a_head(name: str, axes: Axes) -> None:
-    """Its rows, after steps of every kind, and a guess from them."""
+    """Its rows, after steps of every kind, and a draft from them."""
     model, whole, expected = alone(name, True)
     check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
 

@@ -1,4 +1,4 @@
-"""What equality with transformers means: a tolerance per family, and tokens that may differ only at near ties."""
+"""Equality with transformers: a tolerance per family, and tokens that may differ only at near ties."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

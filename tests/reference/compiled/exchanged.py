@@ -31,13 +31,13 @@ class Devices(NamedTuple):
 def by_hand(
     config: DecoderConfig, devices: Devices, lanes: int, tokens: int, step: str = "generate", top: int = 0
 ) -> Counter[Collective]:
-    """What a step exchanges, and how often.
+    """Collectives of a step, and how often each is.
 
     Args:
         config: of the whole model.
         devices: that share lanes and model.
         lanes, tokens: of the whole step.
-        step: "generate" draws a token for each lane, "verify" one behind each token, "score" has those of a text.
+        step: "generate" samples a token for each lane, "verify" one behind each token, "score" has those of a text.
         top: most likely tokens of which scoring says the log-probabilities.
     """
     found, lanes = Counter[Collective](), lanes // devices.data
@@ -61,7 +61,7 @@ def by_hand(
 
 
 def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, list[Collective]]:
-    """What devices exchange in a layer whose experts are split over them, in either way, where no token is dropped.
+    """Collectives of a layer whose experts are split over them, in either way, where no token is dropped.
 
     Args:
         devices: that have experts, of whatever number.
@@ -127,7 +127,7 @@ _ARRAY = re.compile(r"\b(?:f|s|u|bf)(\d+)\[([\d,]*)\]")
 
 
 def counted(text: str | None) -> Exchanged:
-    """What stands in the text of a compiled program, each operation once, whether or not a loop repeats it.
+    """Collectives in the text of a compiled program, each operation once, whether or not a loop repeats it.
 
     Args:
         text: `jax.stages.Compiled.as_text()`.
@@ -154,7 +154,7 @@ def collectives_in(text: str | None) -> list[str]:
 
 
 def _devices(groups: str) -> int:
-    """How many devices exchange: a list of them, a number of groups and their size, or axes of a mesh (jax 0.12)."""
+    """Number of devices that exchange: a list, a number of groups and their size, or axes of a mesh (jax 0.12)."""
     if groups.startswith("{"):
         return groups.count(",") + 1
     if groups.startswith("["):

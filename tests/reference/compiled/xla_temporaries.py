@@ -7,7 +7,7 @@ from ir_passes.xla_audit.program import Executable
 
 
 def temporaries(executable: Executable) -> tuple[list[Buffer], int]:
-    """What has to be placed, and in how many bytes XLA has placed it."""
+    """Values to be placed, and the bytes in which XLA has placed them."""
     intervals = scratch_intervals(executable, live_values(executable))
     scratch = (one.size for one in executable.buffers.allocations.values() if one.is_temp)
     return [Buffer(place.size, start, stop) for place, start, stop in intervals], sum(scratch)

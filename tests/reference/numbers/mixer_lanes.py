@@ -10,7 +10,7 @@ from models.state.shapes import LaneInfo
 
 
 def info(lengths: jax.Array, positions: jax.Array, tokens: int, blocks: Any = 0) -> LaneInfo:
-    """What the decoder tells a mixer about lanes of these lengths that begin at these positions."""
+    """Operands that the decoder gives a mixer about lanes of these lengths that begin at these positions."""
     valid = jnp.arange(tokens, dtype=jnp.int32)[None] < lengths[:, None]
     return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), blocks)
 

@@ -1,4 +1,4 @@
-"""Two runs that draw the same tokens, but where the best two choices were as good as each other."""
+"""Two runs that sample the same tokens, but where the best two choices were as good as each other."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every form of a linear recurrence is to do, whichever the recurrence."""
+"""Checks of every form of a linear recurrence, whichever the recurrence."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -32,7 +32,7 @@ class Tiny(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the steps of `scenario` give, in their order: a prompt in two pieces, a token, drafts that are verified.
+    """Results of the steps of `scenario`, in their order: a prompt in two pieces, a token, drafts that are verified.
 
     Attributes:
         hidden, logits: of each step.
@@ -92,7 +92,7 @@ def joined(array: np.ndarray, cut: ShardedDim | None, devices: Devices) -> np.nd
 
 
 def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
-    """Where each dimension lies; axes of one device are not named."""
+    """Place of each dimension; axes of one device are not named."""
     dims: dict[int, str] = {cut.dim: cut.axis for cut in cuts if devices.along(cut.axis) > 1}
     if lanes > 1:
         dims[0] = "data"

@@ -90,7 +90,7 @@ class Oracle:
             return self.model.lm_head(output)[0].numpy()
 
     def states(self, tokens: Sequence[int], layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the cache of a delta-net layer holds after the tokens.
+        """Content of the cache of a delta-net layer after the tokens.
 
         The convolution's last K inputs [K, C] (one more than it needs) and the recurrent state [Hv, dk, dv].
         """

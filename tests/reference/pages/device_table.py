@@ -55,13 +55,13 @@ START, NEAR_HOP, FAR_HOP, NEAR_HOP_OF_FAR_RING = 6.6e-6, 0.6e-6, 2.7e-6, 1.0e-6
 
 
 class Held(NamedTuple):
-    """What one device has of a model.
+    """Share of one device of a model.
 
     Attributes:
         weights: bytes of its parameters.
         read: bytes of those that a step reads, experts all of them.
         products: numbers of the parameters that a token is multiplied with, experts only as often as they are chosen.
-        head: numbers of the head, which only tokens that are drawn from are multiplied with.
+        head: numbers of the head, which only tokens behind which one is sampled are multiplied with.
         fixed, cache: bytes of a sequence's state whatever its length, and of its keys and values at the context.
     """
 
@@ -123,7 +123,7 @@ def config_of(name: str) -> DecoderConfig:
 
 
 def compiled_on(config: DecoderConfig) -> set[Devices]:
-    """Of the meshes with 2, 4, 8 and 16 devices the last ones."""
+    """The last of the meshes with 2, 4, 8 and 16 devices."""
     last = {prod(devices): devices for devices in meshes(config)}
     return {last[number] for number in NUMBERS}
 
@@ -162,7 +162,7 @@ def compiled(name: str, devices: Devices) -> None:
 
 
 def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
-    """What one device has; matrices and caches in bfloat16, as on GPUs."""
+    """Share of one device; matrices and caches in bfloat16, as on GPUs."""
     share, cuts = config.shard(Share(devices.model, devices.expert)), shard_specs_of(family, config)
     shards = Placement(abstract_mesh(*devices)).shards(family.weights(config), cuts)
     numbers = size = experts = 0

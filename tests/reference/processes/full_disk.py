@@ -35,7 +35,7 @@ def mount(disk: pathlib.Path, size: int, again: bool = False) -> None:
 
 
 def failed(run: Callable[[], Any]) -> str | None:
-    """What the command would say; None where it succeeds."""
+    """Message of the command; None where it succeeds."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         try:

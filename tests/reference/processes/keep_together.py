@@ -1,4 +1,4 @@
-"""What each of two processes runs in test_kept_together.py: `python keep_together.py DIRECTORY CACHE TIMEOUT LATE`.
+"""Program of each of two processes in test_kept_together.py: `python keep_together.py DIRECTORY CACHE TIMEOUT LATE`.
 
 Each prints which of its steps came from the store; process 1 leaves LATE seconds after process 0.
 """

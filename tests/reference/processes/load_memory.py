@@ -126,7 +126,7 @@ def anonymous() -> int:
 
 
 def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
-    """What loading needed above what was there before: at most, and at its end; what this process keeps; the reads."""
+    """Bytes that loading needed above those before: at most, and at its end; what this process keeps; the reads."""
     read, reads = CheckpointDirectory.read, []
 
     def counted(self: CheckpointDirectory, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What each of several processes runs in test_processes.py: `python run_together.py DIRECTORY FAULT FAULTY`.
+"""Program of each of several processes in test_processes.py: `python run_together.py DIRECTORY FAULT FAULTY`.
 
 Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls process FAULTY in the middle of a run.
 """

@@ -41,7 +41,7 @@ def encode(item: Any, where: str) -> list[ScoredIds]:
 
 
 def score(texts: Any) -> list[hybridlm.Score]:
-    """Of every text, numbers that take as much room as a model's."""
+    """Numbers of every text that take as much room as a model's."""
     rng = np.random.default_rng(0)
     greedy = np.zeros(TOKENS, bool)
     return [hybridlm.Score(list(ids), rng.normal(size=TOKENS).astype(np.float32), greedy, None) for ids in texts]

@@ -33,7 +33,7 @@ def score_of(ids: Sequence[int]) -> hybridlm.Score:
 
 
 def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-    """Of every text."""
+    """Scores of every text."""
     return [score_of(ids) for ids in texts]
 
 

@@ -127,7 +127,7 @@ def _faults_of(
     where: int | None,
     checked: Checked,
 ) -> Iterator[str]:
-    """What is said of one variable and is not so.
+    """A prediction about one variable that is wrong.
 
     Args:
         reality: all runs.

@@ -59,7 +59,7 @@ class Device:
         self.sizes, self.lanes = dict(over.shape), lanes
 
     def part(self, names: tuple[str, ...]) -> tuple[int, int]:
-        """Which part of what is split over some axes of the mesh it has, and of how many."""
+        """Index of the part that it has of what is split over some axes of the mesh, and their number."""
         index, count = 0, 1
         for name in names:
             index, count = index * self.sizes[name] + self.at[name], count * self.sizes[name]

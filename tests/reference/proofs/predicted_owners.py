@@ -215,7 +215,7 @@ def _faults_of(
     where: Any,
     runs: np.ndarray,
 ) -> Iterator[str]:
-    """What is said of one variable and is not so.
+    """A prediction about one variable that is wrong.
 
     Args:
         reality: all runs.

@@ -36,7 +36,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def _busy(rng: Choose, own: Array, active: Array, count: Array) -> Array:
-    """Which lanes are not idle, by one of the three inputs that say it or by two of them, often wrongly."""
+    """Mask of the lanes that are not idle, by one of the three inputs that say it or by two of them, often wrongly."""
     lane = jnp.arange(LANES, dtype=jnp.int32)
     ways = (
         lambda: active, lambda: active, lambda: lane < count, lambda: lane < count, lambda: own > 0,

@@ -1,4 +1,4 @@
-"""What a prefix cache keeps, against the state of the same tokens that was read without one."""
+"""States that a prefix cache keeps, against the state of the same tokens that was read without one."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which lanes a step lets into which others, found by changing one lane at a time and comparing bits."""
+"""Lanes that a step lets into others, found by changing one lane at a time and comparing bits."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Leak(NamedTuple):
 
 
 class Influence(NamedTuple):
-    """What was found.
+    """Findings.
 
     Attributes:
         leaks: influence from one lane on another.

@@ -46,7 +46,7 @@ class Lane:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What it consumes."""
+        """Tokens that it consumes."""
         return (*self.certain, *self.drafts)
 
     @property
@@ -135,7 +135,7 @@ class Steps:
         return self.read(noise, texts)
 
     def right_drafts(self, rows: Rows, lanes: Sequence[Lane], count: int) -> list[list[int]]:
-        """What each lane draws next, so many times, behind its certain tokens."""
+        """Tokens that each lane samples next, so many times, behind its certain tokens."""
         found: list[list[int]] = [[] for _ in lanes]
         for _ in range(count):
             longer = [lane.but(certain=(*lane.certain, *known)) for lane, known in zip(lanes, found, strict=True)]

@@ -12,7 +12,7 @@ MODES = (*lax.GatherScatterMode,)[:3]
 
 
 class Numbers(NamedTuple):
-    """Which dimension of an operand is what.
+    """Roles of the dimensions of an operand.
 
     Attributes:
         batching: those that run along with a dimension of the indices.
@@ -134,7 +134,7 @@ def _operand(operands: Operands, dtype: str) -> tuple[Array, Layout]:
 
 
 def _restored(operands: Operands, found: Array, layout: Layout) -> list[Array]:
-    """What was read or written; where rows may be out of order, also put back in order."""
+    """Rows that were read or written; where rows may be out of order, also put back in order."""
     count = layout.rows * layout.inner
     axes = [axis for axis, length in enumerate(found.shape) if length == count and count in operands.orders]
     return [found, *(back(operands, found, Layout(found.shape, axis, layout.rows)) for axis in axes)]
@@ -173,7 +173,7 @@ def _scatter(function: Any) -> Builder:
 
 
 def _updates(operands: Operands, shape: tuple[int, ...], dtype: str) -> Array:
-    """What is written: lanes along any axis that can hold them, in or out of order, shared, counts."""
+    """Values that are written: lanes along any axis that can hold them, in or out of order, shared, counts."""
     if not shape:
         return operands.array(
             Layout((1,), 0, operands.lanes), dtype, operands.one_of("shared", "one", "picked")

@@ -74,7 +74,7 @@ def _scattered(operands: Operands, over: Mesh, x: Array) -> Array:
 
 
 def _by_place(operands: Operands, over: Mesh, x: Array) -> Array:
-    """What a device does by where it stands: adds to it, picks by it, chooses by it."""
+    """Work of a device by its place: adds to it, picks by it, chooses by it."""
     at = lax.axis_index(operands.one_of(*over.axis_names))
     axis = operands.below(x.ndim)
     ways = (

@@ -10,15 +10,15 @@ def _counted(amend):
     """The step with its counts changed, in what it returns and in what it replays alike."""
 
     def step(w, pools, tokens, lengths):
-        x, mixed, drawn = attempt(w, pools, tokens, lengths)
-        accepted = amend(tokens, drawn, lengths)
-        return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, accepted)
+        x, mixed, sampled = attempt(w, pools, tokens, lengths)
+        accepted = amend(tokens, sampled, lengths)
+        return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, accepted)
 
     return step
 
 
-def _ever_right(tokens, drawn):
-    right = (tokens[:, 1:] == drawn[:, :-1]).astype(jnp.int32)
+def _ever_right(tokens, sampled):
+    right = (tokens[:, 1:] == sampled[:, :-1]).astype(jnp.int32)
     return 1 + jnp.sum(jnp.cumprod(right, axis=1), axis=1)
 
 
@@ -28,15 +28,15 @@ def idle_count_told(w, pools, tokens, lengths):
     return {**outputs, "accepted": _ever_right(tokens, outputs["tokens"])}, pools
 
 
-def drafts_alone_counted(tokens, drawn, lengths):
+def drafts_alone_counted(tokens, sampled, lengths):
     """The drafts without the token before them: -1 where the count is later taken as one too many."""
-    return jnp.where(lengths > 0, count(tokens, drawn, lengths) - 2, 0)
+    return jnp.where(lengths > 0, count(tokens, sampled, lengths) - 2, 0)
 
 
-def least_of_the_batch(tokens, drawn, lengths):
+def least_of_the_batch(tokens, sampled, lengths):
     """Every lane accepts as few as the lane that accepts least."""
-    most = jnp.min(jnp.where(lengths > 0, count(tokens, drawn, lengths), 99))
-    return jnp.where(lengths > 0, jnp.minimum(count(tokens, drawn, lengths), most), 0)
+    most = jnp.min(jnp.where(lengths > 0, count(tokens, sampled, lengths), 99))
+    return jnp.where(lengths > 0, jnp.minimum(count(tokens, sampled, lengths), most), 0)
 
 
 MUTANTS = (
@@ -45,7 +45,7 @@ MUTANTS = (
         "idle-lane-accepts",
         "vLLM#51508",
         "an idle lane is replayed by the token that it would have accepted",
-        _counted(lambda tokens, drawn, lengths: _ever_right(tokens, drawn)),
+        _counted(lambda tokens, sampled, lengths: _ever_right(tokens, sampled)),
         Kind.IDLE,
     ),
     wrong(
@@ -77,7 +77,9 @@ MUTANTS = (
         "counts-of-the-lane-beside",
         "vLLM#53919",
         "each lane is replayed by the count of the lane beside it",
-        _counted(lambda tokens, drawn, lengths: jnp.where(lengths > 0, jnp.roll(count(tokens, drawn, lengths), 1), 0)),
+        _counted(
+            lambda tokens, sampled, lengths: jnp.where(lengths > 0, jnp.roll(count(tokens, sampled, lengths), 1), 0)
+        ),
         Kind.CROSS_LANE,
     ),
 )

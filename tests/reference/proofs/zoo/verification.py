@@ -1,4 +1,4 @@
-"""A step that verifies drafts: as many are accepted as it would have drawn itself, and exactly those are replayed."""
+"""A step that verifies drafts: as many are accepted as it would have sampled itself, and exactly those are replayed."""
 
 from typing import Any
 
@@ -32,25 +32,25 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def attempt(w: Any, pools: Any, tokens: Array, lengths: Array) -> tuple[Array, Array, Array]:
-    """What each token goes into the recurrence as, and the token that the step draws after it: [N, T, ...]."""
+    """Inputs of the recurrence for each token, and the token that the step samples after it: [N, T, ...]."""
     x = w["embed"][tokens]
     mixed, _ = mix(w["mixer"], pools["conv"], x, lengths)
     _, y = at_once(w["mixer"], pools["state"], x, mixed, lengths)
     return x, mixed, jnp.argmax(y @ w["out"].T, axis=-1).astype(jnp.int32)
 
 
-def count(tokens: Array, drawn: Array, lengths: Array) -> Array:
-    """How many tokens of each lane stay: the first, and every draft up to the first that is not what was drawn."""
+def count(tokens: Array, sampled: Array, lengths: Array) -> Array:
+    """Tokens of each lane that stay: the first, and every draft up to the first that is not what was sampled."""
     drafted = jnp.arange(1, TOKENS, dtype=jnp.int32)[None] < lengths[:, None]
-    right = (tokens[:, 1:] == drawn[:, :-1]) & drafted
+    right = (tokens[:, 1:] == sampled[:, :-1]) & drafted
     return jnp.where(lengths > 0, 1 + jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1), 0)
 
 
-def replay(w: Any, pools: Any, x: Array, mixed: Array, drawn: Array, accepted: Array) -> dict[str, Array]:
+def replay(w: Any, pools: Any, x: Array, mixed: Array, sampled: Array, accepted: Array) -> dict[str, Array]:
     """The pools after the accepted tokens."""
     _, conv = mix(w["mixer"], pools["conv"], x, accepted)
     state, _ = scan_tokens(w["mixer"], pools["state"], x, mixed, accepted)
-    last = jnp.take_along_axis(drawn, jnp.maximum(accepted - 1, 0)[:, None], axis=1, mode="clip")
+    last = jnp.take_along_axis(sampled, jnp.maximum(accepted - 1, 0)[:, None], axis=1, mode="clip")
     alive = (accepted > 0)[:, None]
     return {
         "conv": jnp.where(alive[:, :, None], conv, pools["conv"]),
@@ -61,9 +61,9 @@ def replay(w: Any, pools: Any, x: Array, mixed: Array, drawn: Array, accepted: A
 
 def step(w, pools, tokens, lengths):
     """Nothing that is not accepted is ever written."""
-    x, mixed, drawn = attempt(w, pools, tokens, lengths)
-    accepted = count(tokens, drawn, lengths)
-    return {"tokens": drawn, "accepted": accepted}, replay(w, pools, x, mixed, drawn, accepted)
+    x, mixed, sampled = attempt(w, pools, tokens, lengths)
+    accepted = count(tokens, sampled, lengths)
+    return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, accepted)
 
 
 def one_at_once(w, pools, tokens, lengths):
@@ -71,13 +71,13 @@ def one_at_once(w, pools, tokens, lengths):
 
     def lane(pools, tokens, length):
         pools, tokens, length = jax.tree.map(lambda a: a[None], (pools, tokens, length))
-        x, mixed, drawn = attempt(w, pools, tokens, length)
-        wrong = jnp.argmin(jnp.pad((tokens[:, 1:] == drawn[:, :-1]), ((0, 0), (0, 1))), axis=1).astype(jnp.int32)
+        x, mixed, sampled = attempt(w, pools, tokens, length)
+        wrong = jnp.argmin(jnp.pad((tokens[:, 1:] == sampled[:, :-1]), ((0, 0), (0, 1))), axis=1).astype(jnp.int32)
         accepted = jnp.minimum(wrong + 1, length)
-        new = replay(w, pools, x, mixed, drawn, accepted)
+        new = replay(w, pools, x, mixed, sampled, accepted)
         state, _ = at_once(w["mixer"], pools["state"], x, mixed, accepted)
-        drawn, accepted, new = jax.tree.map(lambda a: a[0], (drawn, accepted, {**new, "state": state}))
-        return {"tokens": drawn, "accepted": jnp.maximum(accepted, 0)}, new
+        sampled, accepted, new = jax.tree.map(lambda a: a[0], (sampled, accepted, {**new, "state": state}))
+        return {"tokens": sampled, "accepted": jnp.maximum(accepted, 0)}, new
 
     return jax.vmap(lane)(pools, tokens, lengths)
 

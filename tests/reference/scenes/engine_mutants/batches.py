@@ -1,4 +1,4 @@
-"""What is said about the lanes of a step: settings, rows and positions of other lanes or of an earlier step."""
+"""Wrong operands for the lanes of a step: settings, rows and positions of other lanes or of an earlier step."""
 
 from collections.abc import Sequence
 from typing import Any

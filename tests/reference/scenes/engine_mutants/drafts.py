@@ -1,4 +1,4 @@
-"""What the host makes of a step that verifies drafts: positions, counts and rows."""
+"""Faults of the host around a step that verifies drafts: positions, counts and rows."""
 
 from collections.abc import Sequence as Many
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an engine mutant is: one fault put into the host's side of a run, and who has to find it."""
+"""Engine mutants: one fault put into the host's side of a run, and the check that has to find it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 class Finder(StrEnum):
-    """Who must find a mutant in the traffic."""
+    """The check that must find a mutant in the traffic."""
 
     OWNER = "owner of the rows"
     SANITIZER = "sanitizer"

@@ -26,7 +26,7 @@ from models import Decoder
 
 
 class Told(NamedTuple):
-    """What the step knows of each lane, int32 [N], when it replays.
+    """Operands of each lane, int32 [N], when it replays.
 
     Attributes:
         accepted: tokens that count.
@@ -46,12 +46,12 @@ Count = Callable[[Told], Array]
 
 
 def accepted(told: Told) -> Array:
-    """What is right to replay, for convolution and recurrence alike."""
+    """The right number of tokens to replay, for convolution and recurrence alike."""
     return told.accepted
 
 
 def behind_accepted(sampled: Array, told: Told, before: Array) -> Array:
-    """What is right to carry to the next step: [N, 1]."""
+    """The right tokens to carry to the next step: [N, 1]."""
     last = jnp.where(told.accepted > 0, told.accepted - 1, 0)[:, None]
     token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
     return jnp.where(told.accepted[:, None] > 0, token, before)
@@ -183,7 +183,7 @@ class Faulty:
         self._wanted = [Wanted(scene, *steps.one_by_one(scene)) for scene in scenes]
 
     def wrong(self, id: str) -> str:
-        """What is seen of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
+        """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         which = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens)
         self._steps._programs[shape] = lambda *operands: self._program(which, *operands)

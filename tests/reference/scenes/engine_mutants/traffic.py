@@ -98,7 +98,7 @@ class Changed(AssertionError):
 
 
 class Alone(NamedTuple):
-    """What a request gives by itself, under its own number."""
+    """Result of a request by itself, under its own number."""
 
     token_ids: list[int]
     finish_reason: str
@@ -163,7 +163,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
 
 
 def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
-    """Who finds something wrong with the traffic; None for a right run."""
+    """Name of the check that finds something wrong with the traffic; None for a right run."""
     try:
         found = run(lm, speculate)
     except (SlotError, hybridlm.RowsLost):

@@ -27,9 +27,14 @@ ALIGNMENT, TPU_ALIGNMENT = 64, 1 << 14
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
     AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
-    AuditClaim.DISJOINT_BUFFERS: {FindingKind.OVERLAP, FindingKind.MISPLACED},
+    AuditClaim.DISJOINT_BUFFERS: {
+        FindingKind.OVERLAP,
+        FindingKind.UNPLACED,
+        FindingKind.MISPLACED,
+        FindingKind.CARRY_MOVED,
+    },
     AuditClaim.NO_READ_AFTER_WRITE: {FindingKind.READ_AFTER_WRITE},
-    AuditClaim.COLLECTIVES: {FindingKind.COLLECTIVE},
+    AuditClaim.COLLECTIVES: {FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE},
     AuditClaim.SCRATCH: {FindingKind.SCRATCH},
 }
 """Claims of an audit, each with the findings under which it does not hold."""

@@ -346,4 +346,4 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told == ["compiling generate 4x1 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
-    assert "<h2>What devices exchange</h2>" in text, "by default lanes are split, which exchange nothing"
+    assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"

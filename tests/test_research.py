@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hybridlm.programs.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "research.md").read_text()
@@ -20,8 +23,16 @@ AS_FOR_USERS = {"The equality gate"}
 """Recipes that need the programs that XLA makes for users; those of the other tests compile in less time."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _stored_steps() -> Iterator[None]:
+    """Recipes of one model use steps that an earlier one compiled, as for users; they replace no part of a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "use_store", True)
+        yield
+
+
 @pytest.fixture(scope="module")
-def beginning() -> dict[str, Any]:
+def beginning(_stored_steps: None) -> dict[str, Any]:
     """The names that the beginning defines."""
     names: dict[str, Any] = {"__name__": "recipe"}
     exec(compile(BLOCKS[BEGINNING], "docs/research.md", "exec"), names)

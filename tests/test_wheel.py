@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.cpu_kernels.build import NAME
+from models.cpu_kernels.build import NAME, is_current
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hybridlm", "ir_passes", "models")
@@ -53,6 +53,24 @@ def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_p
     path = built(tmp_path, HYBRIDLM_KERNELS="required")
     assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
     assert contents(zipfile.ZipFile(path)) == contents(wheel) | {LIBRARY}
+
+
+REQUIRED = "import hatchling.build as build; print(*build.get_requires_for_build_wheel(), sep=chr(10))"
+
+
+@pytest.mark.cpu_kernels
+@pytest.mark.parametrize(
+    ("environment", "fetched"),
+    [({"HYBRIDLM_KERNELS": "auto"}, []), ({"HYBRIDLM_KERNELS": "off"}, []), ({"CXX": "c++"}, ["jaxlib>=0.10.2"])],
+    ids=["built already", "none wanted", "asked to compile"],
+)
+def test_headers_are_fetched_where_something_is_compiled(environment: dict[str, str], fetched: list[str]):
+    assert is_current()
+    variables = {name: value for name, value in os.environ.items() if name != "CXX"} | environment
+    command = [sys.executable, "-c", REQUIRED]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == fetched
 
 
 ZIG = """

@@ -7,7 +7,7 @@ import pytest
 from isolation_oracle import leaks
 from numpy_interpreter import NotInNumpy, evaluate
 from zoo import gated_delta, rows
-from zoo.catalogue import PROGRAMS
+from zoo.catalogue import PROGRAMS, THEMES
 from zoo.program import SLOTS, Program
 from zoo.real_models import program, shapes
 
@@ -17,8 +17,14 @@ BASE = PROGRAMS["null rows written back"]
 IDLE = PROGRAMS["idle rows written back"]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+FIRST = {theme.PROGRAMS[0].name for theme in THEMES}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.long]) for name in PROGRAMS]
+)
 def test_program_of_the_zoo_is_clean(name: str) -> None:
+    """No code of the packages takes part in it; the long run has all."""
     program = PROGRAMS[name]
     assert leaks(program.step, program.contract, program.draw) == []
 

@@ -2,6 +2,8 @@
 // loops, the bits of the row product with the unpacked weight, equal bits of a row alone and in any batch, and no byte read
 // or written outside of the buffers, behind and in front of which there is no memory. Exit status 1 and a line for each
 // fault.
+//
+//   packed_product_check [brief]
 
 #include <cstdio>
 #include <cstring>
@@ -119,13 +121,15 @@ void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
   int sets = 0;
   for (int64_t set = 0; set < hybridlm_sets(); ++set) {
     if (!hybridlm_can_run(set)) continue;
     ++sets;
     for (const bool at_end : {true, false})
       for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {256, 2, 17}, {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
+        if (brief && sizes.outputs > 20) continue;
         const auto has = [&](Kind kind, ScaleDtype dtype, Beside beside) {
           check_weight(set, kind, dtype, beside, sizes, at_end);
         };

@@ -10,12 +10,8 @@ from models.cpu_kernels.build import LIBRARY, build, is_current, sources
 
 pytestmark = pytest.mark.cpu_kernels
 
-CHECKS = [
-    pytest.param("row_product", marks=pytest.mark.slow),
-    pytest.param("packed_product", marks=pytest.mark.slow),
-    "recurrent_step",
-    "conv_step",
-]
+SIZES = {"row_product": "brief", "packed_product": "all", "recurrent_step": "brief", "conv_step": "brief"}
+"""Checks of kernels, with the sizes that a build with sanitizers runs in minutes."""
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
     "thread": ("-fsanitize=thread", "-g1"),
@@ -34,18 +30,20 @@ def run(program: Path, *arguments: str) -> None:
     assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("kernel", CHECKS)
-def test_kernel(kernel: str, tmp_path: Path):
+@pytest.mark.parametrize("sizes", ["brief", pytest.param("all", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kernel", SIZES)
+def test_kernel(kernel: str, sizes: str, tmp_path: Path):
+    """Sizes whose remainders of vectors and tiles differ; the long run has all."""
     assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
-    run(build(tmp_path / "check", program=[source(kernel), LIBRARY]))
+    run(build(tmp_path / "check", program=[source(kernel), LIBRARY], flags=["-O1"]), sizes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("kernel", ["row_product", "packed_product", "recurrent_step", "conv_step"])
+@pytest.mark.parametrize("kernel", SIZES)
 def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
     given = [source(kernel), *sources()]
-    run(build(tmp_path / "check", program=given, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), "brief")
+    run(build(tmp_path / "check", program=given, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), SIZES[kernel])
 
 
 @pytest.mark.long
@@ -56,4 +54,4 @@ def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: 
     given = [source(kernel), *sources()]
     flags = [*STRICT, "-O1", *SANITIZERS[sanitizer]] if sanitizer else []
     program = build(tmp_path / "check", program=given, flags=[*WITH_AMX, *flags])
-    run(program, "brief")
+    run(program, SIZES[kernel])

@@ -85,6 +85,7 @@ def rows(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(
     ("count", "outputs", "inputs", "groups", "scales"),

@@ -68,7 +68,7 @@ def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pyt
         lm = hybridlm.load(
             directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", certify="off", progress=False
         )
-        lm.generate([[3, 4, 5, 6, 7, 8], [9, 10]], max_tokens=3, ignore_eos=True)
+        lm.generate([[3, 4, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]], max_tokens=3, ignore_eos=True)
         done = lm.engine.stats
         assert len(counted) >= done["steps"] + done["row_copies"] > 4
         assert {shared for shared, _ in counted} == {mesh is not None}

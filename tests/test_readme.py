@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hybridlm.programs.programs import Programs
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -29,6 +31,7 @@ def test_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     (example,) = blocks("python")
     assert len(example.splitlines()) <= 12
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Programs, "use_store", True)  # as for users
     scope: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), scope)
     assert len(capsys.readouterr().out.splitlines()) >= 4

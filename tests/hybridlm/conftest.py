@@ -1,5 +1,6 @@
 """One small model for the tests of behaviour, so that its steps are compiled once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,17 @@ Programs.use_store = False  # tests replace parts of steps, and a step that an e
 def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
     """A tiny random model that reads and writes text: three lanes, 256 tokens of context, chunks of 5."""
     directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
-    return hybridlm.load(directory, **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "use_store", False)  # also where the first test that wants it has `stored_steps`
+        return hybridlm.load(directory, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def stored_steps() -> Iterator[None]:
+    """Models of a file take steps that an earlier one of this run compiled, as for users; for files that patch none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "use_store", True)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 
 ALL = {**STEPS, **{name: around(jnp.sin) for name, around in AROUND.items()}}
-SEEDS, MORE = range(60), range(60, 3000)
+SEEDS, MORE = range(30), range(30, 3000)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ import hybridlm
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.cli.main import app
 
+pytestmark = pytest.mark.usefixtures("stored_steps")
+
 MODULE = "base_model.model.model.layers.0.mlp.down_proj"
 PARAMETER = "layers.0.branches.1.inner.down_proj"
 

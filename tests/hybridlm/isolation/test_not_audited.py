@@ -11,24 +11,29 @@ from typer.testing import CliRunner
 from without_assignment import erase, hide_assignments
 
 import hybridlm
-from hybridlm import demo
 from hybridlm.cli.main import app
 from ir_passes import Certificate
 
-STORIES = [demo.story(demo.UNSEEN.start + i).prompt for i in range(3)]
+PROMPTS = [[5, 9, 3], [7, 2, 60, 8], [4]]
 
 
 def answers(lm: hybridlm.LM) -> list[tuple[int, ...]]:
-    return [tuple(one.token_ids) for one in lm.generate(STORIES, max_tokens=8)]
+    return [tuple(one.token_ids) for one in lm.generate(PROMPTS, max_tokens=4, ignore_eos=True)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.slow
-def test_embedded_model_without_a_buffer_assignment(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"lanes": 4, "chunk": 32, "compilation_cache": False}
-    usual = hybridlm.load(demo.path(), **settings)
+def test_steps_without_a_buffer_assignment_run(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = hybridlm.load(directory, compilation_cache=False, **SETTINGS)
     expected = answers(usual)
     hide_assignments(monkeypatch, erase)
-    lm = hybridlm.load(demo.path(), certify="error", **settings)
+    lm = hybridlm.load(directory, certify="error", compilation_cache=False, **SETTINGS)
     with caplog.at_level(logging.WARNING, "hybridlm"):
         assert answers(lm) == expected
     assert set(lm.certificates) == set(usual.certificates) and len(lm.certificates) == 3
@@ -38,11 +43,6 @@ def test_embedded_model_without_a_buffer_assignment(monkeypatch, caplog: pytest.
         assert certificate.proved == usual.certificates[name].proved
         assert usual.certificates[name].not_audited is None
     assert len(re.findall("not audited", caplog.text)) == 1
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.slow

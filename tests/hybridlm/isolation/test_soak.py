@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+SESSIONS = 60
+"""The default tests have such traffic in their own process (test_engine_mutants.py)."""
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sessions", [6, pytest.param(60, marks=pytest.mark.long)])
-def test_random_traffic(sessions: int, root: Path) -> None:
-    command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(sessions), "--lanes", "4"]
+
+@pytest.mark.long
+def test_random_traffic(root: Path) -> None:
+    command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(SESSIONS), "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     seen = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
-    assert seen["completions"] > 10 * sessions and seen["forced moves"] > 0, result.stdout
+    assert seen["completions"] > 10 * SESSIONS and seen["forced moves"] > 0, result.stdout
     assert seen["sanitized steps"] > 0 and seen["prefix hits"] > 0, result.stdout

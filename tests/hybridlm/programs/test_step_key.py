@@ -72,8 +72,9 @@ def in_a_process(path: Path, root: Path, **variables: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=root).stdout.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_key_is_the_same_in_every_process(text_lm: hybridlm.LM, root: Path) -> None:
+    """Of every seed of hashes; that another process finds a step is in test_warm_start.py."""
     one, two = (in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12")
     assert one == two and len(one) == 64
 

@@ -15,7 +15,9 @@ from models.ops.quantised_weight import QuantisedWeight
 pytestmark = pytest.mark.cpu_kernels
 
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
-DECODE = Shape("generate", 2, 1)
+DECODE = Shape("generate", 2, 1, top=0)
+TEXTS = [[3, 5, 7, 9, 1, 4, 4, 2], [8, 1, 60]]
+"""Of one chunk, so that few steps are compiled."""
 
 
 def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.LM]:
@@ -39,10 +41,9 @@ def check_scratch(packed: hybridlm.LM, plain: hybridlm.LM) -> None:
 def test_a_dense_model_has_the_bits_of_the_dequantised_one(tmp_path: Path) -> None:
     packed, plain = copies(tmp_path, "dense_base", "int8")
     check_scratch(packed, plain)
-    texts = [[3, 5, 7, 9, 1, 4, 4, 2, 60], [8, 1]]
-    for one, other in zip(packed.score(texts), plain.score(texts), strict=True):
+    for one, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
-    found, expected = (lm.generate(texts, max_tokens=6, ignore_eos=True, logprobs=0) for lm in (packed, plain))
+    found, expected = (lm.generate(TEXTS, max_tokens=6, ignore_eos=True, logprobs=0) for lm in (packed, plain))
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(one.logprobs), np.asarray(other.logprobs))
@@ -52,6 +53,5 @@ def test_a_dense_model_has_the_bits_of_the_dequantised_one(tmp_path: Path) -> No
 def test_experts_are_read_by_the_kernel(tmp_path: Path) -> None:
     packed, plain = copies(tmp_path, "sparse_base", "nvfp4")
     check_scratch(packed, plain)
-    texts = [[3, 5, 7, 9, 1, 4, 4, 2, 60], [8, 1]]
-    for one, other in zip(packed.score(texts), plain.score(texts), strict=True):
+    for one, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
         np.testing.assert_allclose(one.logprobs[1:], other.logprobs[1:], atol=2e-2)

@@ -54,7 +54,9 @@ def expected(lm: hybridlm.LM, prompt: list[int], count: int, **asked: Any) -> li
     ends = lm._inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
     output: list[int] = []
     for _ in range(count):
-        logits = np.asarray(lm.forward([prompt + output]).logits)[0, -1]
+        done = prompt + output
+        # Of one length, so that one program is compiled; what follows a token does not change its logits.
+        logits = np.asarray(lm.forward([done + [0] * (len(prompt) + count - len(done))]).logits)[0, len(done) - 1]
         output.append(int(reference(logits, prompt, output, lm, **asked).argmax()))
         if output[-1] in ends:
             break

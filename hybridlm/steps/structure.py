@@ -10,8 +10,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32
 
+from hybridlm.steps.dim_names import POSITION
 from ir_passes import Lane, Opaque, Pool, Shared
 from models import Decoder
+from models.ops.decode_attention_cpu import ATTENTION, LATENT_ATTENTION
 from models.ops.linear import LinearWeight
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 from models.state.state import state_array
@@ -19,6 +21,7 @@ from models.state.state import state_array
 STATE = Pool("state")
 _STATES = replace(STATE, dims=("row", "value_head", "value", "key"))
 _WINDOWS = replace(STATE, dims=("row", "tap", "channel"))
+_KEYS, _VALUES = (replace(STATE, dims=("row", "kv_head", POSITION, size)) for size in ("key", "value"))
 _TOKENS = (Lane(role="length"), *[Lane()] * 6)
 _INPUTS = (Lane(role="length"), Lane(), Lane(), Shared(), Shared())
 KERNEL_CALLS = {
@@ -26,6 +29,8 @@ KERNEL_CALLS = {
     recurrent_step_cpu.READ: Opaque((*_TOKENS, _STATES), (Lane(),)),
     conv_step_cpu.STEP: Opaque((*_INPUTS, _WINDOWS), (Lane(), _WINDOWS), aliases={len(_INPUTS): 1}),
     conv_step_cpu.READ: Opaque((*_INPUTS, _WINDOWS), (Lane(),)),
+    ATTENTION: Opaque((*_TOKENS[:5], _KEYS, _VALUES), (Lane(), _KEYS, _VALUES), aliases={5: 1, 6: 2}),
+    LATENT_ATTENTION: Opaque((*_TOKENS[:4], _KEYS), (Lane(), _KEYS), aliases={4: 1}),
 }
 """Declarations of the kernels for CPUs that have whole pools as operands; all others are declared row-wise."""
 

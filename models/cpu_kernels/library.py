@@ -23,6 +23,8 @@ TARGETS = (
     "hybridlm_conv_step",
     "hybridlm_conv_step_by_slot",
     "hybridlm_conv_read",
+    "hybridlm_decode_attention",
+    "hybridlm_latent_decode_attention",
 )
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"

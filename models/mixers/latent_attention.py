@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.layers.rope import Rope
-from models.mixers.attention import KVCache, append, attend, widened
+from models.mixers.kv_cache import KVCache, append_and_attend, widened
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
@@ -124,10 +124,9 @@ class LatentAttention(Stateful):
             q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
         row = widened(jnp.concatenate([latent[:, :, None], shared], axis=-1), state.key.shape[3])
         row = name_dims(row, None, None, None, "key")
-        state = append(state, row, None, at, info.valid)
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1)
         query = query * (c.score_factor * c.query_size**-0.5)
-        seen = attend(query, state, at, info.valid, info.kv_blocks, c.rank, c.devices.platform, c.devices.kernels)
+        seen, state = append_and_attend(query, row, None, state, info, c.rank, c.devices)
         out = head_dot(seen, self.value_up[...])
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]

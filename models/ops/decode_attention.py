@@ -1,6 +1,6 @@
 """A kernel for attention of a few tokens over the rows of a KV cache, each read once and up to its lane's end.
 
-`models.mixers.attention.attend` defines it. One program instance has all query rows of one lane and key/value head, and
+`models.mixers.kv_cache.attend` defines it. One program instance has all query rows of one lane and key/value head, and
 a part of the positions; the parts are put together afterwards (flash decoding). The online softmax is the one of
 `attend`. Entries of the cache behind a row's position, stale or NaN, have no influence, and nothing copies values to
 mask them.

@@ -22,7 +22,7 @@ def summed_block(
     seen: list[Bool[Array, "lane 1 position 1"]],
     carry: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """Return the carry of `models.mixers.attention.attend` after a block.
+    """Return the carry of `models.mixers.kv_cache.attend` after a block.
 
     Sums read keys and values inside of the cache, where a product is given a copy; those of all rows are one operation.
     Scores and weights of each row are arrays of their own: in one, they would be copied to join and to part them.

@@ -15,7 +15,7 @@ from ir_passes import IsolationError, prove_isolation
 from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
 from models.layers.short_conv import short_conv
-from models.mixers.attention import append
+from models.mixers.kv_cache import append_and_attend
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.recurrences.ssd import ssd
@@ -36,13 +36,13 @@ def _transposed(right: Write) -> Write:
     return wrong
 
 
-def _swapped_heads(cache: Any, key: Any, value: Any, *where: Any) -> Any:
+def _swapped_heads(query: Any, key: Any, *more: Any) -> Any:
     """Keys of another head in each entry: heads and entries of a head change places."""
-    return append(cache, jnp.swapaxes(key, 2, 3), value, *where)
+    return append_and_attend(query, jnp.swapaxes(key, 2, 3), *more)
 
 
-def _swapped_caches(cache: Any, key: Any, value: Any, *where: Any) -> Any:
-    return append(cache, value, key, *where)
+def _swapped_caches(query: Any, key: Any, value: Any, *more: Any) -> Any:
+    return append_and_attend(query, value, key, *more)
 
 
 def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> Any:
@@ -57,32 +57,34 @@ CASES = {
     "gated delta": ("next_base", SQUARE, "models.mixers.gated_delta_net.delta_rule", _transposed(delta_rule)),
     "kimi delta": ("kimi_base", {}, "models.mixers.kimi_delta_attention.delta_rule", _transposed(delta_rule)),
     "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
-    "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append", _swapped_heads),
-    "keys for values": ("next_base", {}, "models.mixers.attention.append", _swapped_caches),
+    "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append_and_attend", _swapped_heads),
+    "keys for values": ("next_base", {}, "models.mixers.attention.append_and_attend", _swapped_caches),
     "taps": ("next_base", {}, "models.layers.short_conv.short_conv", _swapped_taps),
 }
 
 
-def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int) -> Any:
+def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, kernels: str = "auto") -> Any:
     chosen = variant(name)
     suffix = "_text" if chosen.family.startswith("qwen3_5") else ""
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
-    engine = abstract_engine(directory / "config.json", lanes=2, context=256, chunk=4)
+    engine = abstract_engine(directory / "config.json", lanes=2, context=256, chunk=4, kernels=kernels)
     shape = Shape("generate", 2, tokens)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
 
 
 @pytest.mark.parametrize("tokens", [1, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "kernels"), [*((case, "auto") for case in CASES), ("heads of a cache", "off"), ("keys for values", "off")]
+)
 def test_a_state_in_another_order_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, tokens: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, kernels: str, tokens: int
 ) -> None:
     name, changes, function, wrong = CASES[case]
     monkeypatch.setattr(function, wrong)
     with pytest.raises(IsolationError) as refused:
-        _proof(tmp_path, name, changes, tokens)
+        _proof(tmp_path, name, changes, tokens, kernels)
     assert {violation.kind for violation in refused.value.violations} == {ViolationKind.DIMENSIONS}
 
 

@@ -19,6 +19,7 @@ SETS = {
     "packed_product_check": (2, 3),
     "recurrent_step_check": (2, 2),
     "conv_step_check": (2, 2),
+    "decode_attention_check": (2, 2),
 }
 """Instruction sets of each processor that a check has code for."""
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from models.decoder.mtp import MtpDecoder, MtpState
 from models.families.qwen3_5 import QWEN3_5
-from models.mixers.attention import KVCache
+from models.mixers.kv_cache import KVCache
 from models.state.state import cache_positions
 
 TOKENS, CONTEXT = 9, 200

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from ir_passes.jaxpr import ir
-from models.mixers.attention import (
+from models.mixers.attention import AttentionConfig
+from models.mixers.kv_cache import (
     MAX_KEYS_FIRST_QUERIES,
-    AttentionConfig,
     KVCache,
     append,
     attend,

@@ -11,7 +11,7 @@ import pytest
 from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
-from models.mixers.attention import KVCache, attend
+from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention import KERNEL, MAX_ROWS
 
 CONTEXT = 256

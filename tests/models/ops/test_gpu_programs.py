@@ -16,7 +16,7 @@ from ir_passes.targets import read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
-from models.mixers.attention import KVCache, attend
+from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product

@@ -12,7 +12,7 @@ import numpy as np
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from ir_passes.targets import local_target
 from models.layers.short_conv import layer_conv
-from models.mixers.attention import KVCache, attend
+from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.linear import linear
 from models.ops.recurrences.delta_rule import delta_rule

@@ -1,0 +1,278 @@
+// Attention of a few tokens over a KV cache: one pass over keys and values, by blocks, with the online softmax
+// (arXiv:1805.02867).
+//
+// One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
+// nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
+//
+// The blocks of a row begin at position 0 and are of one size, and inside of one the order of all sums is that of
+// positions and of channels: the bits of a row depend neither on the other lanes, nor on their number, nor on the thread,
+// nor on the number of tokens of the step. Of a position behind the one that a row sees, whatever lies there, a row uses
+// nothing: its score is replaced, and its value is not multiplied.
+
+#ifndef MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
+#define MODELS_CPU_KERNELS_DECODE_ATTENTION_H_
+
+#include "decode_attentions.h"
+
+namespace {
+
+// Positions of a block: keys and values of so many stay in the first or second cache of a core.
+constexpr int64_t ATTENTION_BLOCK = 32;
+
+// Distance at which keys and values are asked for: with it a core reads 26 GB/s instead of 19 (Zen 5, 2026-11-26), and
+// with four times as much 19 again.
+constexpr int64_t ATTENTION_AHEAD_BYTES = 4 * 1024;
+
+// Keys or values of one head, which follow each other in memory, and are asked for as far as a row sees them.
+template <typename Number>
+struct Stream {
+  static constexpr int64_t AHEAD = ATTENTION_AHEAD_BYTES / static_cast<int64_t>(sizeof(Number));
+  const Number* from;
+  int64_t size;   // numbers from one to the next
+  int64_t count;  // positions that are seen
+
+  const Number* at(int64_t position) const { return from + position * size; }
+  void ask(int64_t first, int64_t last) const {
+    last = last < count * size ? last : count * size;
+    for (int64_t k = first; k < last; k += 64 / static_cast<int64_t>(sizeof(Number))) __builtin_prefetch(from + k);
+  }
+  // Ask for what is as far ahead of some positions.
+  void ask_ahead(int64_t position, int64_t positions) const {
+    ask(position * size + AHEAD, (position + positions) * size + AHEAD);
+  }
+};
+
+// The first `count` numbers of a vector, where an instruction set has no masks.
+template <typename Simd, typename Number>
+typename Simd::Vector load_copied(const Number* from, int64_t count) {
+  Number numbers[Simd::STEP] = {};
+  for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
+  return Simd::load(numbers);
+}
+
+template <typename Simd>
+void store_copied(float* to, typename Simd::Vector x, int64_t count) {
+  float numbers[Simd::STEP];
+  Simd::store(numbers, x);
+  for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
+}
+
+// exp of numbers that are at most 0, or NaN, to about one unit in the last place; 0 below the least normal number.
+template <typename Simd>
+inline typename Simd::Vector exp_of(typename Simd::Vector x) {
+  using Vector = typename Simd::Vector;
+  using Integers = typename Simd::Integers;
+  const Vector ROUNDER = Simd::all(12582912.0f);  // 1.5 * 2^23: adding it leaves a whole number in the last bits
+  const Vector rounded = Simd::add_product(ROUNDER, x, Simd::all(1.44269504f));
+  const Vector whole = rounded - ROUNDER;
+  // ln 2 in two parts, of which the product of the first with a small whole number is exact
+  Vector r = Simd::add_product(x, whole, Simd::all(-0.693359375f));
+  r = Simd::add_product(r, whole, Simd::all(2.12194440e-4f));
+  constexpr float FACTORS[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+  Vector sum = Simd::all(1.0f / 5040);
+  for (const float factor : FACTORS) sum = Simd::add_product(Simd::all(factor), sum, r);
+  const Vector found = sum * (Vector)(((Integers)rounded << 23) + (Integers)Simd::all(1.0f));
+  // A NaN is not below anything.
+  return (Vector)((Integers)found & ~(Integers)(x < Simd::all(-87.33654f)));
+}
+
+// Query rows of one lane and key/value head, and what is known of each so far.
+struct AttentionRows {
+  const float* query[MAX_ATTENTION_ROWS];
+  float* out[MAX_ATTENTION_ROWS];      // sum of exponentials times values
+  int64_t seen[MAX_ATTENTION_ROWS];    // positions from 0 that it sees, at least one
+  float top[MAX_ATTENTION_ROWS];       // largest score
+  float total[MAX_ATTENTION_ROWS];     // sum of exponentials
+  // Of the block at hand: positions that it sees, what is left of the sums, and scores, then exponentials.
+  int64_t count[MAX_ATTENTION_ROWS];
+  float left[MAX_ATTENTION_ROWS];
+  alignas(64) float weight[MAX_ATTENTION_ROWS][ATTENTION_BLOCK];
+};
+
+// Call `work` with a constant for each run of at most ROWS rows.
+template <int ROWS, typename Work>
+inline void over_rows(int64_t rows, const Work& work) {
+  int64_t row = 0;
+  for (; row + ROWS <= rows; row += ROWS) work.template run<ROWS>(row);
+  if constexpr (ROWS > 1)
+    if (row < rows) over_rows<ROWS - 1>(rows - row, work.from(row));
+}
+
+constexpr int least(int one, int other) { return one < other ? one : other; }
+
+// Scores of a block's positions.
+template <typename Simd, typename Number>
+struct Score {
+  AttentionRows& rows;
+  Stream<Number> keys;
+  int64_t start, count;
+  int64_t before = 0;
+
+  Score from(int64_t row) const { return {rows, keys, start, count, before + row}; }
+
+  template <int ROWS>
+  void run(int64_t row) const {
+    constexpr int POSITIONS = least(8, Simd::SUMS / ROWS);
+    int64_t at = 0;
+    for (; at + POSITIONS <= count; at += POSITIONS) tile<ROWS, POSITIONS>(before + row, at);
+    for (; at < count; ++at) tile<ROWS, 1>(before + row, at);
+  }
+
+  template <int ROWS, int POSITIONS>
+  void tile(int64_t row, int64_t at) const {
+    using Vector = typename Simd::Vector;
+    if (row == 0) keys.ask_ahead(start + at, POSITIONS);
+    Vector sums[ROWS * POSITIONS];
+    for (auto& one : sums) one = Simd::all(0.0f);
+    const Number* const key = keys.at(start + at);
+    const int64_t size = keys.size, whole = size - size % Simd::STEP;
+    for (int64_t k = 0; k < whole; k += Simd::STEP) {
+      Vector query[ROWS];
+      for (int one = 0; one < ROWS; ++one) query[one] = Simd::load(rows.query[row + one] + k);
+      for (int position = 0; position < POSITIONS; ++position) {
+        const Vector numbers = Simd::load(key + position * size + k);
+        for (int one = 0; one < ROWS; ++one)
+          sums[one * POSITIONS + position] = Simd::add_product(sums[one * POSITIONS + position], query[one], numbers);
+      }
+    }
+    if (const int64_t more = size - whole)
+      for (int one = 0; one < ROWS; ++one) {
+        const Vector query = Simd::load_first(rows.query[row + one] + whole, more);
+        for (int position = 0; position < POSITIONS; ++position)
+          sums[one * POSITIONS + position] = Simd::add_product(sums[one * POSITIONS + position], query,
+                                                               Simd::load_first(key + position * size + whole, more));
+      }
+    float found[ROWS * POSITIONS];
+    Simd::template totals<ROWS * POSITIONS>(sums, found);
+    for (int one = 0; one < ROWS; ++one)
+      __builtin_memcpy(&rows.weight[row + one][at], found + one * POSITIONS, POSITIONS * sizeof(float));
+  }
+};
+
+// Exponentials of a row's scores in a block, in place of them.
+template <typename Simd>
+inline void exponentials(AttentionRows& rows, int64_t row) {
+  using Vector = typename Simd::Vector;
+  float* const weight = rows.weight[row];
+  const int64_t count = rows.count[row];
+  rows.left[row] = 1.0f;
+  if (count == 0) return;
+  for (int64_t k = count; k < ATTENTION_BLOCK; ++k) weight[k] = -__builtin_inff();
+  Vector most = Simd::load(weight);
+  for (int64_t k = Simd::STEP; k < ATTENTION_BLOCK; k += Simd::STEP) most = Simd::larger(most, Simd::load(weight + k));
+  float each[Simd::STEP];
+  Simd::store(each, most);
+  float top = rows.top[row];
+  for (const float one : each) top = one > top ? one : top;
+  Vector sum = Simd::all(0.0f);
+  for (int64_t k = 0; k < ATTENTION_BLOCK; k += Simd::STEP) {
+    const Vector found = exp_of<Simd>(Simd::load(weight + k) - Simd::all(top));
+    Simd::store(weight + k, found);
+    sum = sum + found;
+  }
+  float total;
+  Simd::template totals<1>(&sum, &total);
+  Simd::store(each, exp_of<Simd>(Simd::all(rows.top[row] - top)));
+  rows.left[row] = each[0];
+  rows.total[row] = rows.total[row] * each[0] + total;
+  rows.top[row] = top;
+}
+
+// Sums over the values of a block's positions.
+template <typename Simd, typename Number>
+struct Add {
+  AttentionRows& rows;
+  Stream<Number> values;
+  int64_t size, start, count;
+  int64_t before = 0;
+
+  Add from(int64_t row) const { return {rows, values, size, start, count, before + row}; }
+
+  template <int ROWS>
+  void run(int64_t row) const {
+    constexpr int VECTORS = least(8, Simd::SUMS / ROWS);
+    const auto load = [](const auto* from) { return Simd::load(from); };
+    const auto store = [](float* to, typename Simd::Vector x) { Simd::store(to, x); };
+    int64_t k = 0;
+    for (; k + VECTORS * Simd::STEP <= size; k += VECTORS * Simd::STEP) tile<ROWS, VECTORS>(before + row, k, load, store);
+    for (; k + Simd::STEP <= size; k += Simd::STEP) tile<ROWS, 1>(before + row, k, load, store);
+    if (const int64_t more = size - k)
+      tile<ROWS, 1>(before + row, k, [more](const auto* from) { return Simd::load_first(from, more); },
+                    [more](float* to, typename Simd::Vector x) { Simd::store_first(to, x, more); });
+  }
+
+  template <int ROWS, int VECTORS, typename Load, typename Store>
+  void tile(int64_t row, int64_t k, const Load& load, const Store& store) const {
+    using Vector = typename Simd::Vector;
+    Vector sums[ROWS][VECTORS];
+    int64_t all = count;  // positions that all of the rows see
+    for (int one = 0; one < ROWS; ++one) {
+      const Vector left = Simd::all(rows.left[row + one]);
+      for (int v = 0; v < VECTORS; ++v) sums[one][v] = left * load(rows.out[row + one] + k + v * Simd::STEP);
+      all = rows.count[row + one] < all ? rows.count[row + one] : all;
+    }
+    for (int64_t at = 0; at < all; ++at) {
+      if (row == 0 && k == 0) values.ask_ahead(start + at, 1);
+      Vector numbers[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) numbers[v] = load(values.at(start + at) + k + v * Simd::STEP);
+      for (int one = 0; one < ROWS; ++one) {
+        const Vector weight = Simd::all(rows.weight[row + one][at]);
+        for (int v = 0; v < VECTORS; ++v) sums[one][v] = Simd::add_product(sums[one][v], weight, numbers[v]);
+      }
+    }
+    for (int one = 0; one < ROWS; ++one)
+      for (int64_t at = all; at < rows.count[row + one]; ++at)
+        for (int v = 0; v < VECTORS; ++v)
+          sums[one][v] = Simd::add_product(sums[one][v], Simd::all(rows.weight[row + one][at]),
+                                           load(values.at(start + at) + k + v * Simd::STEP));
+    for (int one = 0; one < ROWS; ++one)
+      for (int v = 0; v < VECTORS; ++v) store(rows.out[row + one] + k + v * Simd::STEP, sums[one][v]);
+  }
+};
+
+template <typename Simd, typename Number>
+void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t first, int64_t last) {
+  const int64_t groups = step.heads / step.kv_heads, value = step.value, key = step.key, stride = step.value_stride();
+  AttentionRows rows;
+  int64_t count = 0, most = 0;
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t token = row / groups;
+    const int64_t place = (lane * step.tokens + token) * step.heads + kv_head * groups + row % groups;
+    float* const out = step.out + place * value;
+    for (int64_t k = 0; k < value; ++k) out[k] = 0.0f;
+    const int64_t behind = step.positions[lane] + token + 1;
+    if (token >= step.lengths[lane] || behind <= 0) continue;
+    rows.query[count] = step.query + place * key;
+    rows.out[count] = out;
+    rows.seen[count] = behind < step.context ? behind : step.context;
+    rows.top[count] = -1e30f;
+    rows.total[count] = 0.0f;
+    most = rows.seen[count] > most ? rows.seen[count] : most;
+    ++count;
+  }
+  const int64_t of_head = (lane * step.kv_heads + kv_head) * step.context;
+  const Stream<Number> keys{static_cast<const Number*>(step.keys) + of_head * key, key, most};
+  const Stream<Number> values{static_cast<const Number*>(step.values) + of_head * stride, stride, most};
+  if (step.new_values != nullptr) values.ask(0, Stream<Number>::AHEAD);
+  for (int64_t start = 0; start < most; start += ATTENTION_BLOCK) {
+    const int64_t here = most - start < ATTENTION_BLOCK ? most - start : ATTENTION_BLOCK;
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t sees = rows.seen[row] - start;
+      rows.count[row] = sees < 0 ? 0 : sees < here ? sees : here;
+    }
+    over_rows<Simd::ROWS>(count, Score<Simd, Number>{rows, keys, start, here});
+    for (int64_t row = 0; row < count; ++row) exponentials<Simd>(rows, row);
+    over_rows<Simd::ROWS>(count, Add<Simd, Number>{rows, values, value, start, here});
+  }
+  for (int64_t row = 0; row < count; ++row)
+    for (int64_t k = 0; k < value; ++k) rows.out[row][k] /= rows.total[row];
+}
+
+template <typename Simd>
+constexpr AttendForms attend_forms() {
+  return {attend<Simd, uint16_t>, attend<Simd, float>};
+}
+
+}  // namespace
+
+#endif  // MODELS_CPU_KERNELS_DECODE_ATTENTION_H_

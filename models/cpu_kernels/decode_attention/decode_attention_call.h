@@ -1,0 +1,72 @@
+// Attention of a few tokens over a KV cache, and the writing of their keys and values, on the threads of a pool.
+
+#ifndef MODELS_CPU_KERNELS_DECODE_ATTENTION_CALL_H_
+#define MODELS_CPU_KERNELS_DECODE_ATTENTION_CALL_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "decode_attentions.h"
+#include "shared/parallel.h"
+#include "row_products/row_product.h"
+
+namespace cpu_kernels {
+
+// Bytes of keys and values that are worth another thread (`parts_of`).
+constexpr int64_t MIN_ATTENTION_BYTES = 64 * 1024;
+// Query rows that a core multiplies by keys and values as fast as it reads these.
+constexpr int64_t ROWS_AT_ONCE = 4;
+
+inline void keep(float number, float* to) { *to = number; }
+inline void keep(float number, uint16_t* to) { *to = static_cast<uint16_t>(rounded_bits(bits_of(number)) >> 16); }
+
+// Write the new keys or values of one lane and head at their positions; those behind the end of the cache are dropped.
+template <typename Number>
+void append(const DecodeAttention& step, int64_t lane, int64_t kv_head, const float* fresh, void* cache, int64_t size) {
+  Number* const rows = static_cast<Number*>(cache) + (lane * step.kv_heads + kv_head) * step.context * size;
+  for (int64_t token = 0; token < step.lengths[lane]; ++token) {
+    const int64_t at = step.positions[lane] + token;
+    if (at < 0 || at >= step.context) continue;
+    const float* const from = fresh + ((lane * step.tokens + token) * step.kv_heads + kv_head) * size;
+    for (int64_t k = 0; k < size; ++k) keep(from[k], rows + at * size + k);
+  }
+}
+
+template <typename Number, typename Pool>
+void decode_attention(Pool& pool, Attend attend, const DecodeAttention& step) {
+  const int64_t heads = step.lanes * step.kv_heads, rows = step.rows(), bytes = static_cast<int64_t>(sizeof(Number));
+  const int64_t stored = bytes * (step.key + (step.new_values == nullptr ? 0 : step.value));
+  const int64_t writers = parts_of(pool, heads, heads * step.tokens * stored, MIN_ATTENTION_BYTES);
+  in_parallel(pool, writers, [&](int64_t part) {
+    for (int64_t at = part * heads / writers; at < (part + 1) * heads / writers; ++at) {
+      append<Number>(step, at / step.kv_heads, at % step.kv_heads, step.new_keys, step.keys, step.key);
+      if (step.new_values == nullptr) continue;
+      append<Number>(step, at / step.kv_heads, at % step.kv_heads, step.new_values, step.values, step.value);
+    }
+  });
+  int64_t positions = 0;
+  for (int64_t lane = 0; lane < step.lanes; ++lane)
+    if (step.lengths[lane]) positions += std::clamp<int64_t>(step.positions[lane] + step.lengths[lane], 0, step.context);
+  const int64_t tiles = (rows + MAX_ATTENTION_ROWS - 1) / MAX_ATTENTION_ROWS, all = heads * tiles;
+  const int64_t work = positions * step.kv_heads * stored * ((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE);
+  const int64_t parts = parts_of(pool, all, work, MIN_ATTENTION_BYTES);
+  in_parallel(pool, parts, [&](int64_t part) {
+    for (int64_t at = part * all / parts; at < (part + 1) * all / parts; ++at) {
+      const int64_t head = at / tiles, first = at % tiles * MAX_ATTENTION_ROWS;
+      attend(step, head / step.kv_heads, head % step.kv_heads, first, std::min(first + MAX_ATTENTION_ROWS, rows));
+    }
+  });
+}
+
+// `is_bfloat16`: the dtype of the caches.
+template <typename Pool>
+void decode_attention(Pool& pool, const AttendForms& forms, bool is_bfloat16, const DecodeAttention& step) {
+  if (is_bfloat16)
+    decode_attention<uint16_t>(pool, forms.bfloat16, step);
+  else
+    decode_attention<float>(pool, forms.float32, step);
+}
+
+}  // namespace cpu_kernels
+
+#endif  // MODELS_CPU_KERNELS_DECODE_ATTENTION_CALL_H_

@@ -1,0 +1,129 @@
+// What XLA calls for attention of a few tokens over a KV cache.
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "decode_attention_call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED int32_t hybridlm_can_run(int64_t instructions);
+
+// Forms of an instruction set, for checks that bring buffers and threads of their own.
+EXPORTED const AttendForms* hybridlm_attend([[maybe_unused]] int64_t instructions) {
+  // In the order of INSTRUCTIONS in library.py; those behind AVX-512 and behind NEON add nothing for float32 products.
+#if defined(__x86_64__)
+  if (instructions >= 2) return &avx512_attend;
+  if (instructions == 1) return &avx2_attend;
+#elif defined(__aarch64__)
+  if (instructions > 0) return &neon_attend;
+#endif
+  return &portable_attend;
+}
+
+namespace {
+
+using Numbers = ffi::Buffer<ffi::F32, 4>;
+using Lanes = ffi::Buffer<ffi::S32, 1>;
+
+ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("decode_attention: " + said); }
+
+template <typename Buffer>
+bool is(const Buffer& buffer, std::initializer_list<int64_t> sizes) {
+  const auto found = buffer.dimensions();
+  return std::equal(found.begin(), found.end(), sizes.begin(), sizes.end());
+}
+
+// `value` and `values` are null where the values are the first numbers of the keys.
+ffi::Error run(ffi::ThreadPool& pool, Lanes lengths, Lanes positions, Numbers query, Numbers key, const Numbers* value,
+               ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
+               const ffi::AnyBuffer* values_after, int64_t instructions) {
+  if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
+  if (keys.dimensions().size() != 4) return invalid("expected a cache of four dimensions");
+  const auto sizes = query.dimensions(), kept = keys.dimensions(), shown = out.dimensions();
+  const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], kv_heads = kept[1], context = kept[2];
+  const bool bfloat16 = keys.element_type() == ffi::BF16;
+  const bool fits =
+      is(lengths, {lanes}) && is(positions, {lanes}) && is(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 &&
+      heads % kv_heads == 0 && is(key, {lanes, tokens, kv_heads, kept[3]}) && kept[0] == lanes &&
+      is(out, {lanes, tokens, heads, shown[3]}) && (bfloat16 || keys.element_type() == ffi::F32) &&
+      (value == nullptr ? shown[3] <= kept[3]
+                        : is(*value, {lanes, tokens, kv_heads, shown[3]}) &&
+                              is(*values, {lanes, kv_heads, context, shown[3]}) &&
+                              values->element_type() == keys.element_type());
+  if (!fits) return invalid("the shapes or dtypes of tokens and caches do not fit each other");
+  // XLA gives the memory of the caches for the results, as the call asks it to.
+  if (keys_after.untyped_data() != keys.untyped_data() ||
+      (values != nullptr && values_after->untyped_data() != values->untyped_data()))
+    return invalid("the caches are not updated in place");
+  const DecodeAttention step{lengths.typed_data(),
+                             positions.typed_data(),
+                             query.typed_data(),
+                             key.typed_data(),
+                             value == nullptr ? nullptr : value->typed_data(),
+                             keys.untyped_data(),
+                             values == nullptr ? keys.untyped_data() : values->untyped_data(),
+                             out.typed_data(),
+                             lanes,
+                             tokens,
+                             heads,
+                             kv_heads,
+                             kept[3],
+                             shown[3],
+                             context};
+  for (int64_t lane = 0; lane < lanes; ++lane)
+    if (step.lengths[lane] < 0 || step.lengths[lane] > tokens)
+      return invalid("lane " + std::to_string(lane) + " has " + std::to_string(step.lengths[lane]) +
+                     " tokens: expected 0 to " + std::to_string(tokens));
+  cpu_kernels::decode_attention(pool, *hybridlm_attend(instructions), bfloat16, step);
+  return ffi::Error::Success();
+}
+
+ffi::Error Attention(ffi::ThreadPool pool, Lanes lengths, Lanes positions, Numbers query, Numbers key, Numbers value,
+                     ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Result<Numbers> out,
+                     ffi::Result<ffi::AnyBuffer> keys_after, ffi::Result<ffi::AnyBuffer> values_after,
+                     int64_t instructions) {
+  const ffi::AnyBuffer after = *values_after;
+  return run(pool, lengths, positions, query, key, &value, keys, &values, *out, *keys_after, &after, instructions);
+}
+
+ffi::Error Latent(ffi::ThreadPool pool, Lanes lengths, Lanes positions, Numbers query, Numbers row, ffi::AnyBuffer rows,
+                  ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> rows_after, int64_t instructions) {
+  return run(pool, lengths, positions, query, row, nullptr, rows, nullptr, *out, *rows_after, nullptr, instructions);
+}
+
+}  // namespace
+
+EXPORTED XLA_FFI_Error* hybridlm_decode_attention(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_decode_attention, Attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Lanes>()
+                                  .Arg<Lanes>()
+                                  .Arg<Numbers>()
+                                  .Arg<Numbers>()
+                                  .Arg<Numbers>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<Numbers>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("instructions"));
+
+EXPORTED XLA_FFI_Error* hybridlm_latent_decode_attention(XLA_FFI_CallFrame*);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_latent_decode_attention, Latent,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Lanes>()
+                                  .Arg<Lanes>()
+                                  .Arg<Numbers>()
+                                  .Arg<Numbers>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<Numbers>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("instructions"));

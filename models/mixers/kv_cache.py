@@ -1,0 +1,197 @@
+"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention over it."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float32, Int32
+
+from models.ops.decode_attention import KERNEL, decode_attention
+from models.ops.decode_attention_cpu import KERNEL as CPU_KERNEL
+from models.ops.decode_attention_cpu import AttentionInputs, attention_of
+from models.ops.float32 import full_einsum
+from models.ops.layout import materialize, materialized_transpose
+from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
+from models.sharding.devices import Devices
+from models.sharding.varying import varying_like
+from models.state.shapes import KeyCache, LaneInfo, ValueCache
+from models.state.state import KV_BLOCK, turn_blocks
+
+MAX_KEYS_FIRST_QUERIES = 64
+"""Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
+takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
+
+
+class KVCache(NamedTuple):
+    """KV cache of one attention layer for N lanes: cache dtype, a whole number of blocks of positions.
+
+    `value` is None where the values are the first entries of the keys (latent attention). Keys and values that are
+    stored in more numbers than they have (`stored_size`) end in zeros.
+    """
+
+    key: KeyCache
+    value: ValueCache | None
+
+
+def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[Array, "lane token head stored"]:
+    """Return vectors of heads with zeros up to the size in which a cache stores them."""
+    more = stored - x.shape[-1]
+    return jnp.pad(x, ((0, 0),) * 3 + ((0, more),)) if more else x
+
+
+def write_places(
+    positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], held: int
+) -> Int32[Array, "lane token"]:
+    """Return the place of each token in a cache of `held` positions, of a padding token one of its own past the end."""
+    past = held + jnp.arange(positions.shape[1], dtype=positions.dtype)
+    return jnp.where(valid, positions, past[None])
+
+
+def append(
+    cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
+) -> KVCache:
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens into the KV cache at their positions.
+
+    The scatter drops padding tokens, and no two tokens of a lane have the same place. No real token is dropped: the
+    host admits no sequence that is longer than the context.
+    """
+    where = write_places(positions, valid, cache.key.shape[2])
+
+    def lane(row: Array, where: Array, new: Array) -> Array:
+        return row.at[:, where].set(
+            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=True
+        )
+
+    write = jax.vmap(lane)
+    kept = None if value is None or cache.value is None else write(cache.value, where, value)
+    return KVCache(write(cache.key, where, key), kept)
+
+
+def attend(
+    query: Float32[Array, "lane token head key"],
+    cache: KVCache,
+    positions: Int32[Array, "lane token"],
+    valid: Array,
+    blocks: Int32[Array, ""] | int,
+    value_size: int | None = None,
+    platform: str = "cpu",
+    kernels: str = "off",
+) -> Float32[Array, "lane token head value"]:
+    """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
+
+    A query at position p attends to positions 0..p of its own lane; later entries of the cache (stale or NaN) have no
+    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so visiting more blocks
+    than a lane needs changes none of its bits.
+
+    Args:
+        query: scaled queries.
+        cache: keys and values.
+        positions: of the queries.
+        valid: mask of the real tokens.
+        blocks: blocks to visit.
+        value_size: leading entries that are a value, of stored values or else of keys; None for all of them.
+        platform: that the step is for.
+        kernels: one of `kernels.MODES`.
+
+    Returns:
+        Attention output, zero at padding tokens.
+    """
+    query = widened(query, cache.key.shape[3])
+    lanes, tokens, heads, size = query.shape
+    kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
+    held = cache.key if cache.value is None else cache.value
+    value_size = held.shape[3] if value_size is None else value_size
+    q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
+    limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
+    if KERNEL.chosen(kernels, platform, query, cache.key, cache.value, value_size):
+        interpret = kernels == "interpret"
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, interpret=interpret)
+        return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
+    limit = limit[:, None, :, None]
+    last = jnp.max(limit, axis=2, keepdims=True)
+    summed = platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
+    # parted in front of the loop, or XLA would do so in each turn
+    each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
+    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
+    span = width * KV_BLOCK
+
+    def read(rows: Array, start: Array) -> Array:
+        own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
+        # XLA:GPU would turn all rows for the products, in front of the loop, and not these alone.
+        return own.astype(jnp.float32) if platform == "cpu" else materialize(own)
+
+    def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, out = carry
+        start = index * span
+        k = read(cache.key, start)
+        v = k if cache.value is None else read(cache.value, start)
+        v = v if v.shape[3] == value_size else v[..., :value_size]
+        at = start + jnp.arange(span, dtype=jnp.int32)
+        if summed:
+            seen = [(at[None, None] <= limit[:, :, i])[..., None] for i in range(tokens)]
+            return summed_block(each, k, v, seen, carry)
+        seen = at[None, None, :, None] <= last
+        scores = _scores(q, k.astype(jnp.float32), platform)
+        scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+        keep = jnp.exp(top - new_top)
+        p = jnp.exp(scores - new_top)
+        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, jnp.where(seen, v, 0.0).astype(jnp.float32))
+        return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
+
+    shape = (lanes, kv_heads, groups * tokens)
+    start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
+    turns = blocks if width == 1 else -(-blocks // width)
+    _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit))
+    out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)
+    return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
+
+
+def _scores(
+    query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
+) -> Float32[Array, "lane kv_head query position"]:
+    """Return the scores of each query with each key; on a CPU the smaller operand is the right one.
+
+    See ops/layout: operands.
+    """
+    if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
+        return full_einsum("nhqd,nhkd->nhqk", query, key)
+    return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
+
+
+def append_and_attend(
+    query: Float32[Array, "lane token head query"],
+    key: Float32[Array, "lane token kv_head key"],
+    value: Float32[Array, "lane token kv_head value"] | None,
+    cache: KVCache,
+    info: LaneInfo,
+    value_size: int,
+    devices: Devices,
+) -> tuple[Float32[Array, "lane token head value"], KVCache]:
+    """Write the keys and values of real tokens into the KV cache, and attend from each to its lane up to itself.
+
+    Args:
+        query: scaled queries.
+        key, value: of the tokens, as for `append`.
+        cache: keys and values of the tokens before.
+        info: of the step.
+        value_size: as for `attend`.
+        devices: of the layer; the kernel of their platform computes both at once where there is one.
+    """
+    inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions)
+    if not CPU_KERNEL.chosen(devices.kernels, devices.platform, inputs, value_size):
+        return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
+    # derivatives are not those of a loop of as many turns as an operand says
+    blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else cache.key.shape[2] // KV_BLOCK
+    return attention_of(partial(_append_and_attend, value_size, devices, blocks), value_size, inputs)
+
+
+def _append_and_attend(
+    value_size: int, devices: Devices, blocks: Int32[Array, ""] | int, inputs: AttentionInputs
+) -> tuple[Float32[Array, "lane token head value"], KVCache]:
+    token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
+    at, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
+    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, at, valid)
+    return attend(inputs.query, cache, at, valid, blocks, value_size, devices.platform, devices.kernels), cache

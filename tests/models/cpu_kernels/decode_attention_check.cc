@@ -1,0 +1,365 @@
+// Checks of attention over a KV cache in every instruction set that this processor runs: numbers beside float64, equal bits
+// of a lane alone and in any batch and of tokens together and one by one, every lane disturbed, positions behind the end of
+// a lane and rows of idle lanes left alone, and no byte read or written outside of the buffers, behind and in front of which
+// there is no memory. Exit status 1 and a line for each fault.
+//
+//   decode_attention_check [brief]
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "checks.h"
+#include "decode_attention/decode_attention_call.h"
+
+extern "C" const AttendForms* hybridlm_attend(int64_t instructions);
+extern "C" int32_t hybridlm_can_run(int64_t instructions);
+
+namespace {
+
+// One thread for each scheduled task, which begins when it likes.
+struct Threads {
+  std::vector<std::thread> running;
+  int64_t num_threads() const { return 3; }
+  template <typename F>
+  void Schedule(F&& work) {
+    running.emplace_back(std::forward<F>(work));
+  }
+  ~Threads() {
+    for (auto& one : running) one.join();
+  }
+};
+
+struct Sizes {
+  int64_t lanes, tokens, heads, kv_heads, key, value, context;
+};
+
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+
+float number_of(float x) { return x; }
+float number_of(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+
+// A lane by itself, and some of its tokens, of a step whose arrays have those of all lanes.
+template <typename Number>
+DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
+  const int64_t at = lane * step.tokens + token;
+  step.query += at * step.heads * step.key;
+  step.new_keys += at * step.kv_heads * step.key;
+  if (step.new_values) step.new_values += at * step.kv_heads * step.value;
+  step.out += at * step.heads * step.value;
+  const int64_t row = lane * step.kv_heads * step.context;
+  step.keys = static_cast<Number*>(step.keys) + row * step.key;
+  step.values = static_cast<Number*>(step.values) + row * step.value_stride();
+  step.lengths += lane;
+  step.positions += lane;
+  step.lanes = 1;
+  return step;
+}
+
+template <typename Number>
+class Case {
+ public:
+  Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool at_end)
+      : name_(std::move(name)),
+        forms_(forms),
+        s_(s),
+        shared_(shared),
+        lengths_(s.lanes, at_end),
+        positions_(s.lanes, at_end),
+        query_(s.lanes * s.tokens * s.heads * s.key, at_end),
+        new_keys_(s.lanes * s.tokens * s.kv_heads * s.key, at_end),
+        new_values_(s.lanes * s.tokens * s.kv_heads * (shared ? 0 : s.value), at_end),
+        keys_(s.lanes * s.kv_heads * s.context * s.key, at_end),
+        values_(shared ? 0 : s.lanes * s.kv_heads * s.context * s.value, at_end),
+        out_(s.lanes * s.tokens * s.heads * s.value, at_end) {
+    std::mt19937 random(static_cast<unsigned>(s.key * 1000 + s.value * 10 + s.tokens));
+    std::normal_distribution<float> normal;
+    for (auto* one : {&query_, &new_keys_, &new_values_})
+      for (int64_t k = 0; k < one->size(); ++k) (*one)[k] = normal(random);
+    for (int64_t k = 0; k < query_.size(); ++k) query_[k] *= 3 / std::sqrt(static_cast<float>(s.key));
+    for (auto* one : {&keys_, &values_})
+      for (int64_t k = 0; k < one->size(); ++k) cpu_kernels::keep(normal(random), one->data() + k);
+    // Ends around those of blocks, and of the context, behind which tokens are not written.
+    const int64_t ends[] = {1, 7, ATTENTION - 1, ATTENTION, ATTENTION + 1, 2 * ATTENTION + 1, s.context, s.context + 1};
+    for (int64_t lane = 0; lane < s.lanes; ++lane) {
+      lengths_[lane] = static_cast<int32_t>(lane % 4 == 1 ? 0 : lane % 4 == 2 ? 1 : lane % 4 == 3 ? (s.tokens + 1) / 2 : s.tokens);
+      const int64_t first = ends[lane % 8] - lengths_[lane];
+      positions_[lane] = static_cast<int32_t>(first < 0 ? 0 : first);
+      fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
+      fill_cache(lane, positions_[lane], NOT_A_NUMBER);
+    }
+    keep_start();
+  }
+
+  DecodeAttention step() {
+    return {lengths_.data(), positions_.data(), query_.data(), new_keys_.data(), shared_ ? nullptr : new_values_.data(),
+            keys_.data(), shared_ ? keys_.data() : values_.data(), out_.data(), s_.lanes, s_.tokens, s_.heads,
+            s_.kv_heads, s_.key, s_.value, s_.context};
+  }
+
+  struct Result {
+    std::vector<float> out;
+    std::vector<Number> keys, values;
+  };
+
+  void begin() {
+    std::memcpy(keys_.data(), start_keys_.data(), start_keys_.size() * sizeof(Number));
+    if (!shared_) std::memcpy(values_.data(), start_values_.data(), start_values_.size() * sizeof(Number));
+    std::memset(out_.data(), 0xFF, static_cast<size_t>(out_.size()) * sizeof(float));
+  }
+
+  template <typename Pool>
+  Result run(Pool& pool) {
+    begin();
+    run(pool, step());
+    return result();
+  }
+
+  template <typename Pool>
+  void run(Pool& pool, const DecodeAttention& step) {
+    cpu_kernels::decode_attention(pool, forms_, std::is_same<Number, uint16_t>::value, step);
+  }
+
+  Result result() {
+    return {copied(out_), copied(keys_), copied(values_)};
+  }
+
+  void all() {
+    Alone alone;
+    const Result whole = run(alone);
+    numbers(whole);
+    written(whole);
+    {
+      Threads threads;
+      same(run(threads), whole, "on several threads");
+    }
+    begin();
+    for (int64_t lane = 0; lane < s_.lanes; ++lane) run(alone, part_of<Number>(step(), lane, 0));
+    same(result(), whole, "of lanes by themselves");
+    token_by_token(whole);
+  }
+
+  // Each lane is replaced by numbers that would show in any other.
+  void every_lane_disturbed() {
+    Alone alone;
+    const Result whole = run(alone);
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (const float other : {NOT_A_NUMBER, std::numeric_limits<float>::infinity(), 3e38f}) {
+        const std::vector<float> before[] = {copied(query_), copied(new_keys_), copied(new_values_)};
+        const std::vector<Number> keys = start_keys_, values = start_values_;
+        fill_tokens(lane, 0, other);
+        begin();
+        fill_cache(lane, 0, other);
+        keep_start();
+        const Result found = run(alone);
+        for (int64_t one = 0; one < s_.lanes; ++one)
+          if (one != lane)
+            check(same_lane(found, whole, one), name_ + ": lane " + std::to_string(lane) + " reaches another");
+          else if (lengths_[lane])
+            check(!same_lane(found, whole, one), name_ + ": lane " + std::to_string(lane) + " is not read");
+        start_keys_ = keys;
+        start_values_ = values;
+        int64_t k = 0;
+        for (auto* one : {&query_, &new_keys_, &new_values_}) {
+          if (one->size()) std::memcpy(one->data(), before[k].data(), before[k].size() * sizeof(float));
+          ++k;
+        }
+      }
+  }
+
+  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
+  void late_threads() {
+    Alone alone;
+    Late late;
+    const Result whole = run(alone);
+    same(run(late), whole, "without threads");
+    check(!late.waiting.empty(), name_ + ": too small for threads");
+    for (auto* one : {&query_, &new_keys_, &new_values_, &out_}) one->allow(PROT_NONE);
+    for (auto* one : {&keys_, &values_}) one->allow(PROT_NONE);
+    for (auto* one : {&lengths_, &positions_}) one->allow(PROT_NONE);
+    for (auto& work : late.waiting) work();
+  }
+
+ private:
+  // Positions of a block (ATTENTION_BLOCK).
+  static constexpr int64_t ATTENTION = 32;
+
+  template <typename T>
+  static std::vector<T> copied(Guarded<T>& one) {
+    return std::vector<T>(one.data(), one.data() + one.size());
+  }
+  template <typename T>
+  static bool bits(const std::vector<T>& one, const std::vector<T>& other, int64_t first, int64_t count) {
+    return count == 0 || std::memcmp(&one[static_cast<size_t>(first)], &other[static_cast<size_t>(first)],
+                                     static_cast<size_t>(count) * sizeof(T)) == 0;
+  }
+  void keep_start() {
+    start_keys_ = copied(keys_);
+    start_values_ = copied(values_);
+  }
+  void fill_tokens(int64_t lane, int64_t first, float number) {
+    for (auto* one : {&query_, &new_keys_, &new_values_}) {
+      const int64_t size = one->size() / (s_.lanes * s_.tokens);
+      std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
+    }
+  }
+  void fill_cache(int64_t lane, int64_t first, float number) {
+    for (auto* one : {&keys_, &values_}) {
+      const int64_t size = one->size() / (s_.lanes * s_.kv_heads * s_.context);
+      for (int64_t head = lane * s_.kv_heads; head < (lane + 1) * s_.kv_heads; ++head)
+        for (int64_t k = std::min(first, s_.context) * size; k < s_.context * size; ++k)
+          cpu_kernels::keep(number, one->data() + head * s_.context * size + k);
+    }
+  }
+  bool same_lane(const Result& one, const Result& other, int64_t lane) {
+    const auto equal = [&](const auto& a, const auto& b) {
+      const int64_t size = static_cast<int64_t>(a.size()) / s_.lanes;
+      return bits(a, b, lane * size, size);
+    };
+    return equal(one.out, other.out) && (!lengths_[lane] || (equal(one.keys, other.keys) && equal(one.values, other.values)));
+  }
+  void same(const Result& one, const Result& other, const std::string& how) {
+    check(bits(one.out, other.out, 0, out_.size()) && bits(one.keys, other.keys, 0, keys_.size()) &&
+              bits(one.values, other.values, 0, values_.size()),
+          name_ + ": other bits " + how);
+  }
+
+  // As many steps of one token have the bits of one step.
+  void token_by_token(const Result& whole) {
+    begin();
+    std::memset(out_.data(), 0, static_cast<size_t>(out_.size()) * sizeof(float));
+    Alone alone;
+    for (int64_t token = 0; token < s_.tokens; ++token)
+      for (int64_t lane = 0; lane < s_.lanes; ++lane) {
+        const int32_t length = token < lengths_[lane], position = positions_[lane] + static_cast<int32_t>(token);
+        DecodeAttention one = part_of<Number>(step(), lane, token);
+        one.lengths = &length;
+        one.positions = &position;
+        one.tokens = 1;
+        run(alone, one);
+      }
+    same(result(), whole, "token by token");
+  }
+
+  // The caches have the rounded keys and values of real tokens at their positions, and are else as they were.
+  void written(const Result& found) {
+    cache_written(start_keys_, found.keys, new_keys_, s_.key);
+    if (!shared_) cache_written(start_values_, found.values, new_values_, s_.value);
+  }
+  void cache_written(std::vector<Number> expected, const std::vector<Number>& found, Guarded<float>& fresh, int64_t size) {
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (int64_t token = 0; token < lengths_[lane] && positions_[lane] + token < s_.context; ++token)
+        for (int64_t k = 0; k < s_.kv_heads * size; ++k) {
+          const int64_t row = (lane * s_.kv_heads + k / size) * s_.context + positions_[lane] + token;
+          cpu_kernels::keep(fresh[(lane * s_.tokens + token) * s_.kv_heads * size + k], &expected[row * size + k % size]);
+        }
+    check(bits(expected, found, 0, static_cast<int64_t>(found.size())), name_ + ": other keys or values are written");
+  }
+
+  void numbers(const Result& found) {
+    const int64_t groups = s_.heads / s_.kv_heads;
+    for (int64_t lane = 0; lane < s_.lanes; ++lane)
+      for (int64_t token = 0; token < s_.tokens; ++token)
+        for (int64_t head = 0; head < s_.heads; ++head) {
+          const int64_t row = (lane * s_.tokens + token) * s_.heads + head;
+          const float* const out = &found.out[static_cast<size_t>(row * s_.value)];
+          if (token < lengths_[lane])
+            row_numbers(found, lane, head / groups, std::min(positions_[lane] + token + 1, s_.context), row, out);
+          else
+            for (int64_t k = 0; k < s_.value; ++k) check(out[k] == 0, name_ + ": padding is not zero");
+        }
+  }
+
+  // One row beside float64; `size` bounds what is added up.
+  void row_numbers(const Result& found, int64_t lane, int64_t kv_head, int64_t seen, int64_t row, const float* out) {
+    const int64_t first = (lane * s_.kv_heads + kv_head) * s_.context;
+    std::vector<double> weight(static_cast<size_t>(seen));
+    double top = -std::numeric_limits<double>::infinity(), total = 0, of_score = 0;
+    for (int64_t at = 0; at < seen; ++at) {
+      double score = 0, size = 0;
+      for (int64_t k = 0; k < s_.key; ++k) {
+        const double one = static_cast<double>(query_[row * s_.key + k]) * number_of(found.keys[(first + at) * s_.key + k]);
+        score += one;
+        size += std::fabs(one);
+      }
+      weight[at] = score;
+      top = std::max(top, score);
+      of_score = std::max(of_score, size);
+    }
+    for (double& one : weight) total += one = std::exp(one - top);
+    const std::vector<Number>& values = shared_ ? found.keys : found.values;
+    const int64_t stride = shared_ ? s_.key : s_.value;
+    for (int64_t k = 0; k < s_.value; ++k) {
+      double sum = 0, size = 0;
+      for (int64_t at = 0; at < seen; ++at) {
+        const double one = weight[at] / total * number_of(values[(first + at) * stride + k]);
+        sum += one;
+        size += std::fabs(one);
+      }
+      // A score's error is one of its exponential.
+      check(std::fabs(out[k] - sum) <= (2e-6 + 4e-7 * of_score) * size,
+            name_ + ": " + std::to_string(out[k]) + " for " + std::to_string(sum));
+    }
+  }
+
+  std::string name_;
+  const AttendForms& forms_;
+  Sizes s_;
+  bool shared_;
+  Guarded<int32_t> lengths_, positions_;
+  Guarded<float> query_, new_keys_, new_values_;
+  Guarded<Number> keys_, values_;
+  Guarded<float> out_;
+  std::vector<Number> start_keys_, start_values_;
+};
+
+template <typename Number>
+void check_form(const std::string& set, const AttendForms& forms, const std::string& dtype, bool brief) {
+  const auto name = [&](const Sizes& s, bool shared) {
+    return set + " " + dtype + (shared ? " latent " : " ") + std::to_string(s.tokens) + " x " + std::to_string(s.heads) +
+           "/" + std::to_string(s.kv_heads) + " x " + std::to_string(s.key) + " x " + std::to_string(s.value);
+  };
+  const int64_t heads[][2] = {{1, 1}, {2, 2}, {3, 1}, {6, 2}, {5, 1}, {8, 1}, {7, 7}};
+  int number = 0;
+  for (const int64_t key : {1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 64, 130})
+    for (const int64_t value : {1, 5, 16, 33, 72, 130})
+      for (const int64_t tokens : {1, 2, 5}) {
+        if (++number % (brief ? 7 : 2)) continue;
+        const auto& [all, kv] = heads[number % 7];
+        const bool shared = value <= key && number % 3 == 0;
+        // A context of less than a block, of whole blocks, and of some more.
+        const Sizes sizes{8, tokens, all, kv, key, value, number % 5 == 0 ? 29 : number % 5 == 1 ? 64 : 75};
+        Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 4 < 2);
+        one.all();
+        if (number % 11 == 0) one.every_lane_disturbed();
+      }
+  for (const bool shared : {false, true})
+    for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 160}, Sizes{5, 16, 6, 1, 80, 64, 192}}) {
+      Case<Number> large(name(sizes, shared), forms, sizes, shared, !shared);
+      large.all();
+      if (!brief) large.every_lane_disturbed();
+      large.late_threads();
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
+  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
+  int sets = 0;
+  for (int64_t set = 0; set < 5; ++set) {
+    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
+    ++sets;
+    check_form<uint16_t>(names[set], *hybridlm_attend(set), "bfloat16", brief);
+    check_form<float>(names[set], *hybridlm_attend(set), "float32", brief);
+  }
+  std::printf("%d instruction sets, %d faults\n", sets, faults);
+  return faults || !sets;
+}

@@ -1,0 +1,251 @@
+"""Kernels for attention of a few tokens on CPUs, as XLA calls them: numbers, declarations, caches in place."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instruction_sets import instruction_sets
+from jax.sharding import PartitionSpec
+
+from hybridlm.steps.structure import KERNEL_CALLS
+from ir_passes import AuditError, IsolationError, Lane, LaneContract, compile_step
+from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.xla_audit.findings import FindingKind
+from models.mixers.kv_cache import KVCache, append_and_attend
+from models.ops.decode_attention_cpu import (
+    ATTENTION,
+    KERNEL,
+    LATENT_ATTENTION,
+    MAX_TOKENS,
+    AttentionInputs,
+    decode_attention_cpu,
+)
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
+
+pytestmark = pytest.mark.cpu_kernels
+
+HERE = Devices(kernels="auto")
+CONTEXT = 256
+POSITIONS = (0, 5, 30, 31, 32, 127, 250, CONTEXT - 1)
+"""Of the first tokens of lanes; the second lane is idle, and the last tokens of the last one are past the end."""
+KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 17)}
+"""Heads, key/value heads, sizes of key and value."""
+_KEYS, _VALUES = KERNEL_CALLS[ATTENTION].inputs[5:]
+CONTRACTS = {
+    kind: LaneContract((pools, Lane(role="length"), Lane()), (Lane(), pools), opaque=KERNEL_CALLS)
+    for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()
+}
+
+
+def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
+    """Random lanes at different positions; padding tokens, and the caches from each position on, are NaN."""
+    rng = np.random.default_rng(tokens)
+    heads, kv_heads, size, value_size = KINDS[kind]
+    lanes = len(POSITIONS)
+    lengths = np.array([max(tokens - k % 3, 1) for k in range(lanes)], np.int32)
+    lengths[1] = 0
+    query, key = (rng.normal(size=(lanes, tokens, one, size)).astype(np.float32) for one in (heads, kv_heads))
+    value = rng.normal(size=(lanes, tokens, kv_heads, value_size)).astype(np.float32)
+    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, one)).astype(np.float32) for one in (size, value_size)]
+    for lane, (length, position) in enumerate(zip(lengths, POSITIONS, strict=True)):
+        for one in (query, key, value):
+            one[lane, length:] = np.nan
+        for one in caches:
+            one[lane, :, position:] = np.nan
+    keys, values = (jnp.asarray(one, dtype) for one in caches)
+    rest = (None, (keys, None)) if kind == "latent" else (jnp.asarray(value), (keys, values))
+    at = jnp.array(POSITIONS, jnp.int32)
+    return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), at)
+
+
+def kernel(kind: str, given: AttentionInputs, **settings: Any) -> Any:
+    return jax.jit(partial(decode_attention_cpu, value_size=KINDS[kind][3], **settings))(given)
+
+
+def operation(kind: str, devices: Devices, given: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
+    *tokens, caches, lengths, positions = given
+    valid = jnp.arange(given.query.shape[1])[None] < lengths[:, None]
+    info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks)
+    return append_and_attend(*tokens, KVCache(*caches), info, KINDS[kind][3], devices)
+
+
+def same(one: Any, other: Any) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> None:
+    for tokens in (1, 3):
+        given = inputs(kind, tokens, dtype)
+        found, caches = kernel(kind, given, instructions=instructions)
+        expected, after = jax.jit(partial(operation, kind, Devices()))(given)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+        same(caches, tuple(after))
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_together_and_one_by_one(kind: str) -> None:
+    given = inputs(kind, MAX_TOKENS)
+    found, caches = kernel(kind, given)
+    held = given.caches
+    for token in range(MAX_TOKENS):
+        one = jax.tree.map(lambda x, token=token: x[:, token : token + 1], given[:3])
+        real = (given.lengths > token).astype(jnp.int32)
+        out, held = kernel(kind, AttentionInputs(*one, held, real, given.positions + token))
+        np.testing.assert_array_equal(out[:, 0], found[:, token])
+    same(held, caches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_keep_their_bits(kind: str) -> None:
+    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    given = inputs(kind, 3)
+    expected = kernel(kind, given)
+    lanes = range(len(POSITIONS))
+    for lane, other in itertools.product(lanes, (jnp.nan, jnp.inf)):
+        poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), given[:4])
+        others = np.delete(np.array(lanes), lane)
+        found = kernel(kind, AttentionInputs(*poisoned, *given[4:]))
+        same(*(jax.tree.map(lambda x, others=others: x[others], one) for one in (found, expected)))
+    for lane in lanes:
+        alone = kernel(kind, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], given))
+        same(alone, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], expected))
+
+
+def test_attention_chooses_it() -> None:
+    def calls(kind: str, given: AttentionInputs, devices: Devices = HERE) -> list[str]:
+        traced = str(jax.make_jaxpr(partial(operation, kind, devices))(given, np.int32(2)))
+        return [name for name in (ATTENTION, LATENT_ATTENTION) if f"target_name={name}\n" in traced]
+
+    for tokens in (1, MAX_TOKENS):
+        assert calls("grouped", inputs("grouped", tokens)) == [ATTENTION]
+        assert calls("latent", inputs("latent", tokens)) == [LATENT_ATTENTION]
+    given = inputs("grouped", 1)
+    for other in (Devices(), Devices(kernels="interpret"), Devices(platform="tpu", kernels="auto")):
+        assert not calls("grouped", given, other)
+    keys, values = given.caches
+    stored = (jnp.pad(keys, ((0, 0),) * 3 + ((0, 1),)), values)
+    for wrong in (
+        inputs("grouped", MAX_TOKENS + 1),
+        given._replace(caches=(keys.astype(jnp.float16),) * 2),
+        given._replace(caches=(keys.astype(jnp.bfloat16), values)),
+        given._replace(caches=stored),
+    ):
+        assert KERNEL.unsupported(wrong, KINDS["grouped"][3])
+
+
+@pytest.mark.parametrize("kind", ["grouped", "latent"])
+def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
+    given = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
+
+    def loss(devices: Devices, blocks: Any, tokens: Any, caches: Any) -> Any:
+        out, after = operation(kind, devices, AttentionInputs(*tokens, caches, *given[4:]), blocks)
+        return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(one**2) for one in jax.tree.leaves(after))
+
+    at = given[:3], given.caches
+
+    def derivatives(devices: Devices, blocks: Any, *at: Any) -> Any:
+        return jax.grad(partial(loss, devices, blocks), (0, 1))(*at)
+
+    expected = jax.jit(partial(derivatives, Devices(), 2))(*at)
+    for found in (jax.jit(partial(derivatives, HERE, 2))(*at), jax.jit(partial(derivatives, HERE))(np.int32(2), *at)):
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mesh_is_left_to_xla() -> None:
+    given = inputs("grouped", 1)
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    heads, cache = PartitionSpec(None, None, "model"), PartitionSpec(None, "model")
+    specs = AttentionInputs(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec())
+    split = jax.shard_map(
+        lambda given: operation("grouped", HERE, given), mesh=mesh, in_specs=(specs,), out_specs=(heads, cache)
+    )
+    assert "ffi_call" not in str(jax.make_jaxpr(split)(given))
+
+
+def step(caches: Any, lengths: Any, rest: Any, value_size: int = 16) -> Any:
+    return decode_attention_cpu(AttentionInputs(*rest[:3], caches, lengths, rest[3]), value_size)
+
+
+def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
+    *rest, caches, lengths, positions = inputs(kind, tokens, jnp.bfloat16)
+    return caches, lengths, (*rest, positions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_is_certified_and_in_place(kind: str) -> None:
+    args, form = arguments(kind), partial(step, value_size=KINDS[kind][3])
+    compiled = compile_step(form, args, CONTRACTS[kind])
+    assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
+    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert assumed.about.startswith(LATENT_ATTENTION if kind == "latent" else ATTENTION)
+    expected = jax.jit(form)(*args)
+    caches = jax.tree.map(jnp.array, args[0])
+    where = [one.unsafe_buffer_pointer() for one in jax.tree.leaves(caches)]
+    found = compiled(caches, *args[1:])
+    assert [one.unsafe_buffer_pointer() for one in jax.tree.leaves(found[1])] == where
+    same(found, expected)
+
+
+def test_proof_believes_the_declaration_and_nothing_more() -> None:
+    args, contract = arguments("grouped"), CONTRACTS["grouped"]
+
+    def always_busy(caches: Any, lengths: Any, rest: Any) -> Any:
+        return step(caches, jnp.maximum(lengths, 1), rest)
+
+    def other_lanes(caches: Any, lengths: Any, rest: Any) -> Any:
+        return step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
+
+    def values_for_keys(caches: Any, lengths: Any, rest: Any) -> Any:
+        out, after = step(caches[::-1], lengths, rest)
+        return out, after[::-1]
+
+    def read_behind(caches: Any, lengths: Any, rest: Any) -> Any:
+        out, after = step(caches, lengths, rest)
+        return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], after
+
+    prove_isolation(step, args, contract)
+    for wrong in (always_busy, other_lanes, values_for_keys, read_behind):
+        with pytest.raises(IsolationError):
+            prove_isolation(wrong, args, contract)
+    with pytest.raises(IsolationError, match=ATTENTION):
+        prove_isolation(step, args, replace(contract, opaque={}))
+
+
+def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
+    args, contract = arguments("grouped"), CONTRACTS["grouped"]
+    called = jax.ffi.ffi_call
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
+
+    def beside(caches: Any, lengths: Any, rest: Any) -> Any:
+        return step(caches, lengths, rest)
+
+    with pytest.raises(IsolationError, match="aliases"):
+        compile_step(beside, args, contract)
+    undeclared = replace(contract, opaque={ATTENTION: replace(KERNEL_CALLS[ATTENTION], aliases={})})
+    with pytest.raises(AuditError) as found:
+        compile_step(beside, args, undeclared)
+    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
+        jax.block_until_ready(jax.jit(beside)(*args))
+
+
+def test_lengths_are_checked() -> None:
+    given = inputs("grouped", 2)
+    for wrong in (-1, 3):
+        lengths = given.lengths.at[2].set(wrong)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="lane 2"):
+            jax.block_until_ready(kernel("grouped", given._replace(lengths=lengths)))

@@ -14,11 +14,12 @@ from hybridlm.programs.shapes import Shape
 from ir_passes import IsolationError, prove_isolation
 from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
-from models.layers.short_conv import short_conv
+from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import append_and_attend
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.recurrences.ssd import ssd
+from models.state.shapes import LaneInfo
 
 Write = Callable[..., Any]
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
@@ -45,12 +46,12 @@ def _swapped_caches(query: Any, key: Any, value: Any, *more: Any) -> Any:
     return append_and_attend(query, value, key, *more)
 
 
-def _swapped_taps(x: Any, weight: Any, state: Any, lengths: Any, *more: Any) -> Any:
+def _swapped_taps(x: Any, weight: Any, state: Any, info: LaneInfo, *more: Any, **options: Any) -> Any:
     """Taps and channels of a convolution state are swapped."""
-    y, new = short_conv(x, weight, state, lengths, *more)
+    y, new = layer_conv(x, weight, state, info, *more, **options)
     lanes, taps, channels = new.shape
     swapped = new.swapaxes(1, 2).reshape(lanes, taps, channels)
-    return y, jnp.where((lengths > 0)[:, None, None], swapped, state)
+    return y, jnp.where((info.lengths > 0)[:, None, None], swapped, new)
 
 
 CASES = {
@@ -59,7 +60,7 @@ CASES = {
     "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
     "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append_and_attend", _swapped_heads),
     "keys for values": ("next_base", {}, "models.mixers.attention.append_and_attend", _swapped_caches),
-    "taps": ("next_base", {}, "models.layers.short_conv.short_conv", _swapped_taps),
+    "taps": ("next_base", {}, "models.mixers.gated_delta_net.layer_conv", _swapped_taps),
 }
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.row_product import fastest
+from models.ops.row_product import call_result, fastest
+from models.sharding.varying import varying_like
 
 MAX_TOKENS = 16
 """Tokens that are computed one after the other."""
@@ -34,8 +35,6 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     given = [one for one in arrays if one is not None]
     if any(one.dtype != jnp.float32 for one in given):
         return "numbers of another dtype than float32"
-    if any(jax.typeof(one).mat.varying for one in (*given, inputs.valid)):
-        return "a value for each device of a mesh"  # steps in place over a mesh are neither proved nor tested
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
     if inputs.state.shape[3] > MAX_KEY:
@@ -68,9 +67,10 @@ def recurrent_step_cpu(
     operands: list[Any] = [] if inputs.slots is None else [inputs.slots]
     operands += [inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
     operands += [inputs.query, inputs.key, inputs.value, inputs.state]
+    operands = varying_like(operands, operands)
     out, *state = jax.ffi.ffi_call(
         READ if keep_state else STEP if inputs.slots is None else STEP_BY_SLOT,
-        [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (inputs.value, inputs.state)[: 2 - keep_state]],
+        [call_result(one.shape, one) for one in operands[-2:][: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
     )(*operands, instructions=np.int64(INSTRUCTIONS.index(instructions or fastest())))

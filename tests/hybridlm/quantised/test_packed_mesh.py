@@ -132,7 +132,8 @@ def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:
     check_same_samples(one, found, expected, settings, TOLERANCES[one.config.family.removesuffix("_text")])
     assert over.certificates and all(certificate.holds for certificate in over.certificates.values())
     declared = {one.about for certificate in over.certificates.values() for one in certificate.assumed}
-    for kernel in ("row_product", "packed_product", "packed_expert_product"):
+    in_place = "hybridlm_conv_step", "hybridlm_recurrent_step"
+    for kernel in ("row_product", "packed_product", "packed_expert_product", *in_place):
         assert any(about.startswith(kernel) for about in declared), declared
     assert over.engine.parameters_on_a_device[1] < one.engine.parameters_on_a_device[1] / 2
     over.save(tmp_path / "saved")

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from instruction_sets import instruction_sets
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
+from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.structure import KERNEL_CALLS
 from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
-from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
+from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import (
     KERNEL,
@@ -121,18 +123,44 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_mesh_is_left_to_xla():
-    given = replace(inputs("head", 8, 4, heads=4), devices=HERE)
-    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    heads = PartitionSpec(None, None, "model")
+@pytest.mark.parametrize("form", ["channel", "ssd in groups"])
+def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
+    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    given = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
+    state, _, rest = arguments(given)
+    lengths = jnp.array([3, 0, 3, 3], jnp.int32)
+    by_head, rows = P("data", None, "model"), P("data", "model")
+    specs = (
+        rows,
+        P("data"),
+        {name: None if one is None else by_head for name, one in rest.items()} | {"fresh": P("data")},
+    )
+    over = jax.shard_map(step, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_head, rows))
 
-    def of_heads(q: Any, k: Any, v: Any, g: Any, b: Any, state: Any) -> Any:
-        return delta_rule_step(replace(given, query=q, key=k, value=v, log_decay=g, beta=b, state=state)).output
+    def placed(*args: Any) -> Any:
+        return jax.tree.map(lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec)), args, specs)
 
-    split = jax.shard_map(of_heads, mesh=mesh, in_specs=(*[heads] * 5, PartitionSpec(None, "model")), out_specs=heads)
-    assert given.beta is not None
-    at = given.query, given.key, given.value, given.log_decay, given.beta, given.state
-    assert "ffi_call" not in str(jax.make_jaxpr(split)(*at))
+    compiled = compile_step(over, placed(state, lengths, rest), CONTRACT)
+    assert compiled.certificate.holds and compiled.certificate.copies == ()
+    assert "idle" in {one.id for one in compiled.certificate.proved}
+    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert assumed.about.startswith(STEP)
+
+    def run(state: Any, rest: Any) -> tuple[np.ndarray, ...]:
+        args = placed(state, lengths, rest)
+        places = [shard.data.unsafe_buffer_pointer() for shard in args[0].addressable_shards]
+        output, after = compiled(*args)
+        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
+        return np.asarray(output), np.asarray(after)
+
+    expected = jax.jit(step)(state, lengths, rest)
+    for found, one in zip(run(state, rest), expected, strict=True):
+        np.testing.assert_array_equal(found, one)
+    for lane in range(4):
+        poisoned = jax.tree.map(lambda x, lane=lane: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
+        others = np.arange(4) != lane
+        for found, one in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
+            np.testing.assert_array_equal(found[others], np.asarray(one)[others])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -25,10 +25,10 @@ _KEYS, _VALUES = (replace(STATE, dims=("row", "kv_head", POSITION, size)) for si
 _TOKENS = (Lane(role="length"), *[Lane()] * 6)
 _INPUTS = (Lane(role="length"), Lane(), Lane(), Shared(), Shared())
 KERNEL_CALLS = {
-    recurrent_step_cpu.STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}),
-    recurrent_step_cpu.READ: Opaque((*_TOKENS, _STATES), (Lane(),)),
-    conv_step_cpu.STEP: Opaque((*_INPUTS, _WINDOWS), (Lane(), _WINDOWS), aliases={len(_INPUTS): 1}),
-    conv_step_cpu.READ: Opaque((*_INPUTS, _WINDOWS), (Lane(),)),
+    recurrent_step_cpu.STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}, fresh=1),
+    recurrent_step_cpu.READ: Opaque((*_TOKENS, _STATES), (Lane(),), fresh=1),
+    conv_step_cpu.STEP: Opaque((*_INPUTS, _WINDOWS), (Lane(), _WINDOWS), aliases={len(_INPUTS): 1}, fresh=1),
+    conv_step_cpu.READ: Opaque((*_INPUTS, _WINDOWS), (Lane(),), fresh=1),
     ATTENTION: Opaque((*_TOKENS[:5], _KEYS, _VALUES), (Lane(), _KEYS, _VALUES), aliases={5: 1, 6: 2}),
     LATENT_ATTENTION: Opaque((*_TOKENS[:4], _KEYS), (Lane(), _KEYS), aliases={4: 1}),
 }

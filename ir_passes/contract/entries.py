@@ -185,12 +185,15 @@ class Opaque:
         outputs: `Shared`, `Lane` or `Pool` for each result.
         aliases: index of an operand -> index of the result that takes over its memory, as the call says it.
         scratch_bytes: bytes of scratch that the operation uses for N lanes; None if it uses none.
+        fresh: index of a `Lane` operand, bool [N]: a lane that begins there does not read its rows. Only the sanitizer
+            takes it into account, for the proof does not ask what a row holds.
     """
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     aliases: Mapping[int, int] = field(default_factory=dict)
     scratch_bytes: Callable[[int], int] | None = None
+    fresh: int | None = None
 
 
 Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified

@@ -46,6 +46,9 @@ def check_opaque(name: str, declaration: Any) -> None:
             message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {roles}"
             raise ContractError(f"{where}, result {k}: {message}")
     _check_aliases(where, declaration)
+    fresh = declaration.fresh
+    if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
+        raise ContractError(f"{where}: fresh is the index of an operand Lane(), got {fresh}")
     if declaration.scratch_bytes is not None and not callable(declaration.scratch_bytes):
         message = f"scratch_bytes is a function of the number of lanes, got {declaration.scratch_bytes!r}"
         raise ContractError(f"{where}: {message}")

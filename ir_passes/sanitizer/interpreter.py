@@ -5,12 +5,14 @@ the result is marked as computed for its lane. A write carries the label of rows
 own stamp for everything computed. The values are evaluated by the equations as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from ir_passes.contract.entries import Opaque
+from ir_passes.contract.opaque_names import declared_name
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
@@ -62,13 +64,20 @@ class Interpreter:
         lanes: N.
         judge: compares labels.
         named: the rows of each pool of pages that lanes name (`paged.Named`).
+        opaque: declared operations by name.
 
     Attributes:
         untracked: equations that use a pool in a way that cannot be followed, in the order they were met.
     """
 
-    def __init__(self, lanes: int, judge: Judge, named: dict[int, Any] | None = None):
-        self.lanes, self.judge, self.named = lanes, judge, named or {}
+    def __init__(
+        self,
+        lanes: int,
+        judge: Judge,
+        named: dict[int, Any] | None = None,
+        opaque: Mapping[str, Opaque] | None = None,
+    ):
+        self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
         self.untracked: dict[str, None] = {}
 
     def run(
@@ -145,7 +154,11 @@ class Interpreter:
         if name == "dot_general":
             summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
             return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
-        used = [None if tag is None else self.use(eqn, tag) for tag in tags]
+        mask = self._reading(eqn, values) if name in ir.OPAQUE else None
+        used = [
+            None if tag is None else self.use(eqn, tag, mask=None if mask is None else _along_lanes(mask, tag))
+            for tag in tags
+        ]
         first = used[0]
         axes = eqn.params.get("axes") if name.startswith(("reduce_", "arg")) else None
         if name in CUMULATIVE and first is not None:
@@ -153,6 +166,12 @@ class Interpreter:
         if axes is not None and first is not None and len(used) == 1:
             return [computed(common_along(first.lanes, axes).squeeze(tuple(axes)), first.derived)]
         return [None] * len(eqn.outvars)
+
+    def _reading(self, eqn: ir.JaxprEqn, values: list[Any]) -> Ints | None:
+        """Lanes that read their rows in a declared operation, bool [N]; None for all."""
+        declared = declared_name(eqn, self.opaque)
+        fresh = None if declared is None else self.opaque[declared].fresh
+        return None if fresh is None else ~values[fresh]
 
     def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
         """Compare the labels of rows that are computed with; return the tags of what is computed from them."""
@@ -218,6 +237,11 @@ class Interpreter:
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
     """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
     return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
+
+
+def _along_lanes(mask: Ints, tags: Tags) -> Ints:
+    """Return a mask of lanes, bool [N], along the axis of the rows."""
+    return numpy_of(mask, tags.lanes).take(mask, jnp.clip(tags.lanes, 0, mask.shape[0] - 1), axis=0)
 
 
 def _literal(value: Any) -> Tags | None:

@@ -71,7 +71,7 @@ class SanitizedStep:
         named = named_rows(self.bound, values)
         judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
         judge.packed = token_lanes(self.bound, values) is not None
-        run = Interpreter(self.bound.lanes, judge, named)
+        run = Interpreter(self.bound.lanes, judge, named, self.bound.opaque)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
             lines = "; ".join(run.untracked)

@@ -207,6 +207,7 @@ DECLARATIONS = {
     ),
     "one slot map to write by": (Opaque((P, MAP, MAP), (P,)), "result 0: .* got maps with the roles 'both', 'both'"),
     "aliases of operands and results": (Opaque((L,), (L,), {0: 1}), "aliases 0: 1 for 1 operands and 1 results"),
+    "lanes that begin": (Opaque((L, P), (L,), fresh=1), "fresh is the index of an operand"),
     "scratch by the number of lanes": (
         Opaque((L,), (L,), scratch_bytes=64),  # type: ignore[arg-type]  # wrong on purpose
         "scratch_bytes is a function of the number of lanes, got 64",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, ReservedOwner, RowLedger
 from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
@@ -497,6 +497,43 @@ def test_row_pools_whose_lanes_are_mixed() -> None:
         [0] * N,
         [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
     )
+
+
+def begins_inside(*given: Array) -> np.ndarray:
+    lengths, fresh, x, rows = map(np.asarray, given)
+    return np.where(fresh[:, None, None], np.float32(0), rows) + np.where(lengths > 0, x.T, np.float32(0)).T[:, None]
+
+
+def declared_step(w, conv, ssm, slots, lengths, positions, x):
+    like = jax.ShapeDtypeStruct(ssm.shape, ssm.dtype)
+    new = jax.pure_callback(begins_inside, like, lengths, positions == 0, x, ssm)
+    return x, conv, jnp.where((lengths > 0)[:, None, None], new, ssm)
+
+
+def test_rows_that_a_declared_operation_does_not_read() -> None:
+    """A lane that begins may find anything there; one that goes on may not, and nobody says so without `fresh`."""
+    entries = (Lane(role="length"), Lane(), Lane(), Pool("state"))
+    turns: list[list[LaneWork | None]] = [
+        [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None],
+        [LaneWork(7, 0, 1), LaneWork(6, 1, 1), None],
+    ]
+    for fresh in (1, None):
+        declared = Opaque(entries, (Pool("state"),), fresh=fresh)
+        contract = LaneContract(ROWS.inputs, ROWS.outputs, opaque={"begins_inside": declared})
+        args = example()
+        PROGRAMS.pop(declared_step, None)
+        host = Host(declared_step, contract, (args[0], args[1][:N], args[2][:N], *args[3:]))
+        host.take([0] * N, turns[0])
+        if fresh is None:
+            fails(host, "lane 0, row 0: wrong owner .*expected owner fresh.*found owner 5", [0] * N, turns[1])
+            continue
+        host.take([0] * N, turns[1])
+        swap = np.array([1, 0, 2])
+        host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
+        fails(
+            host, "lane 0, row 0: wrong owner .*owner 7, .*found owner 6", [0] * N,
+            [LaneWork(7, 1, 1), LaneWork(6, 2, 1), None],
+        )  # fmt: skip
 
 
 LAYERS = 3

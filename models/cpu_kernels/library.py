@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,6 +29,8 @@ TARGETS = (
 )
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"
+FASTEST = "HYBRIDLM_CPU_INSTRUCTIONS"
+"""Environment variable: the fastest of `INSTRUCTIONS` that kernels use, for the same bits on processors that differ."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -37,7 +40,8 @@ class Library:
     """The library, loaded, with its handlers registered.
 
     Attributes:
-        instructions: names of the instruction sets that this processor runs, the fastest last.
+        instructions: names of the instruction sets that this processor runs, up to the one that `FASTEST` names, the
+            fastest last.
         content: hash of the file.
     """
 
@@ -52,7 +56,11 @@ class Library:
 
 @cache
 def library() -> Library | None:
-    """Return the library; None where there is none that can be used, which one line of the log says once."""
+    """Return the library; None where there is none that can be used, which one line of the log says once.
+
+    Raises:
+        ValueError: `FASTEST` names instructions that this processor does not run.
+    """
     found, missing = _load()
     if missing is not None:
         _log.warning("kernels for CPUs: %s; products are XLA's. `%s` builds them", missing, BUILD)
@@ -78,4 +86,18 @@ def _load() -> tuple[Library | None, str | None]:
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
     can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
-    return Library(can_run, hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None
+    return Library(up_to(os.environ.get(FASTEST), can_run), hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None
+
+
+def up_to(fastest: str | None, can_run: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the instruction sets up to `fastest`, all without one.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if not fastest:
+        return can_run
+    if fastest not in can_run:
+        expected = ", ".join(can_run)
+        raise ValueError(f"{FASTEST}={fastest!r}: expected instructions that this processor runs: {expected}")
+    return can_run[: can_run.index(fastest) + 1]

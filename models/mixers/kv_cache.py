@@ -169,7 +169,7 @@ def append_and_attend(
     info: LaneInfo,
     value_size: int,
     devices: Devices,
-) -> tuple[Float32[Array, "lane token head value"], KVCache]:
+) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     """Write the keys and values of real tokens into the KV cache, and attend from each to its lane up to itself.
 
     Args:
@@ -190,7 +190,7 @@ def append_and_attend(
 
 def _append_and_attend(
     value_size: int, devices: Devices, blocks: Int32[Array, ""] | int, inputs: AttentionInputs
-) -> tuple[Float32[Array, "lane token head value"], KVCache]:
+) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     at, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
     cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, at, valid)

@@ -53,14 +53,14 @@ def row_product(
     return call(x, weight, instructions=np.int64(INSTRUCTIONS.index(instructions)))
 
 
-def call_result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
-    """Return the type of a float32 result that each device of a mesh has its own of, where an operand is such a one."""
+def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Return the type of a result that each device of a mesh has its own of, where an operand is such a one."""
     given = jax.typeof(like)
     if not given.mat.varying:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
+        return jax.ShapeDtypeStruct(shape, dtype)
     # JAX looks up in the mesh what a type says of its axes.
     sharding = NamedSharding(given.sharding.mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, manual_axis_type=given.mat)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=given.mat)
 
 
 def fastest() -> str:

@@ -14,7 +14,8 @@ from jaxtyping import Float, Float32, Int32
 
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel
-from models.ops.row_product import DTYPES, fastest
+from models.ops.row_product import DTYPES, call_result, fastest
+from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
 
 MAX_TOKENS = 16
@@ -40,8 +41,6 @@ def unsupported(x: Any, taps: Any, state: Any) -> str | None:
     """
     if x.dtype != jnp.float32 or any(str(one.dtype) not in DTYPES for one in (taps, state)):
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
-    if any(jax.typeof(one).mat.varying for one in (x, taps, state)):
-        return "a value for each device of a mesh"  # steps in place over a mesh are neither proved nor tested
     if x.shape[1] > MAX_TOKENS:
         return f"a step of {x.shape[1]} tokens: expected at most {MAX_TOKENS}"
     if not MIN_TAPS <= taps.shape[1] <= MAX_TAPS:
@@ -91,9 +90,10 @@ def conv_step_cpu(
     assert not (keep_state and slots is not None), "there is no step that reads rows by slot alone"
     operands: list[Any] = [] if slots is None else [slots]
     operands += [lengths, fresh, x, taps, jnp.zeros(0, jnp.float32) if bias is None else bias, state]
+    operands = varying_like(operands, operands)
     out, *after = jax.ffi.ffi_call(
         READ if keep_state else STEP if slots is None else STEP_BY_SLOT,
-        [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, state)[: 2 - keep_state]],
+        [call_result(one.shape, operands[-1], one.dtype) for one in (x, state)[: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
     )(

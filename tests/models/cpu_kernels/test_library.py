@@ -101,3 +101,19 @@ def test_who_builds_needs_nothing_of_the_package():
         env={"PYTHONPATH": str(build.FOLDER)},
     )
     assert done.stdout.strip() == build.sources_hash(), done.stderr
+
+
+def test_fastest_instructions_are_an_option() -> None:
+    can_run = ("portable", "avx2", "avx512")
+    assert [module.up_to(one, can_run) for one in ("portable", "avx2", "", None)] == [
+        can_run[:1], can_run[:2], can_run, can_run
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=f"{module.FASTEST}='amx'.*portable, avx2, avx512"):
+        module.up_to("amx", can_run)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_kernels_run_no_faster_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.FASTEST, "portable")
+    found = library()
+    assert found is not None and found.instructions == ("portable",) and found.name.endswith(" portable")

@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from instruction_sets import instruction_sets
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.structure import KERNEL_CALLS
-from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
 from models.layers.short_conv import layer_conv
@@ -167,6 +170,47 @@ def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
     assert after.unsafe_buffer_pointer() == where
     for found, expected in zip((output, after), kernel(*args), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_each_device_of_a_mesh_has_its_lanes_and_channels():
+    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    args = tuple(one[:4] for one in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
+    weight, bias = weights(38)
+    by_channel = P("data", None, "model")
+    specs = by_channel, P("data"), by_channel, P("data"), P("model"), P("model")
+
+    def of_device(state: Any, lengths: Any, x: Any, fresh: Any, taps: Any, bias: Any) -> Any:
+        return conv_step_cpu(x, taps, state, lengths, fresh, bias, activated=True)
+
+    over = jax.shard_map(of_device, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_channel, by_channel))
+
+    def placed(*args: Any) -> Any:
+        given = *args, weight[:, 0], bias
+        return [
+            jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec)) for x, spec in zip(given, specs, strict=True)
+        ]
+
+    contract = replace(CONTRACT, inputs=(*CONTRACT.inputs, Shared(), Shared()))
+    compiled = compile_step(over, placed(*args), contract)
+    assert compiled.certificate.holds and compiled.certificate.copies == ()
+    assert "idle" in {one.id for one in compiled.certificate.proved}
+
+    def run(state: Any, lengths: Any, x: Any, fresh: Any) -> tuple[np.ndarray, ...]:
+        given = placed(state, lengths, x, fresh)
+        places = [shard.data.unsafe_buffer_pointer() for shard in given[0].addressable_shards]
+        output, after = compiled(*given)
+        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
+        return np.asarray(output), np.asarray(after)
+
+    expected = jax.jit(of_device)(*args, weight[:, 0], bias)
+    state, lengths, x, fresh = args
+    for found, one in zip(run(*args), expected, strict=True):
+        np.testing.assert_array_equal(found, one)
+    for lane in range(4):
+        others = np.arange(4) != lane
+        poisoned = run(state.at[lane].set(jnp.nan), lengths, x.at[lane].set(jnp.nan), fresh)
+        for found, one in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(found[others], np.asarray(one)[others])
 
 
 def test_proof_believes_the_declaration_and_nothing_more():

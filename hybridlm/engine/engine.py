@@ -334,9 +334,8 @@ class Engine:
         self.runner.edit(shape, self.example_arguments, pool, operand)
 
     def prepare(self, shapes: Sequence[AnyShape]) -> None:
-        """Load or compile programs in threads that are needed soon; see `Programs.prepare`."""
-        if self.runner.certified and not self.placement.several_processes:
-            self.programs.prepare(shapes, self.example_arguments)
+        """Load or compile programs in threads that are needed soon, where the runner can; see `Programs.prepare`."""
+        self.runner.prepare(shapes, self.example_arguments)
 
     def program(self, shape: AnyShape) -> CompiledStep:
         """Return the program of a shape, compiled on first use.

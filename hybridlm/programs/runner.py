@@ -110,6 +110,10 @@ class Runner(ABC):
         """Return the program of a shape; see `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
 
+    def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
+        """Load or compile programs in threads that are needed soon; by default they wait for their first call."""
+        return None
+
     def mark(self, owner: Any) -> Label | None:
         """Return the current label of a sequence's rows, for a snapshot of them; None if there are no labels."""
         return None
@@ -133,6 +137,9 @@ class OneProcess(Runner):
     def __init__(self, programs: Programs, placement: Placement):
         super().__init__(programs, placement)
         self._in_flight = InFlight(placement.share_threads)
+
+    def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
+        self.programs.prepare(shapes, examples)
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         given = self.placement.put((*step.batch, *step.operands))

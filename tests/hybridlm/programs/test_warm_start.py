@@ -110,7 +110,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_checkpoint(tmp_path_factory.mktemp("text"))
 
 
-@pytest.mark.slow
+# By default the second start of test_bench_start shows it, and over a mesh the test behind this one.
+@pytest.mark.long
 def test_second_process_compiles_nothing(checkpoint: Path, tmp_path: Path, root: Path) -> None:
     cache = str(tmp_path / "cache")
     cold = run(checkpoint, root, compilation_cache=cache)

@@ -28,6 +28,7 @@ def write_reward_model(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (root / "docs" / "scoring.md").read_text()
     part = page.split("## From a file of texts to each of these\n")[1].split("\n## ")[0]

@@ -4,23 +4,15 @@
 #include <string>
 
 #include "conv_step_call.h"
+#include "shared/handler.h"
 #include "shared/lane_rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
-EXPORTED int32_t hybridlm_can_run(int64_t instructions);
-
 // Steps of an instruction set, for checks that bring buffers and threads of their own.
-EXPORTED Convolve hybridlm_convolve([[maybe_unused]] int64_t instructions) {
-  // In the order of INSTRUCTIONS in library.py; those behind AVX-512 add nothing for float32.
-#if defined(__x86_64__)
-  if (instructions >= 2) return avx512_convolve;
-  if (instructions == 1) return avx2_convolve;
-#endif
-  return portable_convolve;
+EXPORTED Convolve hybridlm_convolve(int64_t instructions) {
+  return cpu_kernels::form_for(instructions, portable_convolve, avx2_convolve, avx512_convolve, portable_convolve);
 }
 
 namespace {

@@ -42,21 +42,6 @@ struct Stream {
   }
 };
 
-// The first `count` numbers of a vector, where an instruction set has no masks.
-template <typename Simd, typename Number>
-typename Simd::Vector load_copied(const Number* from, int64_t count) {
-  Number numbers[Simd::STEP] = {};
-  for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
-  return Simd::load(numbers);
-}
-
-template <typename Simd>
-void store_copied(float* to, typename Simd::Vector x, int64_t count) {
-  float numbers[Simd::STEP];
-  Simd::store(numbers, x);
-  for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
-}
-
 // exp of numbers that are at most 0, or NaN, to about one unit in the last place; 0 below the least normal number.
 template <typename Simd>
 inline typename Simd::Vector exp_of(typename Simd::Vector x) {
@@ -143,7 +128,7 @@ struct Score {
                                                                Simd::load_first(key + position * size + whole, more));
       }
     float found[ROWS * POSITIONS];
-    Simd::template totals<ROWS * POSITIONS>(sums, found);
+    Simd::template store_totals<ROWS * POSITIONS>(sums, found);
     for (int one = 0; one < ROWS; ++one)
       __builtin_memcpy(&rows.weight[row + one][at], found + one * POSITIONS, POSITIONS * sizeof(float));
   }
@@ -171,7 +156,7 @@ inline void exponentials(AttentionRows& rows, int64_t row) {
     sum = sum + found;
   }
   float total;
-  Simd::template totals<1>(&sum, &total);
+  Simd::template store_totals<1>(&sum, &total);
   Simd::store(each, exp_of<Simd>(Simd::all(rows.top[row] - top)));
   rows.left[row] = each[0];
   rows.total[row] = rows.total[row] * each[0] + total;

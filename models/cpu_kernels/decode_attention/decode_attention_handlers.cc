@@ -1,29 +1,18 @@
 // What XLA calls for attention of a few tokens over a KV cache.
 
-#include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
 #include "decode_attention_call.h"
+#include "shared/handler.h"
+#include "shared/lane_rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
-EXPORTED int32_t hybridlm_can_run(int64_t instructions);
-
 // Forms of an instruction set, for checks that bring buffers and threads of their own.
-EXPORTED const AttendForms* hybridlm_attend([[maybe_unused]] int64_t instructions) {
-  // In the order of INSTRUCTIONS in library.py; those behind AVX-512 and behind NEON add nothing for float32 products.
-#if defined(__x86_64__)
-  if (instructions >= 2) return &avx512_attend;
-  if (instructions == 1) return &avx2_attend;
-#elif defined(__aarch64__)
-  if (instructions > 0) return &neon_attend;
-#endif
-  return &portable_attend;
+EXPORTED const AttendForms* hybridlm_attend(int64_t instructions) {
+  return &cpu_kernels::form_for(instructions, portable_attend, avx2_attend, avx512_attend, neon_attend);
 }
 
 namespace {
@@ -33,28 +22,23 @@ using Lanes = ffi::Buffer<ffi::S32, 1>;
 
 ffi::Error invalid(const std::string& said) { return ffi::Error::InvalidArgument("decode_attention: " + said); }
 
-template <typename Buffer>
-bool is(const Buffer& buffer, std::initializer_list<int64_t> sizes) {
-  const auto found = buffer.dimensions();
-  return std::equal(found.begin(), found.end(), sizes.begin(), sizes.end());
-}
-
 // `value` and `values` are null where the values are the first numbers of the keys.
 ffi::Error run(ffi::ThreadPool& pool, Lanes lengths, Lanes positions, Numbers query, Numbers key, const Numbers* value,
                ffi::AnyBuffer keys, const ffi::AnyBuffer* values, Numbers out, ffi::AnyBuffer keys_after,
                const ffi::AnyBuffer* values_after, int64_t instructions) {
+  using cpu_kernels::has_sizes;
   if (!hybridlm_can_run(instructions)) return invalid("the step was compiled for another machine");
   if (keys.dimensions().size() != 4) return invalid("expected a cache of four dimensions");
   const auto sizes = query.dimensions(), kept = keys.dimensions(), shown = out.dimensions();
   const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], kv_heads = kept[1], context = kept[2];
   const bool bfloat16 = keys.element_type() == ffi::BF16;
   const bool fits =
-      is(lengths, {lanes}) && is(positions, {lanes}) && is(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 &&
-      heads % kv_heads == 0 && is(key, {lanes, tokens, kv_heads, kept[3]}) && kept[0] == lanes &&
-      is(out, {lanes, tokens, heads, shown[3]}) && (bfloat16 || keys.element_type() == ffi::F32) &&
+      has_sizes(lengths, {lanes}) && has_sizes(positions, {lanes}) && has_sizes(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 &&
+      heads % kv_heads == 0 && has_sizes(key, {lanes, tokens, kv_heads, kept[3]}) && kept[0] == lanes &&
+      has_sizes(out, {lanes, tokens, heads, shown[3]}) && (bfloat16 || keys.element_type() == ffi::F32) &&
       (value == nullptr ? shown[3] <= kept[3]
-                        : is(*value, {lanes, tokens, kv_heads, shown[3]}) &&
-                              is(*values, {lanes, kv_heads, context, shown[3]}) &&
+                        : has_sizes(*value, {lanes, tokens, kv_heads, shown[3]}) &&
+                              has_sizes(*values, {lanes, kv_heads, context, shown[3]}) &&
                               values->element_type() == keys.element_type());
   if (!fits) return invalid("the shapes or dtypes of tokens and caches do not fit each other");
   // XLA gives the memory of the caches for the results, as the call asks it to.
@@ -76,10 +60,8 @@ ffi::Error run(ffi::ThreadPool& pool, Lanes lengths, Lanes positions, Numbers qu
                              kept[3],
                              shown[3],
                              context};
-  for (int64_t lane = 0; lane < lanes; ++lane)
-    if (step.lengths[lane] < 0 || step.lengths[lane] > tokens)
-      return invalid("lane " + std::to_string(lane) + " has " + std::to_string(step.lengths[lane]) +
-                     " tokens: expected 0 to " + std::to_string(tokens));
+  const std::string fault = cpu_kernels::fault_of_lanes(nullptr, step.lengths, lanes, tokens, lanes);
+  if (!fault.empty()) return invalid(fault);
   cpu_kernels::decode_attention(pool, *hybridlm_attend(instructions), bfloat16, step);
   return ffi::Error::Success();
 }

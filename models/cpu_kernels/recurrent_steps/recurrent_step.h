@@ -18,21 +18,6 @@ namespace {
 // 2026-11-26). Behind the end of a state nothing is read.
 inline void ask_ahead(const float* at) { __builtin_prefetch(reinterpret_cast<const char*>(at) + 8 * 1024, 1); }
 
-// The first `count` numbers of a vector, where an instruction set has no masks.
-template <typename Simd>
-typename Simd::Vector load_copied(const float* from, int64_t count) {
-  float numbers[Simd::STEP] = {};
-  for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
-  return Simd::load(numbers);
-}
-
-template <typename Simd>
-void store_copied(float* to, typename Simd::Vector x, int64_t count) {
-  float numbers[Simd::STEP];
-  Simd::store(numbers, x);
-  for (int64_t k = 0; k < count; ++k) to[k] = numbers[k];
-}
-
 // Call `work(k, load, store)` for each vector of a row, the last one of `keys % STEP` numbers.
 template <typename Simd, typename Work>
 inline void over_channels(int64_t keys, const Work& work) {
@@ -78,7 +63,7 @@ void correct(float* rows, int64_t keys, const Token& token, const float* value, 
     }
   });
   float read[2 * ROWS];
-  Simd::template totals<2 * ROWS>(sums, read);
+  Simd::template store_totals<2 * ROWS>(sums, read);
   const float decay = BY_CHANNEL ? 1.0f : *token.decay;
   float delta[ROWS];
   for (int row = 0; row < ROWS; ++row) {
@@ -112,7 +97,7 @@ void add(float* rows, int64_t keys, const Token& token, const float* value, floa
       sums[row] = Simd::add_product(sums[row], state, query);
     }
   });
-  Simd::template totals<ROWS>(sums, out);
+  Simd::template store_totals<ROWS>(sums, out);
 }
 
 // Advance ROWS rows by all tokens of their lane.
@@ -155,7 +140,7 @@ void advance(const RecurrentStep& step, int64_t lane, int64_t head, int64_t firs
     over_channels<Simd>(keys, [&](int64_t j, auto load, auto) __attribute__((always_inline)) {
       sum = Simd::add_product(sum, load(tokens[k].query + j), load(tokens[k].key + j));
     });
-    Simd::template totals<1>(&sum, &tokens[k].query_key);
+    Simd::template store_totals<1>(&sum, &tokens[k].query_key);
   }
   const int64_t place = (lane * step.tokens * step.heads + head) * step.values;
   const float* const value = step.value + place;

@@ -3,26 +3,16 @@
 #include <cstdint>
 #include <string>
 
-#include "shared/lane_rows.h"
 #include "recurrent_step_call.h"
+#include "shared/handler.h"
+#include "shared/lane_rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
-EXPORTED int32_t hybridlm_can_run(int64_t instructions);
-
 // Steps of an instruction set, for checks that bring buffers and threads of their own.
-EXPORTED Advance hybridlm_advance([[maybe_unused]] int64_t instructions) {
-  // In the order of INSTRUCTIONS in library.py; those behind AVX-512 and behind NEON add nothing for float32.
-#if defined(__x86_64__)
-  if (instructions >= 2) return avx512_advance;
-  if (instructions == 1) return avx2_advance;
-#elif defined(__aarch64__)
-  if (instructions > 0) return neon_advance;
-#endif
-  return portable_advance;
+EXPORTED Advance hybridlm_advance(int64_t instructions) {
+  return cpu_kernels::form_for(instructions, portable_advance, avx2_advance, avx512_advance, neon_advance);
 }
 
 namespace {

@@ -4,29 +4,21 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "avx512_scales.h"
-#include "shared/avx512_totals.h"
+#include "shared/avx512_vectors.h"
 
 namespace {
 
-struct Float32 {
+struct Float32 : Avx512Vectors {
   using Row = float;
   using Weight = float;
-  using Numbers = __m512;
-  using Sums = __m512;
-  static constexpr int STEP = 16, SUMS = 24, MAX_ROWS = 8;
+  using Numbers = Vector;
+  using Sums = Vector;
+  static constexpr int SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return _mm512_setzero_ps(); }
   static float prepared(float x) { return x; }
-  static Numbers load(const float* from) { return _mm512_loadu_ps(from); }
-  static Numbers load_first(const float* from, int64_t count) {
-    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1u), from);
-  }
   static Sums add_product(Sums sums, const float* x, Numbers numbers) {
     return _mm512_fmadd_ps(_mm512_loadu_ps(x), numbers, sums);
-  }
-  template <int OUTPUTS>
-  static void store_totals(const Sums* sums, float* y) {
-    store_all_totals<OUTPUTS>(sums, y);
   }
 };
 
@@ -34,22 +26,10 @@ struct Bfloat16 : Float32 {
   using Weight = uint16_t;
 
   static float prepared(float x) { return float_of(rounded_bits(bits_of(x))); }
-  static Numbers widened(__m256i narrow) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
-  }
-  static Numbers load(const uint16_t* from) {
-    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  static Numbers load_first(const uint16_t* from, int64_t count) {
-    return widened(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1u), from));
-  }
 };
 
 // What numbers of packed weights are made by.
 struct Unpacked : Bfloat16, WidenedScales {
-  using Float32::load;
-
-  static Numbers all(float x) { return _mm512_set1_ps(x); }
   static Numbers rounded(Numbers x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

@@ -5,7 +5,7 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "avx512_scales.h"
-#include "shared/avx512_totals.h"
+#include "shared/avx512_vectors.h"
 
 namespace {
 

@@ -7,30 +7,20 @@
 #include <arm_neon.h>
 
 #include "neon_codes.h"
-#include "shared/neon_totals.h"
+#include "shared/neon_vectors.h"
 
 namespace {
 
-struct Float32 {
+struct Float32 : NeonVectors {
   using Row = float;
   using Weight = float;
-  using Numbers = float32x4_t;
-  using Sums = float32x4_t;
-  static constexpr int STEP = 4, SUMS = 24, MAX_ROWS = 8;
+  using Numbers = Vector;
+  using Sums = Vector;
+  static constexpr int SUMS = 24, MAX_ROWS = 8;
 
   static Sums zero() { return vdupq_n_f32(0.0f); }
   static float prepared(float x) { return x; }
-  static Numbers load(const float* from) { return vld1q_f32(from); }
-  static Numbers load_first(const float* from, int64_t count) {
-    float numbers[STEP] = {};
-    for (int64_t k = 0; k < count; ++k) numbers[k] = from[k];
-    return vld1q_f32(numbers);
-  }
   static Sums add_product(Sums sums, const float* x, Numbers numbers) { return fused(sums, vld1q_f32(x), numbers); }
-  template <int OUTPUTS>
-  static void store_totals(const Sums* sums, float* y) {
-    store_all_totals<OUTPUTS>(sums, y);
-  }
 };
 
 // Eight numbers at a time, of which each partial sum gets two, one after the other.

@@ -8,7 +8,7 @@
 #include <arm_neon.h>
 
 #include "neon_codes.h"
-#include "shared/neon_totals.h"
+#include "shared/neon_vectors.h"
 
 namespace {
 

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+extern "C" int32_t hybridlm_can_run(int64_t instructions);
+
 namespace {
 
 int faults = 0;
@@ -88,6 +90,21 @@ struct Late {
     waiting.emplace_back(std::forward<F>(work));
   }
 };
+
+// Call `check_set(name, set, brief)` for each instruction set for float32 that this processor runs; return the exit status.
+template <typename CheckSet>
+int check_sets(int count, char** arguments, const CheckSet& check_set) {
+  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
+  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
+  int sets = 0;
+  for (int64_t set = 0; set < 5; ++set) {
+    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
+    ++sets;
+    check_set(names[set], set, brief);
+  }
+  std::printf("%d instruction sets, %d faults\n", sets, faults);
+  return faults || !sets;
+}
 
 }  // namespace
 

@@ -18,7 +18,6 @@
 #include "conv_steps/conv_step_call.h"
 
 extern "C" Convolve hybridlm_convolve(int64_t instructions);
-extern "C" int32_t hybridlm_can_run(int64_t instructions);
 
 namespace {
 
@@ -377,14 +376,5 @@ void check_set(const std::string& set, int64_t instructions, bool brief) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
-  int sets = 0;
-  for (int64_t set = 0; set < 5; ++set) {
-    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
-    ++sets;
-    check_set(names[set], set, brief);
-  }
-  std::printf("%d instruction sets, %d faults\n", sets, faults);
-  return faults || !sets;
+  return check_sets(count, arguments, check_set);
 }

@@ -11,7 +11,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -19,22 +18,8 @@
 #include "decode_attention/decode_attention_call.h"
 
 extern "C" const AttendForms* hybridlm_attend(int64_t instructions);
-extern "C" int32_t hybridlm_can_run(int64_t instructions);
 
 namespace {
-
-// One thread for each scheduled task, which begins when it likes.
-struct Threads {
-  std::vector<std::thread> running;
-  int64_t num_threads() const { return 3; }
-  template <typename F>
-  void Schedule(F&& work) {
-    running.emplace_back(std::forward<F>(work));
-  }
-  ~Threads() {
-    for (auto& one : running) one.join();
-  }
-};
 
 struct Sizes {
   int64_t lanes, tokens, heads, kv_heads, key, value, context;
@@ -136,7 +121,7 @@ class Case {
     numbers(whole);
     written(whole);
     {
-      Threads threads;
+      OwnThreads threads;
       same(run(threads), whole, "on several threads");
     }
     begin();
@@ -351,15 +336,8 @@ void check_form(const std::string& set, const AttendForms& forms, const std::str
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
-  int sets = 0;
-  for (int64_t set = 0; set < 5; ++set) {
-    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
-    ++sets;
-    check_form<uint16_t>(names[set], *hybridlm_attend(set), "bfloat16", brief);
-    check_form<float>(names[set], *hybridlm_attend(set), "float32", brief);
-  }
-  std::printf("%d instruction sets, %d faults\n", sets, faults);
-  return faults || !sets;
+  return check_sets(count, arguments, [](const std::string& name, int64_t set, bool brief) {
+    check_form<uint16_t>(name, *hybridlm_attend(set), "bfloat16", brief);
+    check_form<float>(name, *hybridlm_attend(set), "float32", brief);
+  });
 }

@@ -16,7 +16,6 @@
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);
-extern "C" int32_t hybridlm_can_run(int64_t instructions);
 extern "C" int64_t hybridlm_sets();
 
 namespace {

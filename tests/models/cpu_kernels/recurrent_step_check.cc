@@ -18,7 +18,6 @@
 #include "recurrent_steps/recurrent_step_call.h"
 
 extern "C" Advance hybridlm_advance(int64_t instructions);
-extern "C" int32_t hybridlm_can_run(int64_t instructions);
 
 namespace {
 
@@ -321,16 +320,9 @@ void check_form(const std::string& set, Advance advance, Kind kind, const std::s
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  const char* const names[] = {"portable", "avx2", "avx512", nullptr, "neon"};
-  int sets = 0;
-  for (int64_t set = 0; set < 5; ++set) {
-    if (names[set] == nullptr || !hybridlm_can_run(set)) continue;
-    ++sets;
-    check_form(names[set], hybridlm_advance(set), Kind::head, "delta rule", brief);
-    check_form(names[set], hybridlm_advance(set), Kind::channel, "delta rule by channel", brief);
-    check_form(names[set], hybridlm_advance(set), Kind::ssd, "ssd", brief);
-  }
-  std::printf("%d instruction sets, %d faults\n", sets, faults);
-  return faults || !sets;
+  return check_sets(count, arguments, [](const std::string& name, int64_t set, bool brief) {
+    check_form(name, hybridlm_advance(set), Kind::head, "delta rule", brief);
+    check_form(name, hybridlm_advance(set), Kind::channel, "delta rule by channel", brief);
+    check_form(name, hybridlm_advance(set), Kind::ssd, "ssd", brief);
+  });
 }

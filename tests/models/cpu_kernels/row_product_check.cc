@@ -21,7 +21,6 @@
 #include "row_products/row_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
-extern "C" int32_t hybridlm_can_run(int64_t instructions);
 extern "C" int64_t hybridlm_sets();
 
 namespace {

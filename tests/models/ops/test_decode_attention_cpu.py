@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls_in_place import check_a_call_beside_is_found
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
 from hybridlm.steps.structure import KERNEL_CALLS
-from ir_passes import AuditError, IsolationError, Lane, LaneContract, compile_step
+from ir_passes import IsolationError, Lane, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.xla_audit.findings import FindingKind
 from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import (
     ATTENTION,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.cpu_kernels
 HERE = Devices(kernels="auto")
 CONTEXT = 256
 POSITIONS = (0, 5, 30, 31, 32, 127, 250, CONTEXT - 1)
-"""Of the first tokens of lanes; the second lane is idle, and the last tokens of the last one are past the end."""
+"""Position of each lane's first token. The second lane is idle; the last tokens of the last one are past the end."""
 KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 17)}
 """Heads, key/value heads, sizes of key and value."""
 _KEYS, _VALUES = KERNEL_CALLS[ATTENTION].inputs[5:]
@@ -229,22 +229,7 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
-    args, contract = arguments("grouped"), CONTRACTS["grouped"]
-    called = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
-
-    def beside(caches: Any, lengths: Any, rest: Any) -> Any:
-        return step(caches, lengths, rest)
-
-    with pytest.raises(IsolationError, match="aliases"):
-        compile_step(beside, args, contract)
-    undeclared = replace(contract, opaque={ATTENTION: replace(KERNEL_CALLS[ATTENTION], aliases={})})
-    with pytest.raises(AuditError) as found:
-        compile_step(beside, args, undeclared)
-    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
-        jax.block_until_ready(jax.jit(beside)(*args))
+    check_a_call_beside_is_found(monkeypatch, step, arguments("grouped"), CONTRACTS["grouped"], ATTENTION)
 
 
 def test_lengths_are_checked() -> None:

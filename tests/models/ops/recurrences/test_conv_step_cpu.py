@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls_in_place import check_a_call_beside_is_found
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.structure import KERNEL_CALLS
-from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, compile_step
+from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.xla_audit.findings import FindingKind
 from models.layers.short_conv import layer_conv
 from models.ops.recurrences.conv_step_cpu import (
     KERNEL,
@@ -259,22 +259,7 @@ def test_rows_by_slot_are_proved():
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
-    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
-    args = arguments()
-    called = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
-
-    def beside(*args: Any) -> Any:
-        return step(*args)
-
-    with pytest.raises(IsolationError, match="aliases"):
-        compile_step(beside, args, CONTRACT)
-    undeclared = replace(CONTRACT, opaque={STEP: replace(KERNEL_CALLS[STEP], aliases={})})
-    with pytest.raises(AuditError) as found:
-        compile_step(beside, args, undeclared)
-    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
-        jax.block_until_ready(jax.jit(beside)(*args))
+    check_a_call_beside_is_found(monkeypatch, step, arguments(), CONTRACT, STEP)
 
 
 def test_lanes_keep_their_bits():

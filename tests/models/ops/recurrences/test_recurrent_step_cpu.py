@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls_in_place import check_a_call_beside_is_found
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,9 +17,8 @@ from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, ze
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.structure import KERNEL_CALLS
-from ir_passes import AuditError, IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.xla_audit.findings import FindingKind
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import (
@@ -220,22 +220,7 @@ def test_rows_by_slot_are_proved():
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
-    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run."""
-    args = arguments(inputs("head", 8, 16))
-    called = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
-
-    def beside(state: Any, lengths: Any, rest: Any) -> Any:
-        return step(state, lengths, rest)
-
-    with pytest.raises(IsolationError, match="aliases"):
-        compile_step(beside, args, CONTRACT)
-    undeclared = replace(CONTRACT, opaque={STEP: replace(KERNEL_CALLS[STEP], aliases={})})
-    with pytest.raises(AuditError) as found:
-        compile_step(beside, args, undeclared)
-    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
-        jax.block_until_ready(jax.jit(beside)(*args))
+    check_a_call_beside_is_found(monkeypatch, step, arguments(inputs("head", 8, 16)), CONTRACT, STEP)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -40,7 +40,7 @@ class VerifyReport(ABC):
     @property
     @abstractmethod
     def summary(self) -> str:
-        """What is true of the steps if none has a fault."""
+        """The line that is printed if no step has a fault."""
 
     @abstractmethod
     def cells(self, shape: AnyShape) -> Cells:

@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class PlainSettings:
-    """The settings that mean the same with every model and tokenizer; `SamplingParams` says what."""
+    """Sampling settings that need neither a model nor a tokenizer to be understood; `SamplingParams` describes each."""
 
     max_tokens: int = 64
     temperature: float = 0.0

@@ -1,4 +1,4 @@
-"""Compiled steps on disk: one file each, by a key of everything that the step is made of; nothing is traced again.
+"""Compiled steps on disk, one file for each. The key covers everything that makes a step, so that none is traced again.
 
 A part of `compile`, and imported by none of it. Imports its `compiled_step`, `calling` and `runtime`. Begin with
 `executable_store`; `entry_file` is one file of it, `stored_step` what is read from one and called.

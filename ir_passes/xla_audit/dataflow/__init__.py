@@ -1,4 +1,4 @@
-"""Which values of a compiled program live when and on which bytes, and which operations may write into their operands'.
+"""Live ranges and bytes of the values of a compiled program, and operations that may write into their operands'.
 
 A part of `xla_audit`, and imported by it. Imports its `program`. Begin with `values`; `in_place` judges the operations
 whose results share bytes with operands, by the rules of each of XLA's backends.

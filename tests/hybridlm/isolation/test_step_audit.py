@@ -13,7 +13,7 @@ from ir_passes.xla_audit.hlo import read
 
 LANES = 4
 MOST = 1.25
-"""Of the bytes that are live at once: with kernels scratch is 10 to 80 KB, in which few large buffers leave gaps."""
+"""Most scratch over the bytes that are live at once. With kernels it is 10 to 80 KB; a few large buffers leave gaps."""
 
 
 # In the long run one of every family.

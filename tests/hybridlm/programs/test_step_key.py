@@ -74,7 +74,7 @@ def in_a_process(path: Path, root: Path, **variables: str) -> str:
 
 @pytest.mark.long
 def test_key_is_the_same_in_every_process(text_lm: hybridlm.LM, root: Path) -> None:
-    """Of every seed of hashes; that another process finds a step is in test_warm_start.py."""
+    """Keys under every seed of hashes; test_warm_start.py shows that another process finds a step."""
     one, two = (in_a_process(Path(text_lm.path), root, PYTHONHASHSEED=seed) for seed in "12")
     assert one == two and len(one) == 64
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cpu_kernels
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
 DECODE = Shape("generate", 2, 1, top=0)
 TEXTS = [[3, 5, 7, 9, 1, 4, 4, 2], [8, 1, 60]]
-"""Of one chunk, so that few steps are compiled."""
+"""Prompts of one chunk, so that few steps are compiled."""
 
 
 def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.LM]:

@@ -34,7 +34,7 @@ CANNOT_RUN = ("threefry2x32",)
 """Their batched form, of operands with different shapes, is one that JAX itself fails to compile."""
 NAMES = [name for name in BUILDERS if installed(name) and name not in MESHES and name not in CANNOT_RUN]
 OFTEN = "reshape transpose broadcast_in_dim gather scatter scatter-add dot_general conv_general_dilated sort".split()
-"""What most steps are made of; the long test has all."""
+"""Primitives that most steps are made of; the long test has all."""
 
 
 def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:

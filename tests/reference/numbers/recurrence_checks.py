@@ -1,4 +1,4 @@
-"""Checks of every form of a linear recurrence, whichever the recurrence."""
+"""Checks that hold for every form of every linear recurrence."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

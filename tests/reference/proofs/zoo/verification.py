@@ -40,7 +40,7 @@ def attempt(w: Any, pools: Any, tokens: Array, lengths: Array) -> tuple[Array, A
 
 
 def count(tokens: Array, sampled: Array, lengths: Array) -> Array:
-    """Tokens of each lane that stay: the first, and every draft up to the first that is not what was sampled."""
+    """Tokens that each lane accepts: the first, and the drafts before the first that differs from its sample."""
     drafted = jnp.arange(1, TOKENS, dtype=jnp.int32)[None] < lengths[:, None]
     right = (tokens[:, 1:] == sampled[:, :-1]) & drafted
     return jnp.where(lengths > 0, 1 + jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1), 0)

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import library
 from models.ops.kernels import Kernel
-from models.ops.row_product import DTYPES, fastest
+from models.ops.row_product import DTYPES, instruction_number
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
@@ -104,7 +103,7 @@ def decode_attention_cpu(
         ],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(held) + k: 1 + k for k in range(len(held))},
-    )(*operands, instructions=np.int64(INSTRUCTIONS.index(instructions or fastest())))
+    )(*operands, instructions=instruction_number(instructions))
     return out, jax.tree.unflatten(tree, after)
 
 

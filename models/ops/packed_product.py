@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import library
 from models.ops.kernels import Kernel
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import DTYPES, MAX_ROWS, call_result
+from models.ops.row_product import DTYPES, MAX_ROWS, call_result, instruction_number
 from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
@@ -96,5 +96,5 @@ def _call(
         *operands,
         kind=np.int64(KINDS.index(kind)),
         dtype=np.int64(DTYPES.index(dtype)),
-        instructions=np.int64(INSTRUCTIONS.index(instructions)),
+        instructions=instruction_number(instructions),
     )

@@ -50,7 +50,7 @@ def row_product(
     """
     x, weight = varying_like((x, weight), x, weight)
     call = jax.ffi.ffi_call(TARGET, call_result((x.shape[0], weight.shape[0]), x), vmap_method="sequential")
-    return call(x, weight, instructions=np.int64(INSTRUCTIONS.index(instructions)))
+    return call(x, weight, instructions=instruction_number(instructions))
 
 
 def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -68,3 +68,8 @@ def fastest() -> str:
     found = library()
     assert found is not None, "asked for where the kernel is chosen"
     return found.instructions[-1]
+
+
+def instruction_number(instructions: str | None = None) -> np.int64:
+    """Return the attribute by which a call names its instruction set; None is the fastest."""
+    return np.int64(INSTRUCTIONS.index(instructions or fastest()))

@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32
 
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import library
 from models.ops.kernels import Kernel
-from models.ops.row_product import DTYPES, call_result, fastest
+from models.ops.row_product import DTYPES, call_result, instruction_number
 from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
 
@@ -99,6 +99,6 @@ def conv_step_cpu(
     )(
         *operands,
         activated=np.bool_(activated),
-        instructions=np.int64(INSTRUCTIONS.index(instructions or fastest())),
+        instructions=instruction_number(instructions),
     )
     return out, (None if keep_state else after[0])

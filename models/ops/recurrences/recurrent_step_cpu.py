@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import library
 from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.row_product import call_result, fastest
+from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
 
 MAX_TOKENS = 16
@@ -73,5 +72,5 @@ def recurrent_step_cpu(
         [call_result(one.shape, one) for one in operands[-2:][: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-    )(*operands, instructions=np.int64(INSTRUCTIONS.index(instructions or fastest())))
+    )(*operands, instructions=instruction_number(instructions))
     return RecurrenceOutputs(out, None if keep_state else state[0])

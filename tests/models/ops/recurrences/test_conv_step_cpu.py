@@ -83,7 +83,7 @@ def kernel(*args: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
     """Windows are rounded as the layer rounds them; an idle lane's keeps its bits, NaN and all."""
-    monkeypatch.setattr("models.ops.recurrences.conv_step_cpu.fastest", lambda: instructions)
+    monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for tokens, taps, channels, biased, activated in (
         (1, 4, 37, True, True),
         (3, 4, 64, False, True),

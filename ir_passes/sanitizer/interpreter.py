@@ -156,7 +156,7 @@ class Interpreter:
             return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
         mask = self._reading(eqn, values) if name in ir.OPAQUE else None
         used = [
-            None if tag is None else self.use(eqn, tag, mask=None if mask is None else _along_lanes(mask, tag))
+            None if tag is None else self.use(eqn, tag, mask=None if mask is None else tag.of_lanes(mask))
             for tag in tags
         ]
         first = used[0]
@@ -237,11 +237,6 @@ class Interpreter:
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
     """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
     return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
-
-
-def _along_lanes(mask: Ints, tags: Tags) -> Ints:
-    """Return a mask of lanes, bool [N], along the axis of the rows."""
-    return numpy_of(mask, tags.lanes).take(mask, jnp.clip(tags.lanes, 0, mask.shape[0] - 1), axis=0)
 
 
 def _literal(value: Any) -> Tags | None:

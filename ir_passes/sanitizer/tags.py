@@ -65,6 +65,11 @@ class Tags:
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
+    def of_lanes(self, mask: Ints) -> Ints:
+        """The entries whose lane is in a mask, bool [N], and those of no known lane."""
+        known = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
+        return (self.lanes == UNKNOWN) | known
+
     def with_rows(self, rows: Ints) -> "Tags":
         """The same pool with other labels."""
         return replace(self, rows=rows)

@@ -16,7 +16,7 @@ from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
-from ir_passes.sanitizer.tags import along, computed
+from ir_passes.sanitizer.tags import UNKNOWN, along, computed
 from ir_passes.sanitizer.verdict import Judge, SanitizerError
 
 N, SLOTS, TAPS, WIDTH = 3, 7, 2, 4
@@ -534,6 +534,12 @@ def test_rows_that_a_declared_operation_does_not_read() -> None:
             host, "lane 0, row 0: wrong owner .*owner 7, .*found owner 6", [0] * N,
             [LaneWork(7, 1, 1), LaneWork(6, 2, 1), None],
         )  # fmt: skip
+
+
+def test_rows_of_no_known_lane_are_looked_at_whatever_lanes_begin() -> None:
+    lanes = np.array([[UNKNOWN], [1], [0]], np.int32)
+    for mask in (np.array([False, True]), jnp.array([False, True])):
+        assert np.asarray(computed(lanes).of_lanes(mask)).tolist() == [[True], [True], [False]]
 
 
 LAYERS = 3

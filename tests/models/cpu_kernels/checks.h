@@ -91,6 +91,16 @@ struct Late {
   }
 };
 
+// Check that a lane which was disturbed shows it, if it has tokens, and that no other lane does.
+template <typename SameLane>
+void check_reach(const std::string& name, int64_t lanes, int64_t lane, bool has_tokens, const SameLane& same_lane) {
+  for (int64_t one = 0; one < lanes; ++one) {
+    const bool equal = same_lane(one);
+    if (one != lane) check(equal, name + ": lane " + std::to_string(lane) + " reaches another");
+    if (one == lane && has_tokens) check(!equal, name + ": lane " + std::to_string(lane) + " is not read");
+  }
+}
+
 // Call `check_set(name, set, brief)` for each instruction set for float32 that this processor runs; return the exit status.
 template <typename CheckSet>
 int check_sets(int count, char** arguments, const CheckSet& check_set) {

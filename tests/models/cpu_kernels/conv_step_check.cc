@@ -160,11 +160,7 @@ class Case {
         if (lengths_[lane]) fill_row(lane, other);
         keep();
         const Result found = run(alone);
-        for (int64_t one = 0; one < s_.lanes; ++one) {
-          const bool equal = same_lane(found, whole, one);
-          if (one != lane) check(equal, name_ + ": lane " + std::to_string(lane) + " reaches another");
-          if (one == lane && lengths_[lane]) check(!equal, name_ + ": lane " + std::to_string(lane) + " is not read");
-        }
+        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
         start_ = start;
         std::memcpy(x_.data(), x.data(), x.size() * sizeof(float));
       }

@@ -143,11 +143,7 @@ class Case {
         fill_cache(lane, 0, other);
         keep_start();
         const Result found = run(alone);
-        for (int64_t one = 0; one < s_.lanes; ++one)
-          if (one != lane)
-            check(same_lane(found, whole, one), name_ + ": lane " + std::to_string(lane) + " reaches another");
-          else if (lengths_[lane])
-            check(!same_lane(found, whole, one), name_ + ": lane " + std::to_string(lane) + " is not read");
+        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
         start_keys_ = keys;
         start_values_ = values;
         int64_t k = 0;

@@ -127,11 +127,7 @@ class Case {
         fill_tokens(lane, 0, other);
         if (lengths_[lane]) fill_row(lane, other);
         const Result found = run(alone);
-        for (int64_t one = 0; one < s_.lanes; ++one) {
-          const bool equal = same_lane(found, whole, one);
-          if (one != lane) check(equal, name_ + ": lane " + std::to_string(lane) + " reaches another");
-          if (one == lane && lengths_[lane]) check(!equal, name_ + ": lane " + std::to_string(lane) + " is not read");
-        }
+        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
         start_ = start;
         int64_t k = 0;
         for (auto* one : {&decay_, &beta_, &query_, &key_, &value_})

@@ -156,7 +156,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
     from hybridlm.compiler.targets import read_target
 
     place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
-    (ptxas,) = Path(next(iter(find_spec("nvidia").submodule_search_locations))).glob("*/bin/ptxas")  # type: ignore
+    (ptxas,) = Path(next(iter(find_spec("nvidia").submodule_search_locations))).glob("*/bin/ptxas")  # type: ignore  # is installed
     for number, (name, operation, arrays) in enumerate(operations("gpu", SMALL)):
         types = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place) for one in arrays]
         dump = folder / f"{target}-{number}"

@@ -141,7 +141,7 @@ def loads(
         def with_options(*, verbose: bool, debug: bool, **given: Any) -> None:
             with reported(debug, verbose):
                 settings, others = ({name: given.pop(name) for name in each} for each in (chosen, together))
-                command(Loading(settings, others), **given)  # type: ignore[call-arg]
+                command(Loading(settings, others), **given)  # type: ignore[call-arg]  # typer read its own options
 
         own = list(inspect.signature(command).parameters.values())[1:]
         options = {**together}

@@ -72,7 +72,7 @@ def row_command(command: Callable[Concatenate[RowRun, Own], None]) -> Callable[.
 
     @wraps(command)
     def with_run(loading: Loading, **given: Any) -> None:
-        command(RowRun(loading.settings, loading.together), **given)  # type: ignore[call-arg]
+        command(RowRun(loading.settings, loading.together), **given)  # type: ignore[call-arg]  # typer read its own options
 
     options = {
         "strict": (Strict, False),

@@ -60,8 +60,29 @@ def sources_hash(machine: str = "") -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Whether there is a library, and it was built from the sources that are here now."""
-    return library.is_file() and sources_hash().encode() in library.read_bytes()
+    """Whether there is a library, built from the sources that are here now and no newer headers than this jaxlib's."""
+    if not library.is_file():
+        return False
+    content = library.read_bytes()
+    return sources_hash().encode() in content and not is_too_new(content)
+
+
+def is_too_new(content: bytes) -> bool:
+    """Whether a library was built with headers of a jaxlib that is newer than this one, which refuses its handlers.
+
+    False where jaxlib is not installed: a build hook that has none does not run the library either.
+    """
+    try:
+        header = headers() / "xla/ffi/api/c_api.h"
+    except BuildError:
+        return False
+    here = re.search(
+        rb"#define XLA_FFI_API_MAJOR (\d+)\b.*#define XLA_FFI_API_MINOR (\d+)\b", header.read_bytes(), re.DOTALL
+    )
+    built = re.search(rb"XLA_FFI_API (\d+)\.(\d+)\0", content)
+    if here is None or built is None:
+        return False
+    return tuple(map(int, built.groups())) > tuple(map(int, here.groups()))
 
 
 def compiler() -> list[str] | None:

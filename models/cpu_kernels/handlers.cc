@@ -198,6 +198,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_packed_expert_product, PackedExpertProduc
 
 // Hash of the sources that the library was built from, which build.py looks for in the file.
 EXPORTED const char hybridlm_sources[] = HYBRIDLM_SOURCES;
+// Version of XLA's interface in the headers: an older jaxlib refuses the handlers.
+#define TEXT_OF(number) #number
+#define VERSION_OF(major, minor) "XLA_FFI_API " TEXT_OF(major) "." TEXT_OF(minor)
+EXPORTED const char hybridlm_interface[] = VERSION_OF(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 
 // Whether this processor runs an instruction set, and the library has code for it.
 EXPORTED int32_t hybridlm_can_run(int64_t instructions) { return can_run(instructions); }

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from models.cpu_kernels.build import LIBRARY, is_current
+from models.cpu_kernels.build import LIBRARY, is_current, is_too_new
 
 INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "amx")
 """Instruction sets that there is code for, each with all of its architecture that stand before it."""
@@ -71,6 +71,8 @@ def _load() -> tuple[Library | None, str | None]:
     """Return the library, or why there is none."""
     if not LIBRARY.is_file():
         return None, "not built, because there was no C++ compiler when the package was installed"
+    if is_too_new(LIBRARY.read_bytes()):
+        return None, f"{LIBRARY.name} was built with headers of a newer jaxlib"
     if not is_current():
         return None, f"{LIBRARY.name} was built from other sources than those beside it"
     try:

@@ -1,6 +1,7 @@
 """The library of kernels is used as it was built from these sources, or not at all, and one line says so."""
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,11 +32,22 @@ def other_sources(path: Path) -> None:
     path.write_bytes(build.LIBRARY.read_bytes().replace(build.sources_hash().encode(), b"0" * 64))
 
 
+def newer_headers(path: Path) -> None:
+    content, found = re.subn(rb"XLA_FFI_API 0\.\d", b"XLA_FFI_API 1.0", build.LIBRARY.read_bytes())
+    path.write_bytes(content)
+    assert found == 1 and not build.is_current(path)
+
+
 def no_library(path: Path) -> None:
     path.write_text(f"{build.sources_hash()} is named, and this is no program")
 
 
-CASES: dict[str, Any] = {"not built": lambda path: None, "other sources": other_sources, "cannot be loaded": no_library}
+CASES: dict[str, Any] = {
+    "not built": lambda path: None,
+    "other sources": other_sources,
+    "newer jaxlib": newer_headers,
+    "cannot be loaded": no_library,
+}
 
 
 @pytest.mark.cpu_kernels

@@ -1,8 +1,9 @@
 """The values of a compiled program that may be versions of a pool, and not only happen to have a pool's type.
 
 A version is computed from the version before it, or becomes the one after it, by values of the pool's size all the way:
-rows that are read or written by themselves end the way, inside a fusion as between instructions. The queries of an
-attention, say, may have as many rows as its cache has positions, and be no version of it.
+rows that are read or written by themselves end the way, inside a fusion as between instructions. So do products,
+and calls but for the operands that they write in place: what they make is new. The queries of an attention, say, may
+have as many rows as its cache has positions, or as the state of the layer above has, and be no version of either.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from ir_passes.xla_audit.dataflow import LiveValues
+from ir_passes.xla_audit.products import multiplies
 from ir_passes.xla_audit.program import Computation, Executable, Index, Instruction
 
 Ways = dict[int, list[tuple[int, int]]]
@@ -94,6 +96,13 @@ class PoolValues:
     def _ways(self, one: Instruction) -> Iterator[tuple[int, int, int]]:
         """Yield the results of an instruction that is no fusion, each with the values it is computed from."""
         values = self._live.values
+        if multiplies(one):
+            return
+        if one.opcode == "custom-call":
+            for output, number, index in one.aliasing:
+                source = self._live.of[one.operands[number]][index]
+                yield source, self._live.of[one.id][output], values[source].array.count
+            return
         if one.opcode in ("while", "conditional"):
             yield from ((source, result, values[source].array.count) for source, result in self._handed_over(one))
             return
@@ -107,7 +116,7 @@ class PoolValues:
         result = fused.result
         counts = {(result.operands[index[0]] if index and result.opcode == "tuple" else result.id): math.inf}
         for one in reversed(fused.instructions):
-            if one.id in counts:
+            if one.id in counts and not multiplies(one):
                 counts[one.id] = least = min(counts[one.id], max(array.count for array in one.arrays.values()))
                 for operand in one.operands:
                     counts[operand] = max(counts.get(operand, 0), least)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from audited_steps import LANES, Step
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from ir_passes import Lane, LaneContract, Pool
+from ir_passes import Lane, LaneContract, Pool, Shared
 from ir_passes.xla_audit.dataflow import live_values
 
 
@@ -22,6 +22,23 @@ def test_an_array_of_the_pools_size_made_from_part_of_its_rows_is_no_copy() -> N
 
     contract = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
     made = Step(step, contract, (jnp.ones((LANES, 16)),) * 2)
+    assert any("copy" in one.name for one in live_values(made.executable()).executed)
+    report = made.audit()
+    assert not report.copies and not report.findings
+
+
+def test_an_array_of_the_pools_size_that_the_next_state_is_a_product_of_is_no_copy() -> None:
+    """Queries of a layer may have the size of the state above it, all the way through the products between them."""
+    row_major = Layout(major_to_minor=(0, 1))
+
+    def step(pool, x, weight):
+        product = jax.lax.dot_general(weight, x, (((1,), (1,)), ((), ())))
+        turned = with_layout_constraint(with_layout_constraint(product, row_major).T, row_major)
+        rows = jax.lax.dot_general(turned, weight, (((1,), (1,)), ((), ())))
+        return pool + rows, turned
+
+    contract = LaneContract((Pool("p"), Lane(), Shared()), (Pool("p"), Lane()))
+    made = Step(step, contract, (*(jnp.ones((LANES, 16)),) * 2, jnp.eye(16)))
     assert any("copy" in one.name for one in live_values(made.executable()).executed)
     report = made.audit()
     assert not report.copies and not report.findings

@@ -148,6 +148,8 @@ def conv_tail(
     else:
         last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None, :]
         tail = jnp.take_along_axis(window, last[:, :, None], axis=1, mode="fill")
+        # Not while the state is written, whose rows the window begins with (ops/layout: in place).
+        tail = materialize(tail)
     tail = name_dims(tail, None, "tap", None)
     return jnp.where((lengths > 0)[:, None, None], tail.astype(state.dtype), state)
 

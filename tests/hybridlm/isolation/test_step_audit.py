@@ -12,9 +12,10 @@ from ir_passes.scratch.packing import ALIGNMENT, height, live_bytes, pack
 from ir_passes.xla_audit.hlo import read
 
 LANES = 4
-MOST = 1.25
-"""Most scratch over the bytes that are live at once. With kernels it is 10 to 80 KB; a few large buffers leave gaps."""
-
+MOST_GAPS = 0.25
+"""Gaps in the scratch, over the bytes that are live at once: XLA packs few large buffers. With kernels scratch is 10 to
+80 KB, and what is less than a page says nothing."""
+PAGE = 4096
 
 # In the long run one of every family.
 MODELS = ["dense_interval", *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_GOLDENS)]
@@ -34,8 +35,9 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     assert not report.findings
     assert not report.uncovered
     assert report.values > 200
-    assert report.temp_lower_bound <= report.temp_bytes < MOST * report.temp_lower_bound
     assert not report.copies
+    gaps = report.temp_bytes - report.temp_lower_bound
+    assert 0 <= gaps < max(MOST_GAPS * report.temp_lower_bound, PAGE)
 
 
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])

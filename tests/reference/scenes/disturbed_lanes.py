@@ -90,12 +90,14 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     def span(count: int) -> tuple[np.ndarray, np.ndarray]:
         return slots([0, 2, 0, 0], count), slots([999, 4, 999, 999], count)
 
-    layer = next(i for i, sites in enumerate(lm.model.sites()) if "recurrent" in sites)
+    # of a recurrence, where the model has one
+    sites = [(name != "recurrent", layer, name) for layer, names in enumerate(lm.model.sites()) for name in names]
+    _, layer, name = min(sites)
     vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
     given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
-    site = slots([-1, site_of(layer, "recurrent"), -1, -1], ablations)
+    site = slots([-1, site_of(layer, name), -1, -1], ablations)
     layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
     return Probes(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 

@@ -53,7 +53,6 @@ from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
-from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.interventions import Intervention
@@ -1135,11 +1134,7 @@ class LM:
         A process that cannot go on, because another one ended, does not answer or sent something else, reports why and
         exits (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        runner = self.engine.runner
-        if not isinstance(runner, ManyProcesses) or self.engine.decisions.leads:
-            return False
-        run_worker(self.engine, self.tokenizer, runner.group)
-        return True
+        return self.engine.runner.follow(partial(run_worker, self.engine, self.tokenizer))
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -1252,7 +1247,6 @@ class LM:
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""
         machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
-        as_given = not engine.runner.certified or engine.programs.certify == "off"
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
@@ -1263,7 +1257,7 @@ class LM:
             "chunk": engine.chunk,
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
             # Certified steps are rewritten first, which changes rounding.
-            "steps": "as they are" if as_given else "certified",
+            "steps": "as they are" if engine.runner.certify == "off" else "certified",
             "products": engine.placement.kernels_name,
             "hybridlm": __version__,
             "jax": jax.__version__,

@@ -198,9 +198,9 @@ class Decoding:
 
     def _time(self, shape: Shape) -> StepTiming | None:
         """Start measuring the next step, if drafting depends on its time; compilation is not counted."""
-        if self._speculation is None or not self._engine.runner.certified:
+        engine = self._engine
+        if self._speculation is None or not engine.runner.start_timing(shape, engine.example_arguments):
             return None
-        self._engine.runner.compiled(shape, self._engine.example_arguments)
         return self._speculation.times.start((shape.step, shape.lanes, shape.mtp_drafts))
 
 

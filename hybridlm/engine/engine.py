@@ -137,7 +137,7 @@ class Engine:
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0,
         }  # fmt: skip
-        self.checked = self.checked or not self.runner.certified
+        self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.row_arrays = RowArrays(model, cache_dtype, placement)

@@ -143,11 +143,7 @@ class ProbeSettings:
     @staticmethod
     def arrays_of(engine: Engine, method: str) -> StateArrays:
         """Return what can be read and changed; raises ValueError if the model is loaded so that neither is possible."""
-        engine.placement.require_one_process(f"{method}: hidden_states, states and interventions")
-        if not engine.runner.certified:
-            raise ValueError(
-                f"{method}: hidden_states, states and interventions expect a model without sanitize; load it so"
-            )
+        engine.runner.require_edits(f"{method}: hidden_states, states and interventions")
         return StateArrays(engine)
 
 

@@ -1,6 +1,7 @@
 """The compiled steps in several processes together, with a check in every step that all have the same operands."""
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Examples, Move, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape
+from hybridlm.programs.shapes import AnyShape, EditShape
+from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
 
 MAP_FIELDS = ("slot that is read", "slot that is written")
@@ -43,8 +45,17 @@ class ManyProcesses(Runner):
     def compiled(self, shape: AnyShape, examples: Examples) -> Any:
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        self.require_edits(str(shape))
+
     def read(self, outputs: Any) -> Any:
         return self.group.read(outputs)
+
+    def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:
+        if self.group.decisions.leads:
+            return False
+        repeat(self.group)
+        return True
 
 
 def _digest(operand: Any) -> int:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
+from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.in_flight import InFlight
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
@@ -73,14 +74,19 @@ class Runner(ABC):
 
     Attributes:
         min_rows: least number of rows of a pool or of cached buffers.
-        certified: whether the steps that run are those of `programs`, as certified, and are dispatched ahead.
+        checks_rows: whether the engine checks after every step that each row is free or has one holder.
     """
 
     min_rows = 1
-    certified = True
+    checks_rows = False
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement = programs, placement
+
+    @property
+    def certify(self) -> str:
+        """The setting of `load` that the steps which run were made with; "off" if they run as they were traced."""
+        return self.programs.certify
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
@@ -94,13 +100,13 @@ class Runner(ABC):
     def move(self, step: Move, examples: Examples) -> None:
         """Dispatch a step that copies a row, or a part of it, into another."""
 
+    @abstractmethod
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
-        """Dispatch a step that changes the rows of a pool, given its operand.
+        """Dispatch a step that changes the rows of a pool, given its operand; see `require_edits`."""
 
-        Raises:
-            NotImplementedError: this runner changes no states of rows.
-        """
-        raise NotImplementedError(f"{type(self).__name__} runs no {shape}")
+    def require_edits(self, what: str) -> None:
+        """Raise ValueError, which begins with `what`, unless states can be read and changed between steps."""
+        self.placement.require_one_process(what)
 
     def read(self, outputs: Any) -> Any:
         """Wait for outputs of steps and return them on the host."""
@@ -109,6 +115,19 @@ class Runner(ABC):
     def compiled(self, shape: AnyShape, examples: Examples) -> CompiledStep | StoredStep:
         """Return the program of a shape; see `Programs.compiled`."""
         return self.programs.compiled(shape, examples)
+
+    def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
+        """Make the program of a step whose time is about to be measured, so that compiling is not counted.
+
+        Returns:
+            Whether that time is the step's own.
+        """
+        self.compiled(shape, examples)
+        return True
+
+    def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:
+        """Call `repeat` in every process of a group but process 0; return whether this is such a process."""
+        return False
 
     def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
         """Load or compile programs in threads that are needed soon; by default they wait for their first call."""

@@ -1,0 +1,66 @@
+"""The seam at which steps are run: what differs between its implementations is asked of them, not found out."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.programs.many_processes import ManyProcesses
+from hybridlm.programs.runner import OneProcess, Runner
+from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.programs.shapes import EditShape
+
+MAKERS = {"hybridlm/loading.py", "hybridlm/engine/engine.py"}
+"""Files outside of `programs` that choose an implementation."""
+
+
+def test_nothing_asks_which_implementation_runs_its_steps(root: Path) -> None:
+    names = re.compile(rf"\b({'|'.join(one.__name__ for one in (OneProcess, ManyProcesses, Sanitizer))})\b")
+    files = [path.relative_to(root).as_posix() for path in (root / "hybridlm").rglob("*.py")]
+    naming = {file for file in files if names.search((root / file).read_text())}
+    assert {file for file in naming if not file.startswith("hybridlm/programs/")} == MAKERS
+    assert not [file for file in naming if re.search(r"isinstance\([^)]*runner", (root / file).read_text())]
+
+
+def of(kind: type[Runner], lm: hybridlm.LM, leads: bool = True) -> Runner:
+    if kind is ManyProcesses:
+        group = cast(ProcessGroup, SimpleNamespace(decisions=SimpleNamespace(leads=leads)))
+        return ManyProcesses(lm.engine.programs, lm.engine.placement, group)
+    return kind(lm.engine.programs, lm.engine.placement)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leads", "repeats"),
+    [(OneProcess, True, False), (Sanitizer, True, False), (ManyProcesses, True, False), (ManyProcesses, False, True)],
+)
+def test_other_processes_than_the_first_repeat_its_commands(
+    text_lm: hybridlm.LM, kind: type[Runner], leads: bool, repeats: bool
+) -> None:
+    runner, groups = of(kind, text_lm, leads), list[Any]()
+    assert runner.follow(groups.append) is repeats
+    assert groups == ([runner.group] if isinstance(runner, ManyProcesses) and repeats else [])
+
+
+def test_sanitized_steps_are_as_traced_not_timed_and_change_no_states(text_lm: hybridlm.LM) -> None:
+    plain, sanitized = of(OneProcess, text_lm), of(Sanitizer, text_lm)
+    assert (plain.certify, sanitized.certify) == (text_lm.engine.programs.certify, "off")
+    assert (plain.checks_rows, sanitized.checks_rows) == (False, True)
+    plain.require_edits("here")
+    with pytest.raises(ValueError, match="^here expect a model without sanitize"):
+        sanitized.require_edits("here")
+    pool = cast(Any, None)
+    with pytest.raises(ValueError, match="without sanitize"):
+        sanitized.edit(EditShape(2), text_lm.engine.example_arguments, pool, np.zeros(1))
+
+
+def test_time_of_a_step_is_measured_once_it_is_compiled(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[Any] = []
+    monkeypatch.setattr(text_lm.engine.programs, "compiled", lambda shape, *_: shapes.append(shape))
+    examples = text_lm.engine.example_arguments
+    assert not of(Sanitizer, text_lm).start_timing(EditShape(2), examples) and shapes == []
+    assert of(OneProcess, text_lm).start_timing(EditShape(2), examples) and shapes == [EditShape(2)]

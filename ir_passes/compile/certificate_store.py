@@ -35,7 +35,6 @@ class Key:
         return fingerprint(self) + ".json"
 
 
-@dataclass(frozen=True)
 class CertificateStore(FileStore):
     """A directory of certificates and dumps."""
 

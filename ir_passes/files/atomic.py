@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+PARTIAL = ".partial"
+"""Ending of the names of files that are not whole yet."""
+
 
 def partial_path(path: Path, token: str | None = None) -> Path:
     """Return a hidden name beside a path, for content that is not whole yet.
@@ -15,7 +18,7 @@ def partial_path(path: Path, token: str | None = None) -> Path:
         path: the final name.
         token: makes the name unique; random by default.
     """
-    return path.with_name(f".{path.name}.{secrets.token_hex(4) if token is None else token}.partial")
+    return path.with_name(f".{path.name}.{secrets.token_hex(4) if token is None else token}{PARTIAL}")
 
 
 @contextmanager

@@ -1,13 +1,9 @@
 """One file of the store of compiled steps: a start of fixed form, a header in JSON, and three sections.
 
-The sections are description, certificate and executable; of each the header has the length and the sha256. Nothing is
-read from a file that somebody else could have written.
+The sections are description, certificate and executable; of each the header has the length and the sha256.
 """
 
-import errno
 import hashlib
-import os
-import stat
 import struct
 from dataclasses import dataclass
 
@@ -23,7 +19,7 @@ _MAGIC = b"hlmstep\x01"
 
 
 class EntryError(ValueError):
-    """A file is no entry, or not one to be trusted; says why."""
+    """A file is no entry; says why."""
 
 
 @dataclass(frozen=True)
@@ -112,30 +108,3 @@ def read_header(content: bytes, key: str) -> tuple[Header, int]:
     if header.key != key:
         raise EntryError("it is the entry of another key")
     return header, START.size + length
-
-
-def open_trusted(folder: int, name: str) -> int:
-    """A file of the store, if it is this user's alone; a link is none."""
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise EntryError("it is a link") from error
-        raise
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise EntryError("it is no regular file")
-        require_trusted(status, "it")
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def require_trusted(status: os.stat_result, what: str) -> None:
-    """Raises EntryError where somebody else could have written it."""
-    if status.st_uid != os.geteuid():
-        raise EntryError(f"{what} belongs to user {status.st_uid}, not to {os.geteuid()}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise EntryError(f"{what} may be written by others (mode {stat.S_IMODE(status.st_mode):o})")

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
-from ir_passes.compile.stored import entry_file
-from ir_passes.compile.stored.entry_file import Entry, EntryError, from_bytes, to_bytes
+from ir_passes.compile.stored.entry_file import Entry, from_bytes, to_bytes
 from ir_passes.compile.stored.executable_store import ExecutableStore
 from ir_passes.compile.stored.result_structure import NotStorable
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
+from ir_passes.files import store as file_store
+from ir_passes.files.store import UntrustedError
 from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 LANES, SLOTS, WIDTH = 3, 8, 4
@@ -225,10 +226,10 @@ def test_folder_that_others_may_write_is_not_used(
     assert store.find(KEY) is None and store.find("1" * 64) is None
     assert not store.keep("2" * 64, entry) and not file_of(store, "2" * 64).exists()
     assert len(caplog.records) == 1 and f"{mode:o}" in caplog.records[0].getMessage()
-    with pytest.raises(EntryError):
-        store.entries()
-    with pytest.raises(EntryError):
-        store.forget()
+    for use in (store.entries, store.forget):
+        with pytest.raises(UntrustedError) as error:
+            use()
+        assert error.value.folder
 
 
 def test_file_of_another_user_is_not_loaded(
@@ -241,11 +242,11 @@ def test_file_of_another_user_is_not_loaded(
         return os.stat_result([value + 1 if i == 4 else value for i, value in enumerate(found)])  # the user
 
     status = os.fstat
-    monkeypatch.setattr(entry_file.os, "fstat", foreign)
+    monkeypatch.setattr(file_store.os, "fstat", foreign)
     assert store.find(KEY) is None
     assert len(caplog.records) == 1 and "belongs to user" in caplog.records[0].getMessage()
-    monkeypatch.setattr(entry_file.os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(entry_file.os, "fstat", status)
+    monkeypatch.setattr(file_store.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(file_store.os, "fstat", status)
     assert store.find(KEY) is None
     assert "the folder belongs to user" in caplog.records[1].getMessage()
 
@@ -283,7 +284,7 @@ def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: 
 
 
 def test_files_that_were_never_finished_go_after_a_day(store: ExecutableStore) -> None:
-    old, new = store.directory / "old.part", store.directory / "new.part"
+    old, new = (store.directory / f".{name}.partial" for name in ("old", "new"))
     for path in (old, new):
         path.touch()
     os.utime(old, (1000, 1000))
@@ -318,7 +319,7 @@ def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, ro
     store = ExecutableStore(tmp_path / "steps")
     listed = store.entries()
     assert 1 <= len(listed) <= 4 and all(store.find(one.name.removesuffix(".step")) == entry for one in listed)
-    assert not list(store.directory.glob("*.part"))
+    assert not list(store.directory.glob(".*"))
 
 
 def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:

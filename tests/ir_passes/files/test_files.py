@@ -1,5 +1,6 @@
 """Strict JSON, atomic writes and the store of files by key."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     store.write_file("a", b"12345")
     assert store.read_file("a", 5) == b"12345" and store.read_file("a", 4) is None
     (store.directory / "folder").mkdir()
-    assert store.read_file("folder", 5) is None
+    os.mkfifo(store.directory / "pipe")
+    assert store.read_file("folder", 5) is None and store.read_file("pipe", 5) is None
 
     def parse(content: bytes) -> int:
         if content != b"12345":
@@ -64,4 +66,20 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     assert store.read_record("a", parse) == 12345 and store.read_record("b", parse) is None
     store.write_file("a", b"54321")
     assert store.read_record("a", partial(parse)) is None
-    assert sorted(one.name for one in store.directory.iterdir()) == ["a", "folder"]
+    assert sorted(one.name for one in store.directory.iterdir()) == ["a", "folder", "pipe"]
+
+
+def test_a_store_deletes_what_was_not_used_for_the_longest(tmp_path: Path):
+    store = FileStore(tmp_path / "store")
+    assert store.files() == [] and store.forget() == (0, 0)
+    for number, name in enumerate("abc"):
+        store.write_file(name, b"12345")
+        os.utime(store.directory / name, (1000 + number, 1000 + number))
+    assert store.read_start("b", 2) == b"12" and store.read_file("a", 5) == b"12345"  # the latter is used last
+    assert [(one.name, one.bytes) for one in store.files()] == [("b", 5), ("c", 5), ("a", 5)]
+    assert store.forget(11, but="b") == (1, 5)
+    assert [one.name for one in store.files()] == ["b", "a"]
+    with pytest.raises(FileNotFoundError):
+        store.require_file("c", 5)
+    with pytest.raises(ValueError, match="it has 5 bytes, more than 4"):
+        store.require_file("a", 4)

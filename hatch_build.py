@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODES = ("auto", "off", "required")
 HEADERS = "jaxlib>=0.10.2"
-"""Has the headers; a build without a compiler does not fetch it."""
+"""Package with XLA's FFI headers; a build without a compiler does not fetch it."""
 CROSS_COMPILER = "ziglang>=0.13"
 LINUX_NAME = "libhybridlm_kernels.so"
 

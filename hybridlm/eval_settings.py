@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""In lm_eval's order of precedence."""
+"""Names of the limit of new tokens, in lm_eval's order of precedence."""
 SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "use_cache": True}
 """Settings of tasks, with the value that has no effect."""

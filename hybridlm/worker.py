@@ -26,7 +26,7 @@ from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
 DRAFTED_BY_USER = "by the user's drafter"
-"""In place of a user's drafter, in the command that opens a session in other processes."""
+"""Placeholder for a user's drafter, in the command that opens a session in other processes."""
 CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)

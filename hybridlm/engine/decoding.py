@@ -81,7 +81,7 @@ class Decoding:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Have the steps that follow a prefill made, in threads, while it is compiled and runs itself."""
+        """Compile the steps that follow a prefill, in threads, while the prefill itself is compiled and runs."""
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (

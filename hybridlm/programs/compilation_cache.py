@@ -19,7 +19,7 @@ from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilati
 STEPS = "steps"
 """Name of the folder, in that of a cache, of compiled steps with their certificates."""
 NOWHERE = ""
-"""In place of a folder, for `use_cache`: JAX keeps nothing and finds nothing."""
+"""Argument of `use_cache` that turns JAX's compilation cache off: nothing is kept and nothing found."""
 _free = threading.Condition()
 _in_use: list[str] = []
 """Folder of each running compilation."""

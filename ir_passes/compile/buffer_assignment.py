@@ -36,7 +36,7 @@ assignment: what it wrote is of a program that is the same but for settings."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 ANEW = {"xla_dump_emitter_re": "compiled-anew"}
-"""Says of which emitters XLA writes what they do, and changes no program; it is in the key of JAX's cache."""
+"""Option that changes the key of JAX's cache and no program, so XLA compiles anew. It filters dumps of emitters."""
 NONE = "has no buffer assignment"
 NOTHING = (
     "the executable gives out no buffer assignment, and XLA wrote none: either this backend does not, or the program "

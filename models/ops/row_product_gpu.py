@@ -46,9 +46,9 @@ class TileSizes:
 
 
 FEW = TileSizes(64, (64, 32, 16), 128, 4, 4)
-"""For up to MAX_PLAIN_ROWS rows, which wait for the weight."""
+"""Tiles for up to MAX_PLAIN_ROWS rows, where the time is that of reading the weight."""
 MANY = TileSizes(128, (128, 64), 64, 8, 3)
-"""For more rows with packed weights, whose numbers are made once for each tile of rows."""
+"""Tiles for more rows with packed weights, which are unpacked once for each tile of rows."""
 MIN_INSTANCES = 128
 """Program instances that are about as many as a GPU's processors."""
 

@@ -216,7 +216,7 @@ def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) ->
 
 @pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # of treescope itself
 def test_treescope_shows_them(text_lm: hybridlm.LM) -> None:
-    """It comes with flax; with names, and numbers of large arrays summed up."""
+    """Values in treescope, which comes with flax: with names, and large arrays summed up."""
     out = text_lm.forward(TOKENS, return_states=True)
     score = text_lm.score([TOKENS], states=True)[0]
     shown = {"recurrent=<jax.Array float32(1, 8, 8, 16)": out.states, "hidden_states=(": out, "LM(qwen3_5": text_lm}

@@ -83,7 +83,7 @@ def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_arguments_by_position() -> None:
-    """In the order that is documented."""
+    """The order of `load`'s arguments is the documented one."""
     parameters = inspect.signature(hybridlm.load).parameters
     documented = {"lanes": 8, "context": None, "dtype": None, "certify": "error", "compilation_cache": None}
     assert {name: one.default for name, one in list(parameters.items())[1:6]} == documented
@@ -167,7 +167,7 @@ def test_repr() -> None:
     ],
 )
 def test_the_arrays_and_programs_of_a_model_go_when_it_does(more: dict[str, Any]) -> None:
-    """Nobody waits for the collector of cycles before there is room for another model."""
+    """Memory is free at once, without the collector of cycles, so that there is room for another model."""
     lm = load(**more)
     lm.generate([[5, 6, 7]], max_tokens=2, prefix=lm.prefix([5, 6, 7, 8, 9]))
     lm.score([[5, 6, 7]])

@@ -89,7 +89,7 @@ class TestOnACluster:
             np.testing.assert_allclose(row["logprobs"][1:], score.logprobs[1:], rtol=0, atol=2e-4)
 
     def test_batches_are_cut_from_the_order_of_the_rows(self, cluster: Any, monkeypatch: pytest.MonkeyPatch):
-        """Not from blocks: so many rows in each but the last."""
+        """Batches follow the rows, not Ray's blocks: all but the last have this many rows."""
         import pyarrow as pa
 
         import hybridlm.ray

@@ -130,7 +130,7 @@ def test_copies_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_step_is_dispatched_before_the_last_one_is_read(text_lm: hybridlm.LM) -> None:
-    """Nothing goes between host and device but what is put there: tokens come back one step behind."""
+    """Only explicit transfers go between host and device: tokens come back one step behind."""
     text_lm.generate([[7, 8, 9]], **SETTINGS)
     steps = text_lm.stats["steps"]
     with jax.transfer_guard("disallow"), text_lm.session() as session:

@@ -89,7 +89,7 @@ def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, ot
 @pytest.mark.parametrize("axes", [None, (2, 2, 2)], ids=["one-device", "mesh"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_becomes_the_other_model(tmp_path: Path, name: str, axes: tuple[int, int, int] | None) -> None:
-    """By its parameters and by a checkpoint, on one device and over a mesh; nothing is compiled."""
+    """Updates by parameters and by a checkpoint, on one device and over a mesh; nothing is compiled."""
     first, second = (
         write_random_checkpoint(name, tmp_path / str(seed), seed=seed, **FAMILIES[name]) for seed in (0, 1)
     )

@@ -13,7 +13,7 @@ from zoo.catalogue import PROGRAMS
 LEAKING = [
     [one.id for one in theme.MUTANTS if one.tier is Tier.PROOF and one.evidence is Evidence.LEAK] for theme in THEMES
 ]
-"""By theme. That they leak is a property of these programs, which no code of the packages takes part in."""
+"""Ids of leaking mutants by theme. The leak is shown by running them, without any code of the packages."""
 
 
 @pytest.mark.parametrize("id", MUTANTS)

@@ -79,7 +79,7 @@ def in_float64(fn: Callable[..., Any], args: list[np.ndarray], runs: list[list[n
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_derivative_is_the_difference(name: str) -> None:
-    """With respect to the input, each array of the state and each parameter, of outputs and of the new state."""
+    """Derivatives of outputs and new state by the input, by each array of the state and by each parameter."""
     run, args, _ = program(LAYERS[name], (TOKENS, 2))
     rng = np.random.default_rng(1)
     exact = [arg.astype(np.float64) for arg in args]

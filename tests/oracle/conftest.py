@@ -65,7 +65,7 @@ EVERY_STATE = {FIRST[family] for family in ("nemotron_h", "kimi_linear", "lfm2")
 SHORT_RUN_CHUNKS = {("dense_interval", 7), ("sparse_multimodal", 17)}
 QWEN = {variant.name for variant in VARIANTS if variant.family in QWEN_FAMILIES}
 WITH_HEAD = {"test_head_logits_behind_every_token"}
-"""For the variants that have a multi-token-prediction head."""
+"""Tests for the variants that have a multi-token-prediction head."""
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
     # The others generate in chunks of the sizes above.

@@ -135,7 +135,7 @@ def test_the_jev_head(tmp_path: Path, softcap: float | None) -> None:
 
 @pytest.mark.parametrize("name", ["dense_interval", "lfm2_base"])
 def test_a_jev_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
-    """With the prompts, labels and temperatures of its own files; there is no vocabulary head."""
+    """A model with prompts, labels and temperatures in its own files, and no vocabulary head."""
     hidden = write_model(tmp_path / "first", name)
     write_jev(tmp_path / "first", hidden, softcap=2.0)
     auto: Any = transformers.JevForDecision

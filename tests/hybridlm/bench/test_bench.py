@@ -210,7 +210,7 @@ def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
 def test_every_mixer_has_a_bench_checkpoint(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
 ) -> None:
-    """At least 100M parameters; norms and skips of a small one are near one, so that nothing is switched off."""
+    """Sizes of at least 100M parameters; norms and skips of a small model are near 1, so no layer is switched off."""
     monkeypatch.syspath_prepend(root / "scripts" / "benchmarks")
     script = runpy.run_path(str(root / "scripts" / "benchmarks" / "make_bench_checkpoint.py"))
     config = script["BENCH_MODELS"][name]

@@ -37,7 +37,7 @@ def figures(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def require_peak(found: dict[str, Any], tensors: int) -> None:
-    """At most 1.05 times what is kept and that many bytes of tensors."""
+    """Check that the peak is at most 1.05 times what is kept plus this many bytes of tensors."""
     # A measurement that saw nothing would pass too.
     assert found["kept"] >= 150 * MIB and found["end"] > 0.95 * found["kept"]
     limit = 1.05 * found["kept"] + tensors
@@ -63,7 +63,7 @@ def test_peak_is_the_arrays_kept_and_two_tensors(
 
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32"])
 def test_peak_of_a_model(tmp_path: Path, root: Path, wanted: str) -> None:
-    """By `hybridlm.load` itself; the largest tensors are the embedding and the head, 4 MiB each in the file."""
+    """Peak of `hybridlm.load` itself; the largest tensors are the embedding and the head, 4 MiB each in the file."""
     require_peak(figures(loading(root, "lm", tmp_path, "bfloat16", wanted)), 2 * 4 * MIB)
 
 
@@ -78,7 +78,7 @@ def test_peak_of_a_quantised_model(tmp_path: Path, root: Path, scheme: str, dequ
 
 @pytest.mark.parametrize(("kind", "dequantise"), [("Q8_0", ""), ("Q5_K", ""), ("Q4_K", "bfloat16")])
 def test_peak_of_a_gguf_file(tmp_path: Path, root: Path, kind: str, dequantise: str) -> None:
-    """As that of a quantised model; another process writes the file, whose memory could be used again unseen."""
+    """The limit of a quantised model. Another process writes the file: memory freed here could be used again unseen."""
     figures(loading(root, "write", tmp_path, kind, devices=1))
     require_peak(figures(loading(root, "gguf", tmp_path, kind, dequantise, devices=1)), 2 * 2 * 1024 * 24576)
 

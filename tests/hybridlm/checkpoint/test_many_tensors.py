@@ -36,7 +36,7 @@ def calls(folder: Path, packed: bool) -> int:
 def test_work_grows_with_the_number_of_tensors_and_not_faster(
     tmp_path: Path, sizes: list[tuple[int, int]], packed: bool
 ) -> None:
-    """With the layers grows the list of what the configuration leaves plain."""
+    """The list of modules that the configuration leaves unquantised grows with the layers."""
     found = []
     for layers, experts in sizes:
         folder = tmp_path / f"{layers} {experts}"

@@ -205,7 +205,7 @@ def test_a_model_of_each_process_is_not_saved(text_lm: hybridlm.LM, tmp_path: Pa
 
 
 class Killed(BaseException):
-    """Nobody tidies up behind it."""
+    """A kill, after which no cleanup runs."""
 
 
 def test_a_kill_leaves_no_model(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -116,7 +116,7 @@ def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the input, with errors in the place of what cannot be asked; stopped and continued."""
+    """Answers in the order of the input, errors in the place of wrong requests; stopped and continued."""
     given = [{"id": i, **request} for i, request in enumerate(REQUESTS)]
     wrong = [{"id": "a", "state": "x"}, {"id": "b", "state": "", "questions": {"q": {"type": "rank"}}}]
     lines = [json.dumps(one) for one in (*given[:2], *wrong, *given[2:])]

@@ -171,7 +171,7 @@ sys.addaudithook(refuse)
 
 @pytest.mark.long
 def test_the_command_answers_without_network_within_two_minutes(tmp_path: Path):
-    """Nothing compiled before, and compiled as for users.
+    """A cold start: an empty cache, and XLA's options of users.
 
     It is the processor's time, which does not count other work on the machine: with a core of its own the command takes
     no longer than that.

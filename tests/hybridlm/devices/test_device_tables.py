@@ -56,7 +56,7 @@ def test_meshes_split_a_model_as_far_as_it_goes() -> None:
 
 
 def test_exchanging_takes_the_wire_and_the_wait() -> None:
-    """By hand: 14 hops of a ring of eight; of sixteen on two machines 30, of which two lead from one to the other."""
+    """Computed by hand: a ring of 8 has 14 hops; one of 16 on two machines has 30, two of them between the machines."""
     near = 6.6e-6 + 14 * 0.6e-6 + 2 * 7 / 8 * 900_000 / 450e9
     assert exchanging(Counter({SENT: 3}), Devices(model=8)) == pytest.approx(3 * near)
     far = Collective("psum", ("model",), 16, "float32", 900_000, 1, "")
@@ -69,7 +69,7 @@ def test_exchanging_takes_the_wire_and_the_wait() -> None:
 
 
 def test_a_step_takes_the_longer_of_memory_and_products() -> None:
-    """And the exchange behind it; what does not fit has no time."""
+    """The exchange is added; a model that does not fit has no time."""
     held = Held(weights=40 * 10**9, read=39 * 10**9, products=2e9, head=10**8, fixed=10**6, cache=10**7)
     row = Row(Devices(model=8), held, Counter({SENT: 2}), Counter({SENT: 2}))
     wire = 2 * (6.6e-6 + 14 * 0.6e-6 + 3.5e-6)

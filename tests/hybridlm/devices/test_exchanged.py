@@ -98,7 +98,7 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
-    """As often as it has arrays, and no more bytes than a device has of it."""
+    """One sum for each array of a row, of no more bytes than a device has of it."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields_of("olmo_base")))
     engine = abstract_engine(path, 8, 200, "float32", 5, hybridlm.mesh(2, 2))

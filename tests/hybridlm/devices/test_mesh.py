@@ -23,7 +23,7 @@ from hybridlm.sampling.vocab_parallel import Vocabulary
 MESH_WORDS = (
     "shard_map psum pmax pmin ppermute pbroadcast pgather pcast pvary all_gather all_to_all reduce_scatter axis_index"
 ).split()
-"""In the names of all primitives that need a mesh."""
+"""Parts of the names of all primitives that need a mesh."""
 
 
 def test_zeros_lie_where_their_types_say() -> None:
@@ -128,7 +128,7 @@ def test_a_row_moves_between_devices_bit_for_bit() -> None:
 
 
 def test_what_is_asked_of_split_logits_is_what_whole_ones_say() -> None:
-    """With ties between devices, and numbers that are none."""
+    """Logits with ties between devices, with NaN and -inf."""
     rng = np.random.default_rng(0)
     logits = rng.integers(-3, 3, size=(12, 16)).astype(np.float32)
     logits[3, 5] = np.nan

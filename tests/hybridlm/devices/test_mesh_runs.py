@@ -223,7 +223,7 @@ def test_rows_move_to_smaller_pools(
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=str)
 def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -> None:
-    """Also where each device looks up tokens of its own, and multiplies rows of its own experts."""
+    """The same gradients where each device looks up tokens of its own, and multiplies rows of its own experts."""
     directory = write_random_checkpoint("sparse_base", tmp_path)
     one, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))

@@ -86,7 +86,7 @@ def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(jax, "pmap"), reason="this JAX has no pmap")
 def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path) -> None:
-    """As they stand in docs/devices.md, for a model with experts."""
+    """The lines as they stand in docs/devices.md, run for a model with experts."""
     text = (root / "docs" / "devices.md").read_text()
     (lines,) = re.findall(r"```python\n(graph, params = .*?)```", text, re.DOTALL)
     lm = hybridlm.load(write_random_checkpoint("sparse_base", tmp_path), context=64, dtype="float32", certify="off")

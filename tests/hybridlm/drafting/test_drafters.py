@@ -112,7 +112,7 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
-    """If a verifying step costs as much as 1.5 others, two sequences suffice to learn that drafts are never right."""
+    """Two sequences are enough to learn that drafts are never right, where verifying costs as much as 1.5 steps."""
     prior = AcceptancePrior(0.9)
     prior.observe(4, 0)
     prior.observe(4, 0)

@@ -94,7 +94,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
 
 @pytest.mark.long
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If weights and rows just fit, the compiled steps decide; no pool has been allocated by then."""
+    """The compiled steps decide where weights and rows just fit; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
     seen: list[int] = []
     real = Demand.require

@@ -61,7 +61,7 @@ def test_random_drafts_change_nothing(ordinary: hybridlm.LM, always: None, setti
 def test_all_drafts_of_a_head_that_agrees_are_accepted(
     agreeing: hybridlm.LM, always: None, settings: dict[str, Any]
 ) -> None:
-    """With a temperature too: drafts are sampled with the same noise as the tokens in their places."""
+    """Acceptance with a temperature too: drafts are sampled with the same noise as the tokens in their places."""
     found, counted = drafted(agreeing, PROMPTS, **settings)
     assert counted["accepted_tokens"] == counted["drafted_tokens"] > 0
     # one token from the prompt, one with the first drafts, then four at a time
@@ -97,7 +97,7 @@ def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None
 
 @pytest.mark.long
 def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybridlm.LM) -> None:
-    """In the earlier span that position waited for the next token; the later one has its final values."""
+    """The earlier span held that position while it waited for the next token; the later one has its final values."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     engine, prompt = lm.engine, PROMPTS[3]
     for count in (7, 40):

@@ -274,7 +274,7 @@ def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: hybridlm.LM) -> None:
-    """In a run: right at every step, refused one token before and behind, and for the next tenant of the row."""
+    """A run: right at every step, refused one token before and behind, and for the next sequence in the row."""
     engine = text_lm.engine
     with text_lm.session() as session:
         session.submit(IDS[:12], max_tokens=4, ignore_eos=True)

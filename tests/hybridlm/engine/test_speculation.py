@@ -171,7 +171,7 @@ def test_what_cannot_be_drafted_is_refused(text_lm: hybridlm.LM) -> None:
 
 
 class Never:
-    """Is always wrong, and counts how often it is asked."""
+    """A drafter that is always wrong, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -184,7 +184,7 @@ class Never:
 def test_drafts_that_do_not_pay_stop(
     text_lm: hybridlm.LM, plain: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a verifying step costs as much as 1.5 sampling ones, sequences without right drafts stop drafting."""
+    """Sequences without right drafts stop drafting, where a verifying step costs as much as 1.5 sampling ones."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
     monkeypatch.setattr(text_lm.engine, "_prior", AcceptancePrior())

@@ -75,7 +75,7 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("shape", [Shape("generate", 2, 1), Shape("verify", 16, TOKENS)], ids=str)
 def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is rewritten: two reads of a state are no two lanes, 16 slices of a vocabulary no 16."""
+    """A step that no pass rewrites: two reads of a state are not two lanes, nor 16 slices of a vocabulary 16 lanes."""
     proofs, prove = [], lane_proof.prove_jaxpr
     monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
     assert abstract_engine(config, shape.lanes, 256, "float32", 8).planned(shape).plan.size > 0

@@ -162,7 +162,7 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
 def test_tokens_are_those_of_masked_logits(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
-    """With temperature and filters, which apply after the mask, and with drafts."""
+    """Temperature and filters, which apply after the mask, and drafts."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompt, choices = ids(text_lm, PROMPT), [*CHOICES, "yes no", "maybe it was"]
     asked: dict[str, Any] = {"structured_outputs": {"choice": choices}}
@@ -253,7 +253,7 @@ def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
-    """At the limit of tokens the form is unfinished, and the finish reason says so."""
+    """The form is unfinished at the limit of tokens, and the finish reason says so."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
     whole, part = finished(

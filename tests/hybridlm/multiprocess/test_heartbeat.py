@@ -104,7 +104,7 @@ def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: S
 
 @pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
 def test_a_process_that_is_aborted_says_why(reason: str, status: int, said: str) -> None:
-    """By a thread that Python knows nothing of, as JAX's client does."""
+    """The abort comes from a thread that Python does not know, as that of JAX's client."""
     script = f"""
 import importlib.util, ctypes, time
 spec = importlib.util.spec_from_file_location("abort_report", {abort_report.__file__!r})

@@ -113,7 +113,7 @@ def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault
 @pytest.mark.long
 @pytest.mark.parametrize(("fault", "faulty"), [("kill", 0), ("kill", 2), ("early", 0), ("early", 2)])
 def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fault: str, faulty: int) -> None:
-    """Nobody ends or names them together. Process 0 has the coordination service; "early" is before any model."""
+    """Each process ends and reports by itself. Process 0 has the coordination service; "early" is before any model."""
     said, seconds, _ = together(directory, fault, faulty, "alone")
     assert seconds < TIMEOUT and not (directory / "found.json").exists(), said
     statuses = json.loads(re.findall(r"statuses (\[.*\])", said)[0])

@@ -17,7 +17,7 @@ from models.ops.linear import linear
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SHORT = "next_old_fields"
-"""Of the default run: a layer of each kind of Qwen, with experts. Tracing all goldens takes twenty seconds."""
+"""Golden of the default run: a layer of each kind of Qwen, with experts. Tracing all goldens takes twenty seconds."""
 NAMES = [
     pytest.param(path.name, marks=[] if path.name == SHORT else pytest.mark.long) for path in sorted(GOLDEN.iterdir())
 ]

@@ -58,7 +58,7 @@ def cache_of(lm: hybridlm.LM) -> PrefixCache:
 
 @pytest.fixture
 def cached(cached_lm: hybridlm.LM) -> Iterator[hybridlm.LM]:
-    """With an empty cache."""
+    """The model with an empty cache."""
     engine = cached_lm.engine
     engine.prefix_cache = PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk)
     yield cached_lm

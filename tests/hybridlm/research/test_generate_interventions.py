@@ -129,7 +129,7 @@ def test_a_lane_that_becomes_nan_ends_alone(text_lm: hybridlm.LM) -> None:
 
 
 def test_changed_states_reach_no_prefix_cache(cached_lm: hybridlm.LM) -> None:
-    """Neither are they kept for other requests, nor does a request with interventions continue a kept one."""
+    """Changed states are not kept for other requests, and a request with interventions continues no kept state."""
     prompt, settings = list(range(5, 37)), {"max_tokens": COUNT, "logprobs": 0}
     zero = [Intervention.scale_state(0, 0.0, positions=9)]
     first = cached_lm.generate([prompt], **settings, interventions=zero)  # type: ignore[arg-type]

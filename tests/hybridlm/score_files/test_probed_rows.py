@@ -57,7 +57,7 @@ def read_back(path: Path) -> list[dict[str, Any]]:
 def test_rows_have_what_score_returns(
     text_lm: hybridlm.LM, texts: Path, ending: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In windows that hold few of them; a row that cannot be scored has an error, and no other notices."""
+    """Windows that hold few rows; a row that cannot be scored has an error, and the others are as without it."""
     monkeypatch.setattr(probed_rows, "MAX_CAPTURED_BYTES", 100_000 if positions == "all" else 20_000)
     output, whole, windows = texts.parent / f"out.{ending}", text_lm._scores, list[int]()
 

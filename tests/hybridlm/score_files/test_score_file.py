@@ -178,7 +178,7 @@ def test_wrong_settings(tmp_path: Path, shard: str):
 
 @pytest.mark.parametrize("count", [2, 11])
 def test_shards_are_the_whole(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch):
-    """In order, one after the other, byte for byte; more shards than windows leave some without rows."""
+    """Shards one after the other are the whole, byte for byte; more shards than windows leave some without rows."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     lines = [{"id": i, "text": str(i)} for i in range(23)]
     run(tmp_path, lines, window=3)

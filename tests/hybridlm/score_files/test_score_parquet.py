@@ -19,7 +19,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has to reach the disk."""
+    """Turn `fsync` off: these tests do not ask whether anything reaches the disk."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
@@ -153,7 +153,7 @@ def test_message_that_utf8_cannot_hold(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "page"])
 def test_damaged_file(tmp_path: Path, damage: str):
-    """It is refused before or while it is read; what was there stays."""
+    """The file is refused before or while it is read; an output that was there stays."""
     path = table({"text": [f"text {i}" for i in range(3000)]}, tmp_path / "in.parquet", use_dictionary=False)
     content = path.read_bytes()
     middle = content[:200] + bytes(len(content) // 2) + content[200 + len(content) // 2 :]

@@ -23,7 +23,7 @@ REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 
 
 class Stopped(BaseException):
-    """As Ctrl-C would."""
+    """An interruption as by Ctrl-C."""
 
 
 LINES = [{"id": i, "text": str(i)} for i in range(9)]

@@ -76,7 +76,7 @@ def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, other: hybridlm.
 
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 1.0, 30.0])
 def test_terms_do_not_cancel_where_models_are_close(noise: float) -> None:
-    """As for a quantised model: a KL of 1e-7 has its digits too."""
+    """Close models, as a model and its quantised copy: a KL of 1e-7 has its digits too."""
     a = (3 * RNG.normal(size=(4, 960))).astype(np.float32)
     b = (a + noise * RNG.normal(size=a.shape)).astype(np.float32)
     p, q = (log_softmax(x).astype(np.float32) for x in (a, b))

@@ -113,7 +113,7 @@ def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
 
 @SIZES
 def test_second_halves_as_in_llama_cpp(size: int) -> None:
-    """In the words of llama-perplexity: logits from `n_ctx / 2` on, the last left out, each predicts the next token."""
+    """The rule of llama-perplexity: logits from `n_ctx / 2` on, without the last, each predict the next token."""
     for length in LENGTHS:
         windows = second_half_windows(range(length), size, None)
         found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]

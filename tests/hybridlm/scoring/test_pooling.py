@@ -57,7 +57,7 @@ def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndar
 def test_common_beginnings_are_computed_once(
     text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without changing a bit; texts that end within the others' beginning, and equal texts, too."""
+    """The same bits as without sharing; also for texts that end within the others' beginning, and equal texts."""
     stem, more = TEXTS[0], TEXTS[4]
     texts = [[*stem, *more[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
     with monkeypatch.context() as patch:
@@ -108,7 +108,7 @@ def test_classes(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    """In the order of the input, in windows, with errors in the place of what cannot be embedded, and continued."""
+    """Rows in the order of the input, in windows, errors in the place of rows that cannot be embedded; continued."""
     given = [{"id": i, "token_ids": text} for i, text in enumerate(TEXTS)]
     rows = [*given[:2], {"id": 7, "text": ""}, {"id": 8, "prompt": "a", "completion": "b"}, *given[2:]]
     path, out = tmp_path / "in.jsonl", tmp_path / f"out{ending}"

@@ -71,7 +71,7 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
 )
 @settings(max_examples=150)
 def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
-    """Nobody waits for ever, in whatever order lanes become free."""
+    """No text waits for ever, in whatever order lanes become free."""
     queue = ScoringQueue(dict(enumerate(texts)), None, 1, most)
     alive: list[ScoredText] = []
     kept: set[ScoredText] = set()

@@ -49,7 +49,7 @@ def test_the_proof_finds_nothing_wrong_with_the_step(steps: Steps) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("id", REPLAYED)
 def test_the_proof_says_nothing_of_what_the_replay_has_to_find(steps: Steps, id: str) -> None:
-    """But of faults that are put in by two replays: rows are read for the second when the first has written them."""
+    """Faults put in by two replays are the exception: rows are read for the second after the first wrote them."""
     assert refused(steps, STEPS[id]) <= {ViolationKind.STALE}
 
 
@@ -60,7 +60,7 @@ def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
 
 @pytest.mark.slow
 def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
-    """In traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
+    """Traffic of lanes with all drafts, fewer and none, with two cancelled requests and rows that move."""
     before = dict(text_lm.stats)
     assert traffic.finder(text_lm, alone, PartlyRight(alone)) is None
     drafted, accepted = (text_lm.stats[name] - before[name] for name in ("drafted_tokens", "accepted_tokens"))

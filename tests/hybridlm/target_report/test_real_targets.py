@@ -64,7 +64,7 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
     ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8)), ("falcon_base", Shape("verify", 4, 5))]
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
-    """On a mesh products turn the window of a Mamba2's convolution, and the new state was turned back by a copy."""
+    """Products on a mesh transpose the window of Mamba2's convolution; a copy used to transpose the new state back."""
     (one,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
     assert one.faults == () and one.certificate is not None and one.certificate.copies == ()
 
@@ -125,7 +125,7 @@ WIDE = {
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("name", WIDE)
 def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: Path) -> None:
-    """With kernels scratch is that of plain weights, also of prompts whose lanes are several tiles of a kernel."""
+    """Scratch with kernels is that of plain weights, also for prompts whose lanes are several tiles of a kernel."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
     found = {}

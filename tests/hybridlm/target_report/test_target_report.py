@@ -204,7 +204,7 @@ def refused(*args: Any, **options: Any) -> Any:
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
-    """From now on XLA refuses as many programs with these messages; returns the options of each compilation."""
+    """Make XLA refuse as many programs with these messages; return the options of each compilation."""
     compile, seen, left = jax.stages.Lowered.compile, list[Any](), list(messages)
 
     def refusing(self: jax.stages.Lowered, compiler_options: Any = None) -> Any:

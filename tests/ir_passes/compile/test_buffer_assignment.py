@@ -202,7 +202,7 @@ def test_program_from_the_cache_is_not_audited_where_nothing_can_be_kept(cache: 
 
 
 def test_folder_for_dumps_is_not_in_the_key_of_the_cache(cache: Path) -> None:
-    """And compiling anew is."""
+    """The option for compiling anew is in the key."""
     keep_programs()
     counts = []
     for options in ({}, {"xla_dump_to": str(cache), "xla_dump_hlo_as_proto": True}, buffer_assignment.ANEW):

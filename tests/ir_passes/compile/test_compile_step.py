@@ -310,7 +310,7 @@ def test_pools_from_the_host_are_not_looked_at(step: CompiledStep) -> None:
 
 
 def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> None:
-    """But for the method that calls, from the second call on."""
+    """One method more than XLA's own call, from the second call on."""
     w, pool, slots, x = args()
     _, pool = step(w, pool, slots, x)
 

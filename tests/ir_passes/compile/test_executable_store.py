@@ -323,7 +323,7 @@ def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, ro
 
 
 def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:
-    """As it stands in a file whose every sha256 is right."""
+    """A wrong description in a file whose every sha256 is right."""
     described = entry.description
     (taken,) = described.successors
     for wrong in (

@@ -81,7 +81,7 @@ def test_calls_of_one_line_are_counted() -> None:
 
 
 def test_a_kernel_of_another_function_is_not_covered() -> None:
-    """It is read."""
+    """The kernel's program is read instead."""
     error = faults(call_two, contract(row_kernel=ROWS), ViolationKind.CROSS_LANE)
     assert {int(one.source.rpartition(":")[2]) for one in error.violations} == {line_of(mixing_kernel) + 1}
     assert all(one.callers[0].endswith(f"{HERE}:{line_of(call_two) + 2}") for one in error.violations)

@@ -150,7 +150,7 @@ DECLARED = {
     "tpu.ragged_paged_attention": "a semaphore whose index is computed",
     "tpu.megablox": "a grid whose size is computed",
 }
-"""What cannot be read or shown, and why; such a kernel is declared by its user."""
+"""Kernels whose program cannot be read or proved, with the reason; the user declares such a kernel."""
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
 

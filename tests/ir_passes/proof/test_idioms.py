@@ -61,7 +61,7 @@ FAULTS = {
     for number, line in enumerate(Path(__file__).read_text().splitlines(), 1)
     if line.endswith("# fault")
 }
-"""Where a fault is, or would be with other arguments; nothing else is ever refused."""
+"""Lines with a fault, or with one for other arguments; no other line is ever refused."""
 
 
 def refused(step: Callable[..., Any], contract: LaneContract, draw: Callable[..., Any]) -> list[Any]:

@@ -52,7 +52,7 @@ def test_rows_of_one_lane_are_a_lane_again(lanes: int) -> None:
 
 
 def test_one_of_several_lanes_is_not_those_of_its_device() -> None:
-    """It is all there is where a device has one."""
+    """One lane of a device is all of its lanes only if the device has one."""
 
     def first(x: Any, lengths: Any) -> Any:
         return (jnp.broadcast_to(x[:1], x.shape),)

@@ -28,7 +28,7 @@ def graph() -> Graph:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Does to the program what `how` says."""
+    """A pass that does to the program what `how` says."""
 
     how: str
     name: ClassVar[str] = "wrong"

@@ -91,7 +91,7 @@ def masked(w, conv, ssm, slots, lengths, positions, x):
 
 
 def branching(w, conv, ssm, slots, lengths, positions, x):
-    """Nothing is computed where nobody has a token."""
+    """A step that computes nothing if no lane has a token."""
 
     def run(conv: Array, ssm: Array) -> tuple:
         return batched()(w, conv, ssm, slots, lengths, positions, x)

@@ -54,7 +54,7 @@ def test_blocks_visited_at_a_time_divide_those_of_the_cache() -> None:
 
 
 def test_places_that_append_writes_are_distinct() -> None:
-    """It says so to XLA, which on a GPU would else compare and swap each number; padding tokens are no exception."""
+    """Unique indices, as XLA is told: else a GPU would compare and swap each number. Padding tokens included."""
     cache, new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
     at, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))

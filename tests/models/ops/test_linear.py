@@ -113,7 +113,7 @@ class Scaled(LinearWeight):
 
 
 def test_a_weight_that_knows_its_product_stands_in_the_place_of_an_array() -> None:
-    """As an argument of what is compiled and as a parameter of a layer, with the numbers of the array that it means."""
+    """The weight as an argument of a jitted function and as a parameter of a layer, with the plain array's numbers."""
     rng = np.random.default_rng(0)
     stored = Scaled(jnp.asarray(rng.integers(-9, 9, (6, 5)), jnp.int8), jnp.asarray(rng.normal(size=6), jnp.float32))
     plain, x = stored.astype(jnp.float32), jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)

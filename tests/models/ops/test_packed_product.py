@@ -91,7 +91,7 @@ def test_every_code(kind: Codes, instructions: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
-    """Also beside rows of NaN and infinities, wherever it stands."""
+    """The same bits at any place, also beside rows of NaN and infinities."""
     weight, here = weight_of((40, 96), 3, form), instruction_sets()[-1]
     x = rows(MAX_ROWS, 96)
     alone = np.concatenate([product(x[i : i + 1], weight, here) for i in range(MAX_ROWS)])

@@ -65,7 +65,7 @@ def gated(x: Any, gate: Any, up: Any, kernels: str = "interpret") -> Any:
 
 
 def test_gate_and_up_are_one_kernel() -> None:
-    """It rounds its result as the next product does, and is proved with the activation inside."""
+    """One kernel that rounds its result as the next product does, and is proved with the activation inside."""
     x, gate = operands(32, 40, 48)
     up = jnp.flip(gate, axis=0)
     (found,), (expected,) = (
@@ -128,7 +128,7 @@ def test_prompts_of_packed_weights(lanes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("lanes", LANES, ids=str)
 def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
-    """In tiles that several lanes share, too, of which none has a part of a lane beside another lane."""
+    """Tiles that several lanes share are proved too; no tile has a part of a lane beside another lane."""
     weight = weight_of((40, 64), 2, ("int4", False, True))
     proof = prove_isolation(step, (rows(*lanes, 64), weight), LaneContract((Lane(), Shared()), (Lane(),)))
     assert [note.about.startswith(KERNEL.name) for note in proof.notes if note.id == Note.KERNEL_READ.value] == [True]

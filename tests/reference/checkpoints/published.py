@@ -284,4 +284,4 @@ PUBLISHED = {
     "Granite-4.0-H-Small": GRANITE,
     "Falcon-H1-34B": FALCON,
 }
-"""By the name of the model."""
+"""Configurations by the name of the model."""

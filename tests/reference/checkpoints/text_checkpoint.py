@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_interval"
 END = "<end>"
 SETTINGS: dict[str, Any] = {"lanes": 3, "context": 256, "dtype": "float32", "chunk": 5}
-"""How tests of behaviour load it, all alike: what one file compiles, the tests' cache holds for the others."""
+"""Settings of tests of behaviour, all alike, so that they share compiled steps through the tests' cache."""
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 

@@ -18,7 +18,7 @@ def check_a_call_beside_is_found(
     contract: LaneContract,
     target: str,
 ) -> None:
-    """Neither the proof nor the audit takes a call for one in place that does not say so; the kernel does not run.
+    """Check that neither proof nor audit takes a call for one in place unless it says so; the kernel does not run.
 
     Args:
         monkeypatch: takes the aliases from every call from now on.

@@ -34,7 +34,7 @@ class WithoutAssignment:
 def hide_assignments(
     monkeypatch: pytest.MonkeyPatch, written: Callable[[Path, dict[str, Any]], None] = lambda *_: None
 ) -> list[dict[str, Any]]:
-    """From now on no executable gives out its buffer assignment, and every platform is asked for a dump.
+    """Hide the buffer assignment of every executable from now on, so that every platform is asked for a dump.
 
     Args:
         written: is given the folder and the options of each compilation with a dump after XLA has written it.
@@ -58,6 +58,6 @@ def hide_assignments(
 
 
 def erase(folder: Path, options: dict[str, Any] | None = None) -> None:
-    """As if XLA had written nothing."""
+    """Delete what XLA has written."""
     for path in folder.iterdir():
         path.unlink()

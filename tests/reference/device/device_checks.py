@@ -170,8 +170,8 @@ Check = Callable[[hybridlm.LM, Case, Path], dict[str, Any]]
 """(model, case, file of a CPU's numbers) -> figures; raises if anything is wrong."""
 SMALL: tuple[Check, ...] = (parity, isolation, used_rows, certificates)
 LARGE: tuple[Check, ...] = (certificates, isolation, speed, parity)
-"""In order: the certificates of small models come last, so that all their steps are there, and the large one's numbers,
-which take a CPU longest."""
+"""Checks in their order: the certificates of small models come last, so that all their steps are there, and the numbers
+of the large one, which take a CPU longest."""
 
 
 def _logits(lm: hybridlm.LM, prompts: list[list[int]]) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from models.sharding.sharded_dim import Segment
 LANES, CONTEXT, BLOCKS = 4, 300, 3
 PREFILL, VERIFIED = 9, 3
 LENGTHS = np.array([9, 4, 0, 1], np.int32)
-"""Of the first step; the lane without tokens begins in the second."""
+"""Lengths of the first step; the lane without tokens begins in the second."""
 COUNTED = np.array([3, 1, 0, 2], np.int32)
 """Tokens of the verifying step that count."""
 Axes = tuple[int, int, int]

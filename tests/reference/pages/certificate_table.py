@@ -63,7 +63,7 @@ def certified(checkpoint: str) -> Row:
 
 
 def verdict(certificates: list[Certificate]) -> str:
-    """As "proved, audited; 2 copies (conv)": pool-sized copies, and the kinds of pools that they may be of."""
+    """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
     known = ["proved", "audited"]
     for one in certificates:
         assert one.holds and all(getattr(one, name) for name in known), one.report()

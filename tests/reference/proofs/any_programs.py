@@ -50,12 +50,12 @@ def around(function: Callable[[Step], Step]) -> Callable[[Step], Step]:
 
 
 def real(x: Array) -> Array:
-    """As floats."""
+    """Return the real part as float32."""
     return (x.real if x.dtype == jnp.complex64 else x).astype(jnp.float32)
 
 
 def back(x: Array) -> Array:
-    """As f32[lanes, width]."""
+    """Return any array as f32[lanes, width]."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return jnp.resize(real(x), (LANES, WIDTH))
@@ -233,7 +233,7 @@ def pipelined_kernel(x_ref, out_ref):
 
 
 def on_tpu() -> Any:
-    """As if there were one: pipelines ask for its memory."""
+    """Pretend that there is a TPU: pipelines ask for its memory."""
     device = jax.sharding.AbstractDevice("TPU v5e", 1, "tpu")
     return jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("core",), (AxisType.Auto,), abstract_device=device))
 

@@ -17,7 +17,7 @@ from hybridlm.steps.structure import Rows
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
 SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
-"""How a model of these scenes is loaded."""
+"""Settings with which a model of these scenes is loaded."""
 
 
 class Lane:

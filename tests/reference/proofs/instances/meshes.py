@@ -116,7 +116,7 @@ def _spec(operands: Operands, layout: Layout, over: Mesh) -> list[Any]:
 
 
 def _run(local: Callable[..., Any], over: Mesh, specs: Any, back: Any, check_vma: bool) -> Callable[..., list[Array]]:
-    """Where JAX follows along which axes values differ, it says so if a result is not put together rightly."""
+    """Run over a mesh. `check_vma` makes JAX follow the axes along which values differ, and refuse wrong out_specs."""
     run = jax.shard_map(local, mesh=over, in_specs=specs, out_specs=back, check_vma=check_vma)
     return lambda *args: list(run(*args))
 

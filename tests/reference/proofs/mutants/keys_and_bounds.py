@@ -54,7 +54,7 @@ def key_of_lane_0(pool, slots, x, w):
 
 
 def summed_over_vmap(pool, slots, x, w):
-    """As many lanes as there are sums; each is over all lanes."""
+    """Return as many sums as there are lanes; each is over all lanes."""
     y, pool = rows.plain_step(pool, slots, x, w)
     sums = jax.vmap(lambda row: lax.psum(row[:LANES], "lanes"), axis_name="lanes", out_axes=None)(x)
     return y + sums[:, None], pool

@@ -10,7 +10,7 @@ from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 
 class Survived(AssertionError):
-    """Nobody has found the fault."""
+    """A mutant whose fault no check has found."""
 
 
 def kill(mutant: Mutant) -> str:

@@ -143,7 +143,7 @@ def elsewhere_step(pool, source, target, x, w, lengths):
 
 
 def added_elsewhere_step(pool, source, target, x, w, lengths):
-    """What a lane has read is added to the row that it writes, a part of which stays as it was."""
+    """Add what a lane has read to the row that it writes, a part of which stays as it was."""
     new = jnp.where((lengths > 0)[:, None], advance(pool[source], x, w)[:, 0], 0.0)
     target = jnp.where(lengths > 0, target, SLOTS)
     return new, pool.at[target, 1].add(new, mode="drop", wrap_negative_indices=False)

@@ -60,7 +60,7 @@ def replay(w: Any, pools: Any, x: Array, mixed: Array, sampled: Array, accepted:
 
 
 def step(w, pools, tokens, lengths):
-    """Nothing that is not accepted is ever written."""
+    """Write accepted tokens only."""
     x, mixed, sampled = attempt(w, pools, tokens, lengths)
     accepted = count(tokens, sampled, lengths)
     return {"tokens": sampled, "accepted": accepted}, replay(w, pools, x, mixed, sampled, accepted)

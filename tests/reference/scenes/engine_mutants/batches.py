@@ -27,7 +27,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
 
 
 def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
-    """What is kept on the device is used for other sequences: whoever they are, or those of the same lanes."""
+    """Use operands kept on the device for other sequences: for any, or for those of the same lanes."""
     right = Decoding._generate
 
     def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:

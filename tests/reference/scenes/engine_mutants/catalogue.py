@@ -8,8 +8,8 @@ THEMES = (lifecycle, padding, batches, chunks, ordering)
 MUTANTS: dict[str, EngineMutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}
 STEPS: dict[str, StepMutant] = {mutant.id: mutant for mutant in verified.MUTANTS}
 HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS}
-"""Of speculation: in the step that verifies drafts, and on the host."""
+"""Mutants of speculation: in the step that verifies drafts (`STEPS`), and on the host."""
 KEPT: dict[str, EngineMutant] = {mutant.id: mutant for mutant in prefixes.MUTANTS}
-"""Of the prefix cache."""
+"""Mutants of the prefix cache."""
 LAYERS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in layers.MUTANTS}
-"""Of what a layer computes."""
+"""Mutants of what a layer computes."""

@@ -76,7 +76,7 @@ def moved_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def moved_twice(patch: pytest.MonkeyPatch) -> None:
-    """By one when the step is dispatched, and by what is accepted when it is read."""
+    """Advance twice: by one when the step is dispatched, and by the accepted tokens when it is read."""
     right = Decoding._verify
 
     def verify(self: Decoding, *about: Any) -> DispatchedStep:

@@ -76,7 +76,7 @@ def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_state_written(patch: pytest.MonkeyPatch) -> None:
-    """What a sequence went on from is where its own next state goes."""
+    """Write a sequence's next state over the cached state that it continued."""
     gone_on_from: dict[Any, CachedBuffers] = {}
     take, restore = RowMoves.take, RowMoves.restore
 
@@ -116,7 +116,7 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 
 
 def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
-    """Of an edge that was cut the second part is read like the first."""
+    """Read the second part of an edge that was cut like the first."""
 
     def change(put: Any, part: Any, one: CachedBuffers, operands: tuple[int, ...]) -> None:
         put(one, (0, *operands[1:]) if part == "span" else operands)
@@ -161,7 +161,7 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
-    """What is kept has its heads in another order than the rows, and nothing says so."""
+    """Keep states with their heads in another order than the rows, unmarked."""
 
     def change(part: Any, one: CachedBuffers) -> CachedBuffers:
         one.arrays = tuple(array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in one.arrays)
@@ -191,7 +191,7 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
-    """What comes back from the host is what went there last."""
+    """Page in what was paged out last, whichever state is asked for."""
     last: list[tuple[Any, ...]] = []
     put, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 

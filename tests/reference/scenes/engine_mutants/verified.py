@@ -85,7 +85,7 @@ def _behind_the_last_draft(sampled: Array, told: Told, before: Array) -> Array:
 
 
 def _at_minus_one(sampled: Array, told: Told, before: Array) -> Array:
-    """At index -1 of a lane that accepts nothing."""
+    """Take the token at index -1 of a lane that accepts nothing."""
     return jnp.take_along_axis(sampled, told.accepted[:, None] - 1, axis=1)
 
 

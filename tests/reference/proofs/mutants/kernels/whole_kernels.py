@@ -91,7 +91,7 @@ def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any,
 
 
 def from_scratch(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
-    """Nothing is copied to the core: scratch is what the lane before has left."""
+    """Use scratch that nothing is copied to: it holds what the lane before has left."""
     out[...] = held[...] * x[...]
     held[...] = x[...]
 

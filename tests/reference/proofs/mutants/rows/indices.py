@@ -95,7 +95,7 @@ def block_of_position(w, pools, slots, positions, x):
 
 
 def none_accepted(w, pool, slots, accepted, drafts):
-    """Nothing accepted: the offset -1 is the last state of the row before."""
+    """Read at the offset -1, where nothing was accepted: the last state of the row before."""
     flat = pool.reshape(SLOTS * speculative.DRAFTS, KEY, VALUE)
     state = flat[slots * speculative.DRAFTS + accepted - 1]
     states, out = [], []

@@ -92,7 +92,7 @@ def local_copy(target, source, read, write):
 
 
 def local_keep(kept, source, read, write):
-    """What is kept of a row is whole on every device along `data`."""
+    """Keep a row whole on every device along `data`."""
     return (kept.at[write].set(gathered(source, read)),)
 
 

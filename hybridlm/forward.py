@@ -178,6 +178,7 @@ class HiddenStates(Hooks):
         self.found: list[Array] = []
 
     def residual(self, x: Array, index: int) -> Array:
+        """Keep the residual stream after the embedding (index 0), or after layer `index - 1`, and change nothing."""
         self.found.append(x)
         return x
 

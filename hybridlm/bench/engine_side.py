@@ -64,6 +64,7 @@ class EngineSide:
         return out
 
     def decode(self, steps: int) -> list[float]:
+        """Return the seconds of each of `steps` decode steps of all lanes, tokens on the host; see `Side.decode`."""
         if self.position + steps > self._engine.context:
             self._start()
         seconds = []
@@ -74,6 +75,7 @@ class EngineSide:
         return seconds
 
     def prefill(self, tokens: int) -> float:
+        """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
         self.position = 0
         prompts = random_tokens(self.lanes, tokens, self._lm.config.vocab_size)
         start = time.perf_counter()
@@ -82,6 +84,7 @@ class EngineSide:
 
     @property
     def scoring(self) -> CompiledStep:
+        """The compiled scoring step of a chunk, for its cost and its profile."""
         return self._engine.program(Shape("score", self.lanes, self._engine.chunk, 0))
 
     def score(self, tokens: int) -> float:

@@ -24,9 +24,11 @@ class LlamaCppSide:
         self._program, self._gguf, self._lanes, self._prompt = program, gguf, lanes, prompt
 
     def decode(self, steps: int) -> list[float]:
+        """Return the mean seconds of a decode step of all lanes, as the one entry of a list."""
         return [self._table(self._prompt, steps)["T_TG"] / steps]
 
     def prefill(self, tokens: int) -> float:
+        """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
         return self._table(tokens, 1)["T_PP"]
 
     def _table(self, prompt: int, steps: int) -> dict[str, float]:

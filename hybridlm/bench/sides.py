@@ -31,6 +31,7 @@ class Timing:
 
     @property
     def seconds(self) -> float:
+        """Median seconds over the rounds."""
         return statistics.median(self.rounds)
 
     def ratio(self, other: "Timing") -> tuple[float, float, float]:

@@ -53,6 +53,7 @@ class TransformersSide:
             self._cache, self._last = out[self._cache_name], out.logits[:, -1].argmax(-1, keepdim=True)
 
     def decode(self, steps: int) -> list[float]:
+        """Return the seconds of each of `steps` forward passes of one token per lane."""
         if self._position + steps > self._context:
             self._start()
         seconds = []
@@ -64,6 +65,7 @@ class TransformersSide:
         return seconds
 
     def prefill(self, tokens: int) -> float:
+        """Return the seconds of one forward pass over a prompt of `tokens` tokens in every lane."""
         prompts = self._torch.from_numpy(random_tokens(self._lanes, tokens, self._vocab).astype("int64"))
         start = time.perf_counter()
         self._forward(prompts, None)

@@ -13,13 +13,7 @@ import numpy as np
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
-from hybridlm.quantised import (
-    DequantiseError,
-    GroupedTensors,
-    QuantisationSettings,
-    group_tensors,
-    read_settings,
-)
+from hybridlm.quantised import DequantiseError, GroupedTensors, QuantisationSettings, group_tensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
 from ir_passes.files.strict_json import unique_keys
 from models import UnsupportedModel, family_of
@@ -41,15 +35,25 @@ class WeightsFile(Protocol):
     path: Path
 
     @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Dtype, shape and place of each tensor, by name."""
+        ...
 
-    def read(self, name: str) -> np.ndarray: ...
+    def read(self, name: str) -> np.ndarray:
+        """Return a read-only view of a tensor in float32, float16 or bfloat16; raises CheckpointError for others."""
+        ...
 
-    def read_stored(self, name: str) -> np.ndarray: ...
+    def read_stored(self, name: str) -> np.ndarray:
+        """Return a read-only view of a tensor as it is stored, codes as uint8; raises CheckpointError."""
+        ...
 
-    def read_bytes(self, name: str, start: int, length: int) -> bytes: ...
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return a copy of at most `length` bytes of a tensor as it is stored, from its byte `start` on."""
+        ...
 
-    def release(self, name: str) -> None: ...
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,11 @@ class GgufCheckpoint(CheckpointDirectory):
     """A GGUF file as an opened checkpoint: blocks are weights of one tensor, which stay packed where they can."""
 
     def packed_form(self, name: str) -> PackedForm | None:
+        """Return the form in which a tensor can stay packed; None if it has to be dequantised."""
         return self._file(name).packed_form(name)
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        """Read a tensor's codes, scales and offsets in a form that `packed_form` returned."""
         return self._file(name).read_packed(name, form)
 
     def _file(self, name: str) -> GgufFile:

@@ -30,6 +30,7 @@ class Answers:
     seconds: float
 
     def speed(self, name: str) -> str:
+        """Return a line with the tokens read and generated, and tokens per second."""
         prompt = sum(len(completion.prompt_token_ids) for completion in self.completions)
         sampled = sum(len(completion.token_ids) for completion in self.completions)
         return (

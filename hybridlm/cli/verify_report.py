@@ -71,10 +71,12 @@ class CompiledReport(VerifyReport):
 
     @property
     def summary(self) -> str:
+        """Return what holds of all steps so far, for the report's last line."""
         missing = sum(one.not_audited is not None for one in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
     def cells(self, shape: AnyShape) -> Cells:
+        """Compile a step, keep its certificate, and return its row of the table."""
         certificate = self._engine.program(shape).certificate
         self.found.append(certificate)
         if self._out is not None:
@@ -109,9 +111,11 @@ class PlannedReport(VerifyReport):
 
     @property
     def summary(self) -> str:
+        """Return what holds of all steps so far, for the report's last line."""
         return "proved and planned; nothing was compiled"
 
     def cells(self, shape: AnyShape) -> Cells:
+        """Prove and plan a step without compiling it, and return its row of the table."""
         step = self._engine.planned(shape)
         self.found.append(step)
         return (

@@ -49,6 +49,7 @@ class LabelHead:
             self._known[question.labels] = self.rows(self._ids(question))
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
+        """Return the logit of each option's label, float64 [option]."""
         rounded = vector.astype(self.dtype).astype(np.float64)
         return (self._known[question.labels] * rounded).sum(axis=1)
 
@@ -90,6 +91,7 @@ class RowsHead:
             )
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
+        """Return the score of each option, float64 [option], soft-capped if the model caps scores."""
         first = self.slots.offsets[question.type]
         rows = slice(first, first + len(question.options))
         weight = self.slots.weight[rows].astype(np.float64)

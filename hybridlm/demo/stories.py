@@ -94,6 +94,7 @@ class Story:
 
 
 def question_about(thing: str) -> str:
+    """Return the question who has a thing."""
     return f"Who has the {thing}?"
 
 

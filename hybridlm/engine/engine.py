@@ -57,10 +57,14 @@ class RequestQueue(Protocol):
     """The requests of a session: those that wait for a row, and those that have one."""
 
     @property
-    def waiting(self) -> Sized: ...
+    def waiting(self) -> Sized:
+        """Requests without a row."""
+        ...
 
     @property
-    def joined(self) -> Sized: ...
+    def joined(self) -> Sized:
+        """Requests with a row."""
+        ...
 
 
 class Engine:

@@ -52,6 +52,7 @@ class Demand:
 
     @property
     def total(self) -> int:
+        """Bytes of weights, rows, scratch and prefix cache together."""
         return self.weights + self.rows + self.scratch + self.prefix_cache
 
     def require(self, available: int | None) -> None:
@@ -126,6 +127,7 @@ def _control_group() -> int | None:
 
 
 def format_bytes(count: int) -> str:
+    """Return a number of bytes in decimal units, "1.23 GB"."""
     if count < 1000:
         return f"{count} B"
     power = min(int(math.log(count, 1000)), 4)

@@ -24,6 +24,7 @@ class ArchitectureMetadata(ConfigReader):
         super().__init__(str(self.architecture), own, prefix)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """Read a whole number below `MAX_SIZE`; a larger one is a fault of the file."""
         value = super().integer(name, default, minimum)
         if value >= MAX_SIZE:
             self.fault(name, f"a whole number below {MAX_SIZE}")
@@ -31,6 +32,7 @@ class ArchitectureMetadata(ConfigReader):
         return value
 
     def fault(self, name: str, expected: str) -> None:
+        """Record a fault, cut to `MAX_FAULT` characters."""
         super().fault(name, expected)
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 

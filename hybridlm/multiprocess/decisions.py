@@ -81,6 +81,7 @@ class Broadcast(Decisions):
 
     @contextmanager
     def command(self, kind: str, **given: Any) -> Iterator[None]:
+        """Send a command to the other processes and run it here; nested commands are part of the outer one."""
         with self._lock:
             self._depth += 1
             try:
@@ -96,6 +97,7 @@ class Broadcast(Decisions):
                 self._depth -= 1
 
     def decide(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns in process 0, in every process."""
         if self.leads:
             try:
                 value = make()
@@ -112,11 +114,13 @@ class Broadcast(Decisions):
         return message.given["value"]
 
     def checkpoint(self) -> None:
+        """Raise `Interrupted` in every process, if process 0 has been interrupted."""
         if self.decide(lambda: bool(self._interrupts)):
             self._interrupts.clear()
             raise Interrupted
 
     def share(self, thing: Any) -> None:
+        """Number an object that commands refer to; process 0 says when it is freed."""
         number = next(self._next_number)
         self._numbers[thing] = number
         if self.leads:

@@ -39,11 +39,17 @@ class Message(NamedTuple):
 class Store(Protocol):
     """A key-value store that the processes share; see `KeyValues`."""
 
-    def set(self, name: str, value: bytes) -> None: ...
+    def set(self, name: str, value: bytes) -> None:
+        """Set the value of a name that has none yet."""
+        ...
 
-    def get(self, name: str) -> bytes: ...
+    def get(self, name: str) -> bytes:
+        """Return the value of a name, waiting until it has one."""
+        ...
 
-    def delete(self, name: str) -> None: ...
+    def delete(self, name: str) -> None:
+        """Delete a name and its value."""
+        ...
 
 
 class Messages:

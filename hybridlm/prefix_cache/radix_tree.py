@@ -42,6 +42,7 @@ class Node(Generic[S, B]):
 
     @property
     def parent(self) -> "Node[S, B] | None":
+        """The node at the beginning of the edge; None for the root."""
         return None if self._parent is None else self._parent()
 
     @parent.setter

@@ -29,6 +29,7 @@ class ManyProcesses(Runner):
         self.group = group
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
+        """Run the step in all processes, with a digest of each operand that the step compares."""
         named, _ = jax.tree_util.tree_flatten_with_path((step.batch, step.operands))
         fields = {getattr(path[-1], "name", f"operand {i}"): _digest(one) for i, (path, one) in enumerate(named)}
         program, given = self.compiled(step.shape, examples), self.placement.put((*step.batch, *step.operands))
@@ -36,6 +37,7 @@ class ManyProcesses(Runner):
         return self.group.replicate(outputs), rows
 
     def move(self, step: Move, examples: Examples) -> None:
+        """Run the move in all processes, with a digest of each operand that the step compares."""
         names = (*MAP_FIELDS, *(f"operand {i}" for i in range(2, len(step.maps))))
         fields = dict(zip(names, map(_digest, step.maps), strict=True))
         program, given = self.compiled(step.shape, examples), self.placement.put_whole(tuple(step.maps))
@@ -43,12 +45,14 @@ class ManyProcesses(Runner):
         step.target.put(*self.group.call(step.shape, program, (*arrays, *given), fields))
 
     def compiled(self, shape: AnyShape, examples: Examples) -> Any:
+        """Return the program, once every process has one with the same text."""
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         self.require_edits(str(shape))
 
     def read(self, outputs: Any) -> Any:
+        """Wait for outputs of steps and return them on the host; names a process that has ended meanwhile."""
         return self.group.read(outputs)
 
     def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:

@@ -158,17 +158,21 @@ class OneProcess(Runner):
         self._in_flight = InFlight(placement.share_threads)
 
     def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
+        """Load or compile programs in threads; see `Programs.prepare`."""
         self.programs.prepare(shapes, examples)
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
+        """Dispatch the compiled step; its pool's arrays are donated."""
         given = self.placement.put((*step.batch, *step.operands))
         return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), *given)
 
     def move(self, step: Move, examples: Examples) -> None:
+        """Dispatch the compiled copy; the target's arrays are donated."""
         given, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *given))
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        """Dispatch the compiled change of states; the pool's arrays are donated."""
         (given,) = self.placement.put((operand,))
         program = self.compiled(shape, examples)
         pool.put(*self._call(program, pool.take(), given))

@@ -156,13 +156,16 @@ class Sanitizer(Runner):
             self._ledger.forget(number)
 
     def mark(self, owner: Any) -> Label:
+        """Return the label that the rows of a sequence must have now."""
         return self._ledger.label(self._number(owner))
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
+        """Expect this label in the rows of a sequence from now on."""
         if mark is not None:
             self._ledger.adopt(self._number(owner), mark)
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label:
+        """Label cached buffers as states of a new owner at `position`."""
         mark = Label(next(self._next), position, epoch=self._ledger.epoch)
         for one in buffers:
             one.mark = mark

@@ -16,13 +16,24 @@ class StoredTensor(Protocol):
     """Header entry of one tensor: safetensors dtype, shape, and the places of its first and last byte."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Dtype by its name in safetensors, "BF16"."""
+        ...
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor as stored, which may be those of packed codes."""
+        ...
+
     @property
-    def begin(self) -> int: ...
+    def begin(self) -> int:
+        """Place of its first byte."""
+        ...
+
     @property
-    def end(self) -> int: ...
+    def end(self) -> int:
+        """Place of the byte behind its last one."""
+        ...
 
 
 @dataclass(frozen=True)

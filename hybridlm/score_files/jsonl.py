@@ -141,6 +141,7 @@ class JsonScores:
         self._columns = columns
 
     def part(self, rows: list[OutputRow]) -> bytes:
+        """Return rows as lines of JSON."""
         lines = [
             {"id": row.id, "error": row.error} if row.fields is None else {"id": row.id, **self._object(row.fields)}
             for row in rows
@@ -156,6 +157,7 @@ class JsonScores:
         }
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+        """Write the lines of all parts to a file, in the order of the input."""
         del saved  # a line is a row
         for contents, order in parts:
             if order is None:

@@ -106,11 +106,13 @@ class ParquetScores:
         self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:
+        """Return rows as a Parquet file of their own."""
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(rows, self._schema, self._columns), sink)
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+        """Write the rows of all parts to one Parquet file, in the order of the input."""
         with pq.ParquetWriter(file, self._schema.with_metadata({SAVED: str(saved)})) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):

@@ -87,28 +87,34 @@ class Scorer:
 
     @property
     def depends_on(self) -> Origin:
+        """Everything that the output depends on beside the input: the model and all settings."""
         asked = {"distributions": repr(self.settings)} if self.settings.given else {}
         return {**self.origin, **asked, **({} if self.probed is None else self.probed.origin)}
 
     @property
     def columns(self) -> Columns:
+        """Columns of the output, by name."""
         return {**score_columns(self.settings), **({} if self.probed is None else self.probed.columns)}
 
     @property
     def row_fields(self) -> RowFields:
+        """Fields of an input row that name its token ids and what is read inside the model."""
         chosen = self.settings.token_ids if isinstance(self.settings.token_ids, str) else None
         return RowFields(chosen, None if self.probed is None else self.probed.field)
 
     @property
     def most_rows(self) -> int | None:
+        """Maximum number of rows of a window; None for no limit."""
         return None if self.probed is None else self.probed.most_rows
 
     @property
     def ids(self) -> int:
+        """Number of token ids that are kept for each position, at least 1."""
         given = self.settings.token_ids
         return max(self.settings.top + (0 if given is None or isinstance(given, str) else len(given)), 1)
 
     def read(self, row: InputRow) -> "_EncodedRow":
+        """Return an input row's texts as token ids, with what is asked of each; raises ValueError if a row is wrong."""
         ids, asked, probes = self.encode(row.item, row.key), list[TextQuestion](), list[Probe | None]()
         if self.settings.given:
             name = self.row_fields.chosen
@@ -119,6 +125,7 @@ class Scorer:
         return _EncodedRow(ids, asked, probes, row.several)
 
     def of_rows(self, rows: Sequence["_EncodedRow"]) -> list[RowValues]:
+        """Score the texts of some rows together and return the values of each row's columns."""
         given: dict[str, Any] = {}
         if self.settings.given:
             given["question"] = self.settings.together([one for row in rows for one in row.asked])

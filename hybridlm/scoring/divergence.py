@@ -117,10 +117,12 @@ class ComparedText(QueuedText):
         self.found = _arrays(len(self.tokens))
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
+        """Store `count` positions of a lane's outputs from position `first` on."""
         for own, all_lanes in zip(self.found, outputs, strict=True):
             own[first : first + count] = all_lanes[lane, :count]
 
     def finish(self) -> None:
+        """Copy the positions that were computed with the text that this one continues."""
         if self.parent is not None:
             for own, shared in zip(self.found, self.parent.found, strict=True):
                 own[: len(shared)] = shared

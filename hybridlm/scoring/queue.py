@@ -31,7 +31,9 @@ class Asked(Protocol):
     """
 
     @property
-    def texts(self) -> Sequence[AskedText]: ...
+    def texts(self) -> Sequence[AskedText]:
+        """Question about each of the texts, in their order."""
+        ...
 
 
 class ScoringQueue(Generic[T]):

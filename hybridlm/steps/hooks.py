@@ -126,6 +126,7 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
+        """Read and change the residual stream after the embedding (index 0), or after layer `index - 1`."""
         given = self._probes.vectors
         if given is not None:
             hit = self._hit(given.index, index, given.first, given.end)
@@ -150,6 +151,7 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
+        """Zero the outputs of ablated heads of a layer; with several devices these are a device's own heads."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.
@@ -160,6 +162,7 @@ class ProbeHooks(Hooks):
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
+        """Zero the weights of ablated experts of a layer."""
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 

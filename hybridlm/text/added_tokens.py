@@ -116,6 +116,7 @@ def str_of(token: Token) -> str:
 
 
 def is_token(value: Any) -> bool:
+    """Whether a value of tokenizer files is an added token: an object with its content."""
     return isinstance(value, dict) and isinstance(value.get("content"), str)
 
 

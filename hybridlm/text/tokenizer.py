@@ -117,10 +117,12 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text; None if there is none."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
+        """Id of the token that ends a text; None if there is none."""
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:

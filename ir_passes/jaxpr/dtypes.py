@@ -23,10 +23,14 @@ class DType(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the dtype, "float32"."""
+        ...
 
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        ...
 
 
 def dtype_of(leaf: Any) -> DType:

@@ -42,6 +42,7 @@ class Ref:
 
     @property
     def value(self) -> Any:
+        """The array that the reference holds now, with all that was stored."""
         for places, new in self._pieces:
             self._value = _stored(self._value, places, new)
         self._pieces = []

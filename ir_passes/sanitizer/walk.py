@@ -17,10 +17,14 @@ class Walk(Protocol):
 
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
-    ) -> tuple[list[Any], list[Tags | None]]: ...
+    ) -> tuple[list[Any], list[Tags | None]]:
+        """Run a program on values and their tags; return the results and their tags."""
+        ...
 
-    def use(
-        self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None
-    ) -> Tags: ...
+    def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
+        """Check the labels of rows that lanes read; return the tags after the check."""
+        ...
 
-    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]: ...
+    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
+        """Note that labels cannot be followed through the equation, and why; return results without tags."""
+        ...

@@ -31,9 +31,13 @@ from models.state.state import Stateful, StateSize, state_size
 class BranchConfig(Protocol):
     """Config of a mixer or feed-forward layer: `build` makes the layer, `shard` gives the config of one device."""
 
-    def shard(self, devices: Devices) -> "BranchConfig": ...
+    def shard(self, devices: Devices) -> "BranchConfig":
+        """Return the config of one device's shard; raises ShardingError if sizes do not divide."""
+        ...
 
-    def build(self, hidden: int, rngs: nnx.Rngs) -> Any: ...
+    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        """Build the layer, for a residual stream of width `hidden`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ class PostNorm:
     inner: BranchConfig
 
     def shard(self, devices: Devices) -> "PostNorm":
+        """Return the config of one device's shard."""
         return PostNorm(self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
+        """Build the inner layer; `Branch` puts the norm behind it."""
         return self.inner.build(hidden, rngs)
 
 
@@ -90,6 +96,7 @@ class DecoderConfig:
 
     @property
     def num_layers(self) -> int:
+        """Number of layers, without the MTP head."""
         return len(self.layers)
 
     def shard(self, devices: Devices) -> "DecoderConfig":
@@ -209,6 +216,7 @@ class Decoder(Stateful):
         return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}
 
     def state_arrays(self) -> tuple:
+        """Return a `StateArray` for each array of the state: layer -> branch -> the branch's own state, or None."""
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
 
     def state_size(self, dtype: DTypeLike) -> StateSize:

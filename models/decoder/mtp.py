@@ -48,6 +48,7 @@ class MtpHead(Stateful):
         self.hidden_size = size
 
     def state_arrays(self) -> Any:
+        """Return a `StateArray` for each array of the head's `MtpState`."""
         layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
         return MtpState(layer, state_array(jnp.float32, hidden=self.hidden_size))
 
@@ -83,9 +84,11 @@ class MtpDecoder(Decoder):
         self.mtp = MtpHead(config, rngs)
 
     def state_arrays(self) -> tuple:
+        """Return those of the layers, as `Decoder`, and those of the head behind them."""
         return (*super().state_arrays(), self.mtp.state_arrays())
 
     def stateful(self) -> list[Stateful]:
+        """Return every layer that has state, as `Decoder`, and the head."""
         return [*super().stateful(), self.mtp]
 
     def __call__(
@@ -122,6 +125,7 @@ class MtpDecoder(Decoder):
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple:
+        """Return the state with the accepted tokens only, as `Decoder.commit`; the head consumes them too."""
         given, head = kept[-1], state[-1]
         layers = super().commit(kept[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
         rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)

@@ -27,6 +27,7 @@ class ParallelConfig:
         return replace(self, layers=tuple(local[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
+        """Build the layers that share their input and whose outputs are summed."""
         return Parallel(self, hidden, rngs)
 
 
@@ -41,9 +42,11 @@ class Parallel(Stateful):
         (self.summed_over,) = axes
 
     def state_arrays(self) -> tuple:
+        """Return the state of each layer, as `Stateful.state_arrays`."""
         return tuple(layer.state_arrays() for layer in self.layers)
 
     def sites(self) -> dict[str, int]:
+        """Return the number of heads by kind of mixer, of all layers together."""
         return {kind: count for layer in self.layers for kind, count in layer.sites().items()}
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -54,4 +57,5 @@ class Parallel(Stateful):
         return total, kept
 
     def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+        """Return the state of each layer with the accepted tokens only."""
         return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))

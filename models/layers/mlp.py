@@ -25,6 +25,7 @@ class Stateless(Stateful):
     """A layer without state between steps."""
 
     def state_arrays(self) -> None:
+        """Return None: there is no state."""
         return None
 
 
@@ -54,6 +55,7 @@ class MlpConfig:
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
+        """Build the MLP, for a residual stream of width `hidden`."""
         return Mlp(self, hidden, rngs)
 
 
@@ -69,6 +71,7 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
+        """Return the output for rows of the residual stream; in a sharded MLP, this device's part of the sum."""
         c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))

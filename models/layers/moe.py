@@ -53,6 +53,7 @@ class MoeConfig:
         return shard_config(self, devices, "width", "shared_width", others=(whole,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
+        """Build the mixture of experts, for a residual stream of width `hidden`."""
         return Moe(self, hidden, rngs)
 
 
@@ -87,6 +88,7 @@ class Moe(Stateless):
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
     def sites(self) -> dict[str, int]:
+        """Return the number of routed experts."""
         return {"expert": self.config.router.experts}
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

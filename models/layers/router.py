@@ -40,6 +40,7 @@ class RouterConfig:
     scale: float = 1.0
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Router":
+        """Build the router, for a residual stream of width `hidden`."""
         return Router(self, hidden, rngs)
 
 

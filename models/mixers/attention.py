@@ -39,6 +39,7 @@ class QkNorm:
         return heads * head_dim if self.all_heads else head_dim
 
     def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
+        """Build the norm of queries or keys, of `heads` heads of `head_dim` numbers."""
         sharded = (shard_outputs(heads),) if self.all_heads else ()
         return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, sharded, devices)
 
@@ -71,6 +72,7 @@ class AttentionConfig:
         return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
+        """Build the attention layer, for a residual stream of width `hidden`."""
         return Attention(self, hidden, rngs)
 
 
@@ -96,6 +98,7 @@ class Attention(Stateful):
         self.k_norm = c.qk_norm.build(keys, c.head_dim, c.devices) if c.qk_norm else None
 
     def state_arrays(self) -> KVCache:
+        """Return the KV cache with a `StateArray` for keys and one for values."""
         c = self.config
         size = stored_size(c.head_dim, c.devices.platform)
         heads, unused = (Segment(c.kv_heads, c.kv_heads, replicable=True),), size - c.head_dim
@@ -103,6 +106,7 @@ class Attention(Stateful):
         return KVCache(key, state_array(kv_head=heads, context=None, value=size, unused=unused))
 
     def sites(self) -> dict[str, int]:
+        """Return the number of query heads."""
         return {"attention": self.config.heads}
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

@@ -49,10 +49,12 @@ class GatedDeltaNetConfig:
 
     @property
     def key_width(self) -> int:
+        """Numbers of all keys of a token."""
         return self.key_heads * self.key_size
 
     @property
     def value_width(self) -> int:
+        """Numbers of all values of a token."""
         return self.value_heads * self.value_size
 
     @property
@@ -71,6 +73,7 @@ class GatedDeltaNetConfig:
         return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
+        """Build the mixer, for a residual stream of width `hidden`."""
         return GatedDeltaNet(self, hidden, rngs)
 
 
@@ -93,13 +96,16 @@ class GatedDeltaNet(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
+        """Return the state: the convolution's last inputs [q, k, v], and the matrices [value_head, value, key]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
     def sites(self) -> dict[str, int]:
+        """Return the number of value heads, each with a recurrence."""
         return {"recurrent": self.config.value_heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+        """Return the inputs of the recurrence and the output gate of each token."""
         c = self.config
         log_decay = -jnp.exp(self.A_log[...])[None, None] * jax.nn.softplus(
             linear(x, self.in_proj_a[...], c.devices) + self.dt_bias[...][None, None]
@@ -111,6 +117,7 @@ class GatedDeltaNet(Recurrent):
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        """Run convolution and gated delta rule over the tokens; return the outputs and the new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         lanes, length, _ = mixed.shape
@@ -139,6 +146,7 @@ class GatedDeltaNet(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
+        """Norm and gate the outputs of the heads, and project them to the residual stream."""
         c = self.config
         gated = silu_gated(gate.reshape(mixed.shape), rms_norm(mixed, self.norm[...], c.eps))
         return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)

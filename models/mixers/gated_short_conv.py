@@ -45,6 +45,7 @@ class GatedShortConvConfig:
         return shard_config(self, devices, "channels")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedShortConv":
+        """Build the mixer, for a residual stream of width `hidden`."""
         return GatedShortConv(self, hidden, rngs)
 
 
@@ -59,6 +60,7 @@ class GatedShortConv(Stateful):
         self.out_proj = matrix(rngs, hidden, channels.size, sharded=(shard_inputs(channels),))
 
     def state_arrays(self) -> GatedShortConvState:
+        """Return the state: the convolution's last inputs."""
         c = self.config
         return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
 
@@ -71,6 +73,7 @@ class GatedShortConv(Stateful):
         return out, inputs if info.verifying else state
 
     def commit(self, kept: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+        """Return the window after the accepted tokens only."""
         return self._convolve(kept, info, state)[1]
 
     def _convolve(self, inputs: Inputs, info: LaneInfo, state: GatedShortConvState) -> tuple[Inputs, Any]:

@@ -50,6 +50,7 @@ class LatentAttentionConfig:
 
     @property
     def query_size(self) -> int:
+        """Numbers of a query: without and with position."""
         return self.key_size + self.shared_size
 
     @property
@@ -62,6 +63,7 @@ class LatentAttentionConfig:
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "LatentAttention":
+        """Build the attention layer, for a residual stream of width `hidden`."""
         return LatentAttention(self, hidden, rngs)
 
 
@@ -104,11 +106,13 @@ class LatentAttention(Stateful):
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
+        """Return the KV cache: one latent row for each position, and no values of their own."""
         row = self.config.row_size
         size = stored_size(row, self.config.devices.platform)
         return KVCache(state_array(kv_head=1, context=None, key=size, unused=size - row), None)
 
     def sites(self) -> dict[str, int]:
+        """Return the number of query heads."""
         return {"attention": self.config.heads}
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:

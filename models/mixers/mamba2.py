@@ -59,6 +59,7 @@ class Mamba2Config:
 
     @property
     def width(self) -> int:
+        """Numbers of all heads of a token."""
         return self.heads * self.head_size
 
     @property
@@ -83,6 +84,7 @@ class Mamba2Config:
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba2":
+        """Build the mixer, for a residual stream of width `hidden`."""
         return Mamba2(self, hidden, rngs)
 
 
@@ -115,13 +117,16 @@ class Mamba2(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
+        """Return the state: the convolution's last inputs [x, B, C], and the SSM states [head, head size, state]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
     def sites(self) -> dict[str, int]:
+        """Return the number of heads, each with a recurrence."""
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
+        """Return the inputs of the recurrence and the output gate of each token."""
         c = self.config
         projected = linear(x, self.in_proj[...], c.devices)
         if any(factor != 1.0 for factor in c.multipliers):
@@ -137,6 +142,7 @@ class Mamba2(Recurrent):
     def recur(
         self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+        """Run convolution and SSD over the tokens; return the outputs and the new state."""
         c = self.config
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
@@ -168,6 +174,7 @@ class Mamba2(Recurrent):
         gate: Float32[Array, "lane token inner"],
         info: LaneInfo,
     ) -> Activations:
+        """Gate and norm the outputs of the heads, and project them to the residual stream."""
         y = self._gate(mixed.reshape(gate.shape), gate)
         if info.hooks is not None:
             y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)

@@ -42,4 +42,5 @@ class Recurrent(Stateful):
         return self.project_out(mixed, gate, info), tokens if info.verifying else state
 
     def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
+        """Return the state after the accepted tokens only: the recurrence runs again over them."""
         return self.recur(kept, info, state)[1]

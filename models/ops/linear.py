@@ -38,7 +38,8 @@ class LinearWeight(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array of numbers that the weight stands for."""
 
     @property
     @abstractmethod

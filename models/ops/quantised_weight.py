@@ -64,6 +64,7 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the array of numbers, `[.., out, in]`."""
         return (*self.codes.shape[:-1], self.inputs)
 
     @property
@@ -78,6 +79,7 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions, 3 for the weights of experts."""
         return self.codes.ndim
 
     @property
@@ -111,6 +113,7 @@ class QuantisedWeight(LinearWeight):
         return QuantisedWeight(codes, scale, whole, zero, self.kind, self.dtype, self.in_blocks)
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        """Compute `x @ numbers.T`, by a kernel where one is chosen."""
         if KERNEL.chosen(devices.kernels, devices.platform, x, self):
             return _by_kernel(x, self)
         return self.multiply_numbers(x)
@@ -150,12 +153,14 @@ class QuantisedWeight(LinearWeight):
         return self.codes, self.scale, whole, zero
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
+        """Look up rows, as of an embedding; NaN for ids out of bounds."""
         known = (ids >= 0) & (ids < self.shape[0])
         at = jnp.where(known, ids, 0)
         found = self.each(lambda one: one[at]).numbers().astype(jnp.float32)
         return jnp.where(known[..., None], found, jnp.nan)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*expert out in"]:
+        """Return the numbers as an array of this dtype."""
         return self.numbers().astype(dtype)
 
 

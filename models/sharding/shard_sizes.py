@@ -64,7 +64,9 @@ class ShardingError(ValueError):
 class Shardable(Protocol):
     """A config that has a config of local sizes for each of several devices."""
 
-    def shard(self, devices: Devices) -> Any: ...
+    def shard(self, devices: Devices) -> Any:
+        """Return the config of one device's shard; raises ShardingError if sizes do not divide."""
+        ...
 
 
 def check_sizes(devices: Devices, sizes: Sequence[ShardedSize]) -> None:

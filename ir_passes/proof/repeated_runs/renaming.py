@@ -22,12 +22,15 @@ class Tables:
 
     @classmethod
     def of(cls, prover: Prover) -> "Tables":
+        """Return copies of a prover's tables."""
         return cls(dict(prover.same_counts), dict(prover.sort_keys), dict(prover.own_orders))
 
     def parts(self) -> tuple[dict[Any, Any], ...]:
+        """The tables, in the order of the fields."""
         return self.same_counts, self.sort_keys, self.own_orders
 
     def numbers(self, number: Number) -> list[Number | None]:
+        """Return the entries of all tables that a value number leads to; None where there is none."""
         keys = [self.sort_keys.get(Order(number, inverse)) for inverse in (False, True)]
         return [self.same_counts.get(number), *keys]
 

@@ -137,12 +137,12 @@ def load(
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
-            named: first those
-            of config.json, of the index and of all headers, and if there are none those of all tensors.
+            named: first those of config.json, of the index and of all headers, and if there are none those of all
+            tensors.
         ValueError: arguments are wrong; every one is named.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
-    # Nothing is read before that line, and no argument is checked.
+    # The line that says what is loaded comes before anything is read or checked.
     axes = getattr(mesh, "shape", None)
     given = (lanes, context, chunk, dtype, certify, axes, sanitize, dequantise, adapter, kernels)
     start = _say_so(path_or_hub_id, given, compilation_cache, progress)

@@ -72,7 +72,7 @@ class Session:
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
         probing: what requests read and change inside the model; None for nothing yet.
-        capture_to: folder of files of what requests read that are submitted; None for memory.
+        capture_to: folder for files of what submitted requests read inside the model; None keeps it in memory.
 
     Attributes:
         errors: why requests ended without a completion, by number.
@@ -163,7 +163,7 @@ class Session:
         return request.index
 
     def _reading(self) -> RequestProbing:
-        """Return what reads and changes something inside the model, made for the first request that asks for it."""
+        """Return the probing of this session, made for the first request that reads or changes something inside."""
         if self._probing is None:
             probing = RequestProbing(ProbeSettings.arrays_of(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)

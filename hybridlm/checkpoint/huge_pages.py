@@ -1,4 +1,4 @@
-"""Memory for weights in pages of 2 MB, which a processor reads faster than pages of 4 KB.
+"""Memory for weights in huge pages of 2 MB, which a processor reads faster than pages of 4 KB.
 
 A step reads each weight from end to end. With small pages a core looks up an address every 4 KB, and neither its
 prefetchers nor the requests of our kernels go on where the address of a page is not at hand (docs/cpu-kernels.md).

@@ -55,7 +55,7 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """The same for matrices whose scale of the whole matrix must be the same."""
+        """A name that matrices have in common whose scale of the whole matrix must be one."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module

@@ -1,4 +1,4 @@
-"""Parameters of a model from a Hugging Face checkpoint: headers are checked first, then tensors are read one by one."""
+"""Weight loading: parameters from a Hugging Face checkpoint, headers checked first, then tensors read one by one."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -105,7 +105,7 @@ class Loading:
 
     @property
     def settings_of_a_target(self) -> dict[str, Any]:
-        """The same for `target_engine`, which makes the mesh of the target's devices."""
+        """Settings of `load` for `target_engine`, which makes the mesh of the target's devices."""
         mesh = self.settings["mesh"]
         return {**self.settings, "mesh": None if mesh is None else read_sizes(mesh)}
 

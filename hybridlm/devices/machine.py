@@ -1,4 +1,4 @@
-"""The machine that this process computes on."""
+"""The machine that this process computes on: its cores, instructions and memory, and the XLA flags in force."""
 
 import os
 import platform

@@ -1,4 +1,7 @@
-"""Memory check of a model before anything large is allocated: weights, rows, scratch and prefix cache per device."""
+"""Admission of a model by memory, before anything large is allocated: weights, rows, scratch, prefix cache per device.
+
+A model that does not fit is refused at load with `InsufficientMemory`. Sequences need no check: rows are fixed.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,8 @@
-"""Continuous batching: sequences join, are prefilled, decode, and leave at any step.
+"""The scheduler: continuous batching, in which sequences join, are prefilled, decode, and leave at any step.
 
-A sequence waits, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool until it
-ends. Prefill goes first while there is room, because a decode step costs the same however many of its lanes are idle.
+A sequence waits for admission, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool
+until it ends. Prompts are prefilled chunk by chunk (chunked prefill), and before anything is decoded: a decode step
+costs the same however many of its lanes are idle. Nothing is preempted: a row holds the whole context of its sequence.
 Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
@@ -241,7 +242,7 @@ class Scheduler:
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return those of some sequences that step next: with probes, or without, in turn where there are both.
 
-        So that what asks for nothing has the bits of the plain step; lanes whose turn it is not are idle.
+        Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
         """
         probed = [one for one in sequences if one.request.probe is not None]
         if not probed or len(probed) == len(sequences):

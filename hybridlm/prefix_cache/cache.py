@@ -23,7 +23,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 MAX_CHUNKS_BETWEEN_STATES = 8
-"""A long prompt's state is cached at least every so many chunks."""
+"""Most chunks of a long prompt between two cached states."""
 
 CacheNode = Node[Snapshot, CachedBuffers]
 
@@ -133,9 +133,9 @@ class PrefixCache:
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
         """Return the positions, in order, at which the state of a prompt is cached when prefilled from `begin` on.
 
-        At its end: a conversation continues from there. At the beginning of its last step: the same prompt again
-        continues from there, because one token has to be left. Where it leaves the cached tokens, if that saves a later
-        prompt a chunk: its step ends there. And every `MAX_CHUNKS_BETWEEN_STATES` chunks.
+        These are: its end, from which a conversation continues; the beginning of its last step, from which the same
+        prompt continues, because one token has to be left; the end of the part that is cached already, if that saves a
+        later prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
             known = self._tree.match(prompt).length

@@ -1,4 +1,4 @@
-"""Memory of cached states: on the device within its budget, then on the host, least recently used first."""
+"""Memory of cached states: on the device up to a budget, then swapped to the host; least recently used (LRU) first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable

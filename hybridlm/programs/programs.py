@@ -1,5 +1,8 @@
 """The compiled programs of a model: one for each step and shape, certified and compiled on first use.
 
+A step is compiled again only for another `Shape`: another bucket of lanes, or another setting that is part of it.
+Lengths, positions and sampling settings are operands, so they never cause a recompilation.
+
 More than 300 lines: one class compiles, loads, keeps and hands out the programs of a model.
 """
 
@@ -58,8 +61,9 @@ in place, and on CPUs it does in all steps of tests/reference/pages/certificate_
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
 OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
-"""Options of XLA by platform. A merged product of one input and several weights copies the weights in every step."""
+"""XLA's compiler options by platform. A merged product of one input and several weights copies these in every step."""
 NO_TILES = "Couldn't find output tile sizes"
+"""Message of XLA about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 """Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
 
@@ -195,7 +199,7 @@ class Programs:
         return program.result()
 
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """The program of a shape with all that is known of it; one that was kept is compiled anew to be looked at."""
+        """Return the program of a shape with its jaxpr, HLO and proof; one from the store is compiled anew for them."""
         program = self.compiled(shape, arguments)
         return program.in_full if isinstance(program, StoredStep) else program
 
@@ -216,7 +220,7 @@ class Programs:
         here = jax_private.traced_under()
 
         def ready(shape: AnyShape) -> None:
-            # Settings of JAX that hold for the calling thread alone, it compiles under.
+            # Under settings of JAX that hold in the calling thread only, that thread compiles by itself.
             if jax_private.traced_under() == here:
                 try:
                     self.compiled(shape, arguments)
@@ -231,7 +235,7 @@ class Programs:
     def _ready(
         self, shape: AnyShape, given: tuple[Any, ...], all_have: Callable[[bool], bool]
     ) -> CompiledStep | StoredStep:
-        """The program of a shape from the store, or compiled and kept."""
+        """Return the program of a shape from the store, or compile and keep it."""
         if self._stored is None:
             all_have(False)
             compiled = self._compile(shape, given)

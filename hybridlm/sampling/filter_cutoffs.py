@@ -19,8 +19,8 @@ from models.sharding.varying import varying_like
 DIGIT = 4
 """Bits of a cutoff that one pass over the logits finds; divides 32."""
 WEIGHED_DIGIT = 3
-"""The same of a cutoff by weights, without the kernel. For more sums XLA:GPU writes the weights of a small vocabulary
-in each pass, and reads them beside the logits."""
+"""Bits of a cutoff by weights that one pass finds without the kernel. With more sums XLA:GPU writes the weights of a
+small vocabulary in each pass, and reads them beside the logits."""
 MAX_BLOCK = 2048
 """Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
 MIN_VOCAB = 16

@@ -23,7 +23,7 @@ DEFAULT_WINDOW = 4096
 MAX_WINDOW_IDS = 1 << 24
 """Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
 MAX_SORT_IDS = 1 << 26
-"""The same of a sort window, whose rows are put back into their places together."""
+"""Ids reported about a sort window, whose rows are put back into their places together."""
 
 SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
 """Fault of a row whose completions do not fit the output."""

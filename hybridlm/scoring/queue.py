@@ -27,7 +27,7 @@ class Asked(Protocol):
     """Questions about the texts of a call.
 
     Attributes:
-        texts: for each of them.
+        texts: one question for each text.
     """
 
     @property
@@ -39,9 +39,9 @@ class Asked(Protocol):
 class ScoringQueue(Generic[T]):
     """Texts and shared prefixes that wait for a lane.
 
-    What continues a shared prefix waits until that has been prefilled, and then goes first, so that the prefix's state
-    is released soon. Of the `most` states that prefixes may hold at a time one is reserved for nested prefixes. Those
-    can always begin, and what waits for one is waited for by nothing, so there is no deadlock.
+    A text that continues a shared prefix waits until the prefix has been prefilled, and then goes first, so that the
+    prefix's state is released soon. Of the `most` states that prefixes may hold at a time one is reserved for nested
+    prefixes. These can always begin, and no prefix waits for the texts behind them, so there is no deadlock.
 
     Args:
         texts: token ids by the number of the text.
@@ -124,7 +124,7 @@ class ScoringQueue(Generic[T]):
                 self._held -= 1
 
     def prefilled(self, shared: T) -> None:
-        """Let what continues a shared prefix begin: its state is there."""
+        """Let the texts and prefixes that continue a shared prefix begin: its state is there."""
         self._texts.extendleft(one for one in reversed(shared.children) if one.index is not None)
         self._prefixes.extendleft(one for one in reversed(shared.children) if one.index is None)
 

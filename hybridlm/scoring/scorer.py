@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of texts, prefilled chunk by chunk in the rows of the prefill pool."""
+"""Scoring: log-probabilities of texts (prompt logprobs), prefilled chunk by chunk in the rows of the prefill pool."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -169,7 +169,7 @@ class TextPart(NamedTuple, Generic[T]):
 
     Attributes:
         lane, text: where, and which.
-        first, count: tokens that are predicted; the first is the one behind the first that is prefilled.
+        first, count: tokens that are predicted: `count` from token `first` on, the one after the first prefilled one.
         read: what is read; None for nothing.
         last: whether the text ends with it.
     """
@@ -221,7 +221,7 @@ def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
 
 
 def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
-    """Take its row from a text that is done; of a shared prefix the state behind it is kept."""
+    """Release the row of a text that is done; the state after a shared prefix is kept for the texts behind it."""
     if text.slot is None:
         return
     if text.index is None:

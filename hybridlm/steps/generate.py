@@ -1,4 +1,4 @@
-"""The generating step, and its contract.
+"""The generating step and its contract: prefill of a chunk of each prompt, or a decode step, and one token per lane.
 
 All steps share everything up to the final residual stream; `lengths` gives the number of real tokens of each lane, and
 a lane of length 0 keeps its rows.
@@ -52,7 +52,7 @@ rowwise(packed_expert_product, inputs=(Lane(), *[Shared()] * 4, Lane()), static=
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 NO_TOKEN = 1
-"""Added to the size of the vocabulary in place of a token, if a mask leaves none."""
+"""Token `vocab + NO_TOKEN` is returned where a mask leaves no token."""
 
 
 class SampledTokens(NamedTuple):
@@ -81,9 +81,9 @@ GENERATE_CONTRACT = LaneContract(
     opaque=KERNEL_CALLS,
 )
 CHANGED_GENERATE_CONTRACT = replace(GENERATE_CONTRACT, inputs=(*GENERATE_CONTRACT.inputs, Lane()))
-"""That of a step that changes logits."""
+"""Contract of a step with `LogitChanges`."""
 PROBED_GENERATE_CONTRACT = replace(CHANGED_GENERATE_CONTRACT, inputs=(*CHANGED_GENERATE_CONTRACT.inputs, Lane()))
-"""That of a step with `Probes`; its `LogitChanges` may be None."""
+"""Contract of a step with `Probes`; its `LogitChanges` may be None."""
 
 
 def generate_step(

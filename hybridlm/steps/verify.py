@@ -3,7 +3,8 @@
 A lane consumes certain tokens (the one it sampled last, or the next ones of its prompt) followed by drafts of what it
 will sample. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token
 sampled in its place, and every draft before it was accepted: so a sequence samples what it would sample without drafts.
-Rows are written once, with the accepted tokens.
+No rejection sampling is needed for that, because the key of each token is fixed. Rows are written once, with the
+accepted tokens.
 """
 
 from dataclasses import replace
@@ -29,8 +30,8 @@ VERIFY_CONTRACT = LaneContract(
     opaque=KERNEL_CALLS,
 )
 CHANGED_VERIFY_CONTRACT = replace(VERIFY_CONTRACT, inputs=(*VERIFY_CONTRACT.inputs, Lane()))
-"""That of a step that changes logits, by the tokens before the step: lanes with changes have no drafts, unless the
-changes are masks, of which each token has its own."""
+"""Contract of a step with `LogitChanges`, which follow from the tokens before the step: a lane with changes has no
+drafts, unless the changes are masks, of which each token has its own."""
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:

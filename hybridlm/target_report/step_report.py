@@ -27,10 +27,10 @@ class StepReport:
         lanes, tokens: of the step; 0 for moves of rows.
         failed: why XLA did not compile it; None if it did.
         certificate: of the compiled step.
-        kernels: runs of operations outside loops whose turns the data decide.
-        turns: of each such loop over blocks of the KV cache, at the context that the report is for. Further passes over
-            the experts are left out: tokens that are routed uniformly need none.
-        moved, flops: bytes moved and operations of products, with so many turns.
+        kernels: runs of operations outside loops whose number of iterations depends on the data.
+        turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
+            passes over the experts are left out: tokens that are routed uniformly need none.
+        moved, flops: bytes moved and operations of products, with this many iterations.
         floor_moved, floor_flops: that no program of this step can avoid; None for moves of rows.
         floor_seconds: the longer of both at the device's bandwidth and peak.
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.

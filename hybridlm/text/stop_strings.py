@@ -1,4 +1,4 @@
-"""Incremental text of a sequence with stop strings."""
+"""Incremental text of a sequence with stop strings, which may span several tokens or end inside of one."""
 
 from collections.abc import Sequence
 

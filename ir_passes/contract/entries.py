@@ -17,7 +17,7 @@ PackedRole = Literal["cu_seqlens", "segment_ids"]
 
 @dataclass(frozen=True)
 class Shared:
-    """The same for every lane: weights, scalars that the host computed for the whole step.
+    """An array that is the same for every lane: weights, scalars that the host computed for the whole step.
 
     Attributes:
         role: "active_count" for an input, int32 []: the lanes whose numbers are not below it are idle, and keep their

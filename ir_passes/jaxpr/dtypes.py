@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
-"""Those that JAX has; keys of others do not outlive their process."""
+"""Random generators that JAX has; keys of others do not outlive their process."""
 
 
 class DType(Protocol):

@@ -36,7 +36,7 @@ def text_without_sources(module: Any, settings: bool = True) -> str:
 
 
 def text_of_serialized(module: bytes, settings: bool = True) -> str:
-    """The same of a serialized module, which has no more of the settings that it was compiled with than XLA keeps."""
+    """Return `text_without_sources` of a serialized module, which has only those compiler settings that XLA keeps."""
     read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
     return text_without_sources(read, settings)
 

@@ -71,5 +71,5 @@ def varying(atom: ir.Atom) -> frozenset[str]:
 
 
 def varying_axes(typed: Any) -> frozenset[str]:
-    """The same of a type."""
+    """Return the mesh axes along which values of a type may differ."""
     return frozenset(map(str, typed.manual_axis_type.varying))

@@ -1,7 +1,7 @@
 """Pallas kernels as plain programs, so that the lane proof goes inside.
 
 Imports `jaxpr`. Begin with `expanded`, then `program`, the loops over a kernel's grid; `blocks` reads how its arrays
-are cut, `body` turns its loads and stores into slices and updates, `memory` has what plain programs lack.
+are cut, `body` rewrites its loads and stores as slices and updates, `memory` has what plain programs lack.
 """
 
 from ir_passes.kernels.expanded import ReadKernels, read_kernels

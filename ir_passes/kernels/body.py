@@ -465,7 +465,7 @@ class _Body:
 
         def step(state: Any) -> Any:
             contents, values = state
-            if counted is not None:  # the number is in these bounds in every turn: say so
+            if counted is not None:  # the number is in these bounds in every iteration: say so
                 number, end = counted
                 begin = first[1][number]
                 last = lax.sub(lax.max(first[1][end], begin), np.ones((), begin.dtype))
@@ -483,9 +483,9 @@ class _Body:
 
 
 def _counted(condition: Any, of_condition: int, body: Any, of_body: int) -> tuple[int, int] | None:
-    """Return which carried values of a loop are the number of its turn and its end, if it counts up by one to an end.
+    """Return which carried values of a loop are its counter and its end, if it counts up by one to an end.
 
-    Then every turn has first number <= number < end.
+    Then every iteration has first number <= number < end.
     """
     if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
         return None

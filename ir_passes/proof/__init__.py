@@ -1,4 +1,4 @@
-"""The lane proof: an abstract interpretation of a step's jaxpr that finds the owner of every element.
+"""The lane proof (noninterference): an abstract interpretation of a step's jaxpr that finds the owner of every element.
 
 Imports `contract` and `jaxpr`. Begin with `lane_proof`, then `owners` and `values`, the lattice; `site` interprets
 the equations, `prover` holds the state of an interpretation, `registry` the table of transfer functions, which are in

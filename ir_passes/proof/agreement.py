@@ -58,7 +58,7 @@ def devices_agree(operands: Any) -> Array:
 
 def _differ(word: Array, over: tuple[str, ...]) -> Array:
     """1 where numbers differ along some axes of the mesh, else 0."""
-    # ~x turns the order round, so that one collective finds the greatest and the least
+    # ~x reverses the order, so that one collective finds the greatest and the least
     most, least = jnp.split(lax.pmax(jnp.concatenate([word, ~word]), over), 2)
     return jnp.any(most != ~least).astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""The proof that no lane of a step can reach another's state or results."""
+"""The proof that no lane of a step can reach another's state or results (noninterference, by information flow)."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from ir_passes.rewrites.pool_access import WRITES, pool_names
 
 @dataclass(frozen=True)
 class CarryPools:
-    """The pass that turns a pool which a scan takes apart as `xs`, and whose successor it stacks as `ys`, into a carry.
+    """The pass that makes a carry of a pool which a scan takes apart as `xs`, and whose successor it stacks as `ys`.
 
     XLA cannot stack `ys` up in the bytes of `xs`, so the scan writes a second pool and copies it. A carry is updated in
     place.

@@ -33,7 +33,7 @@ class Named:
     null: Array
 
     def along(self, length: int) -> "Named":
-        """The same for an axis that a reshape has made longer or shorter."""
+        """Return the names for an axis that a reshape has made longer or shorter."""
         rows = self.null.shape[0]
         if length >= rows:
             return Named(*(jnp.repeat(array, length // rows, axis=-1) for array in (self.by, self.null)))

@@ -155,7 +155,7 @@ class _ScheduleWalk:
             if one.opcode == "while":
                 known = KNOWN_TURNS.search(one.backend_config)
                 turns, inside = (int(known[1]), loop) if known else (1, one.op_name if loop is None else loop)
-                # body, then condition, which XLA:GPU does not run where it knows the turns (gpu/runtime/while_thunk.cc)
+                # body, then condition, which XLA:GPU does not run if it knows the count (gpu/runtime/while_thunk.cc)
                 bodies = one.called[:1] if known and self._executable.platform == "gpu" else one.called
                 for called in bodies:
                     yield from self.kernels(self._module.computations[called], times * turns, inside)

@@ -1,4 +1,7 @@
-"""The check that every pool is written in place: its successor in its own bytes, and no other array of its size."""
+"""The check that every pool is written in place: its successor in its own bytes, and no other array of its size.
+
+Pools are donated; the executable's input-output aliases must give each result the bytes of the pool that it succeeds.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

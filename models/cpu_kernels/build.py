@@ -39,7 +39,7 @@ INSTRUCTION_FLAGS = {
 """Instruction set -> flags of its files. Other machines compile these files, too, and leave their inside out, as do
 compilers that do not know the flags: AMX needs GCC 11."""
 ZIG_FLAGS = {"neonbf16": ("-mcpu=generic+bf16",)}
-"""Those that zig has in place of others: it takes no name of an architecture."""
+"""Instruction set -> flags of its files for zig, which takes no name of an architecture."""
 
 
 class BuildError(Exception):

@@ -285,7 +285,8 @@ class Decoder(Stateful):
             x = hooks.residual(x, 0)
         with one_pass():
             for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
-                # With hooks layers differ; and functions that are differentiated have hooks: they stay without calls.
+                # With hooks no two layers are equal, so none is shared; this also keeps differentiated functions,
+                # which have hooks, free of calls.
                 own, inline = info if hooks is None else info._replace(layer=number), hooks is not None
                 x, kept = _rematerialised(layer, x, own, layer_state) if remat else layer(x, own, layer_state, inline)
                 new_state.append(kept)

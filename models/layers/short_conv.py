@@ -1,4 +1,4 @@
-"""Short convolution: causal, depthwise, over the last K tokens, with the last K-1 inputs as its state."""
+"""Short convolution (causal conv1d): depthwise, over the last K tokens, with the last K-1 inputs as its state."""
 
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ def layer_conv(
         return _token_for_gpus(x, taps, state, info, bias, activated)
     before = _before(state, info.fresh)
     if devices.platform == "gpu":
-        # Products may turn the window that they are beside. XLA:GPU would turn the state too, and copy it back.
+        # A product beside the window may transpose it. XLA:GPU would transpose the state too, and copy it back.
         before = materialize(before)
     y, new = short_conv(x, taps, before, info.lengths, info.valid, bias)
     if devices.platform == "gpu":

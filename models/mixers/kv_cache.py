@@ -1,4 +1,8 @@
-"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention over it."""
+"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention over it.
+
+The cache is contiguous: a lane's row has a place for every position of the context. It is not paged, so there is no
+page table (block table) and no slot mapping here; steps of users may have them (`PageTable` of a contract).
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -44,7 +48,7 @@ def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[A
 def write_places(
     positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], held: int
 ) -> Int32[Array, "lane token"]:
-    """Return the place of each token in a cache of `held` positions, of a padding token one of its own past the end."""
+    """Return each token's place in a cache of `held` positions; padding tokens get distinct places past the end."""
     past = held + jnp.arange(positions.shape[1], dtype=positions.dtype)
     return jnp.where(valid, positions, past[None])
 
@@ -112,14 +116,14 @@ def attend(
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     summed = platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
-    # parted in front of the loop, or XLA would do so in each turn
+    # Split before the loop, or XLA would split them in each iteration.
     each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
     span = width * KV_BLOCK
 
     def read(rows: Array, start: Array) -> Array:
         own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
-        # XLA:GPU would turn all rows for the products, in front of the loop, and not these alone.
+        # XLA:GPU would transpose all rows for the products, before the loop, instead of these only.
         return own.astype(jnp.float32) if platform == "cpu" else materialize(own)
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -183,7 +187,7 @@ def append_and_attend(
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions)
     if not CPU_KERNEL.chosen(devices.kernels, devices.platform, inputs, value_size):
         return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
-    # derivatives are not those of a loop of as many turns as an operand says
+    # A loop whose number of iterations is an operand has no reverse-mode derivative.
     blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else cache.key.shape[2] // KV_BLOCK
     return attention_of(partial(_append_and_attend, value_size, devices, blocks), value_size, inputs)
 

@@ -1,4 +1,4 @@
-"""Mamba2 mixer (SSD, arXiv:2405.21060) with the variants of the families that use it."""
+"""Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060), with the variants of its families."""
 
 import math
 from dataclasses import dataclass, replace

@@ -78,7 +78,7 @@ def decode_attention_kernel(
         rest: values [position, value] of the part, unless keys hold them; then the results of the part: the largest
             score [row], the sum of the exponentials [row] and their sum over values [row, value].
         part: positions of the part.
-        block: positions of a turn.
+        block: positions of an iteration.
         sizes: of the parts of a key.
         value_size: size of a value.
     """
@@ -115,7 +115,7 @@ def decode_attention_kernel(
 
     none = jnp.full((count,), LEAST, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
     for ref, found in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, none), strict=True):
-        # rows behind the last power of two are none, and a part of a value in registers cannot be written alone
+        # There are no rows behind the last power of two, and a part of a value in registers cannot be written alone.
         folded = jnp.where(real.reshape((count,) + (1,) * (found.ndim - 1)), found, 0.0)
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *found.shape[1:])), axis=0)
 

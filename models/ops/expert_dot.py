@@ -179,7 +179,7 @@ class _Passes:
         order: rows in the order of their experts.
         first, sizes: of the rows of each expert in that order.
         height: rows of each expert in a pass.
-        slot, turn: place of each row's result among those of a pass, and the pass.
+        slot, turn: place of each row's result among those of a pass, and the number of the pass.
     """
 
     order: Int32[Array, "row"]
@@ -215,7 +215,7 @@ class _Passes:
             turn, y = carry
             return turn + 1, joined(y, one(turn), turn)
 
-        # The first pass is no turn of the loop: XLA would make the loop's first result, zeros, for all layers at once.
+        # The first pass is outside the loop: XLA would make the loop's initial zeros for all layers at once.
         start = varying_like((jnp.int32(1), one(0)), *alike)
         with jax.named_scope(FURTHER_PASSES):
             return lax.while_loop(lambda carry: carry[0] < turns, further, start)[1]
@@ -241,7 +241,7 @@ def _grouped_forward(x: Array, weight: Any, expert: Array) -> tuple[Array, tuple
 
 
 def _grouped_backward(operands: tuple[Array, Any, Array], gradient: Array) -> tuple[Any, ...]:
-    """Return the gradients by passes of the same kind: of rows by turned matrices, of matrices by sums over rows."""
+    """Return the gradients by passes of the same kind: of rows by transposed matrices, of matrices by sums of rows."""
     x, weight, expert = operands
     if isinstance(weight, QuantisedWeight):
         return jax.vjp(ragged_form, *operands)[1](gradient)

@@ -14,8 +14,8 @@ Other files refer to these rules by name ("ops/layout: in place"):
   loop writes in place of its initial carry, and copies one that is needed afterwards.
 * one block: XLA takes the only block of a one-block cache for the cache itself, computes a write of one row once for
   the result and once for the block, and copies the cache for each. Caches have two blocks at least.
-* transpose: a transposed result becomes a layout, of the product that computes it (which is turned back afterwards) or
-  of the next product, for which there is no kernel: a weight would be converted to float32 in every step.
+* transpose: a transposed result becomes a layout, of the product that computes it (and is then transposed back) or of
+  the next product, for which there is no kernel: a weight would be converted to float32 in every step.
 * operands: a matrix product packs its right operand in every call, so the smaller operand is the right one. There is no
   fast product of one narrow row, and the product of a matrix and a vector rounds a row differently at different places;
   both are computed as two.

@@ -25,7 +25,7 @@ def unsupported_weight(weight: Any) -> str | None:
 
 
 def turn_terms(weights: Any, most: int) -> int:
-    """Return the numbers of a row that one turn of a kernel multiplies: whole groups, or a part of one.
+    """Return how many numbers of a row one iteration of a kernel's loop multiplies: whole groups, or a part of one.
 
     Args:
         weights: with rows of equal lengths.
@@ -40,13 +40,13 @@ def turn_terms(weights: Any, most: int) -> int:
 
 
 def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int]:
-    """Return the first entry of a row that a turn reads, and how many.
+    """Return the first entry of a row that one iteration reads, and how many.
 
     Args:
         stored: entries of a row.
         inputs: numbers of a row.
-        terms: numbers that a turn multiplies, by `turn_terms`.
-        turn: number of the turn.
+        terms: numbers that an iteration multiplies, by `turn_terms`.
+        turn: number of the iteration.
     """
     group = inputs // stored
     if terms >= group:

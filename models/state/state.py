@@ -36,7 +36,7 @@ def kv_blocks(positions: int) -> int:
 
 
 def turn_blocks(blocks: int, platform: str) -> int:
-    """Return how many blocks of a KV cache that has so many attention visits at a time: a divisor of them."""
+    """Return the number of blocks of a KV cache of `blocks` that attention visits at a time: a divisor of `blocks`."""
     most = MAX_TURN_BLOCKS if platform == "gpu" else 1
     return next(count for count in range(most, 0, -1) if blocks % count == 0)
 
@@ -50,10 +50,10 @@ def cache_positions(context: int) -> int:
 
 
 def stored_size(size: int, platform: str) -> int:
-    """Return in how many numbers a KV cache stores a key or a value of `size`: on a TPU in whole rows of a tile.
+    """Return the numbers that a KV cache stores for a key or a value of `size`: on a TPU whole rows of a tile.
 
-    XLA:TPU lays out an argument whose last dimension is none of these with its positions last, which saves the ends of
-    rows, and copies all of it for a scatter of new positions and back again: that moves the cache four times a step.
+    With another last dimension XLA:TPU lays the cache out with positions last, to waste no ends of rows. It then copies
+    all of it to another layout for the scatter of new positions, and back: the cache is moved four times a step.
     """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 

@@ -283,7 +283,7 @@ def _carried(given: Dims, after: Dims) -> Dims:
 
 
 def _resized(arrays: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> list[Dims]:
-    """The same dimensions of the part of each array that a device has, or of the arrays that the parts make up."""
+    """Return the dimensions of the part of each array that a device has, or of the arrays that the parts make up."""
     found = []
     for dims, shape in zip(arrays, shapes, strict=True):
         other = tuple(Dimension(size, repeated=dim.repeated) for dim, size in zip(dims, shape, strict=True))

@@ -10,7 +10,7 @@
 
 namespace cpu_kernels {
 
-// Lanes for which a block of taps is turned round once.
+// Lanes for which a block of taps is transposed once.
 constexpr int64_t GROUP_LANES = 8;
 // Bytes of inputs, windows and outputs that are worth another thread (`parts_of`).
 constexpr int64_t MIN_CONV_BYTES = 64 * 1024;

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 constexpr int64_t MIN_TAPS = 2, MAX_TAPS = 8;
-// Channels whose taps a thread keeps on its stack, turned round, while the lanes pass.
+// Channels whose taps a thread keeps on its stack, transposed, while the lanes pass.
 constexpr int64_t BLOCK_CHANNELS = 256;
 
 struct Bfloat16 {

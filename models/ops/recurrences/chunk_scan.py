@@ -22,7 +22,7 @@ MAX_PART = 32
 MAX_KEY = 256
 """Channels of the key; with more, an instance's rows do not fit into registers."""
 MAX_CHUNKS = 32
-"""Chunks of a step: the proof follows so many turns of a kernel's loop one by one."""
+"""Chunks of a step: the proof follows the iterations of a kernel's loop one by one."""
 
 
 class ScanOperands(NamedTuple):
@@ -37,7 +37,7 @@ class ScanOperands(NamedTuple):
         keys: that write, each decayed to the end of the chunk; None for `reads`.
         decay: over the whole chunk, per channel of the key or one for all.
         values: that are written; those of padding tokens are not used.
-        corrected: matrix that turns values, less what was read, into what is written; None in SSD.
+        corrected: matrix from the values, less what was read, to what is written; None in SSD.
         scores: of each token's query with each token's value.
         since: factor of a token on what it reads; None for one.
         until: factor of a token on what it writes; None for one.

@@ -2,7 +2,7 @@
 
 The plain forms, `delta_rule_step` and `ssd_step`, define it. One program instance has the states of some heads of one
 lane, whose row is the lane's own or the one that its slot names. Sums over the key run along the lanes of a vector
-register; values stand in columns, so that neither they nor the outputs are turned in the device's memory.
+register; values stand in columns, so that neither they nor the outputs are transposed in the device's memory.
 """
 
 from functools import partial

@@ -14,8 +14,8 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
     It does not depend on the path, on the shards, or on the spacing and key order of config.json. It differs for
     another configuration, another set of tensors, and weights that differ throughout, such as those of another
-    training run or a fine-tuned layer. Of a tensor of more than 4 KiB it reads 16 windows of 256 bytes, evenly spread
-    from the first byte to the last: changes that lie between the windows are not seen.
+    training run or a fine-tuned layer. A tensor of more than 4 KiB is sampled: 16 windows of 256 bytes are read, evenly
+    spread from the first byte to the last, and changes between the windows are not seen.
     """
     digest = hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode())
     for name in sorted(directory.files):

@@ -38,8 +38,8 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). What exists takes
-            precedence.
+        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that
+            exists takes precedence.
         revision: branch, tag or commit on the Hub.
         cache_dir: replaces huggingface_hub's own cache.
 

@@ -15,7 +15,7 @@ ALIGNMENT = 64
 """XLA's CPU client takes over an array of this alignment without a copy."""
 PAGE = 2 << 20
 BLOCK = 64 << 20
-"""Addresses that weights share, one behind the other, so that small ones fill a page, too. What is not written takes no
+"""Addresses that weights share, one behind the other, so that small ones fill a page, too. Unwritten pages take no
 memory."""
 
 

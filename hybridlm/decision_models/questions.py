@@ -82,8 +82,8 @@ class Answer:
     def confidence(self) -> float | None:
         """A number from 0, as for equally likely options, to 1; None for "noul".
 
-        Of a choice `(p - 1/n) / (1 - 1/n)` with the probability p of the best of n options; of a score 1 less the mean
-        distance from the most likely level, over what it is where all levels are equally likely.
+        For a choice `(p - 1/n) / (1 - 1/n)`, with the probability p of the best of n options. For a score `1 - d / u`,
+        with the mean distance d from the most likely level, and its value u where all levels are equally likely.
         """
         count, given = len(self.probabilities), list(self.probabilities.values())
         if self.type == "noul":

@@ -239,7 +239,7 @@ class RequestProbing(Probing):
         """Dispatch what follows a step: changes of states, and copies of those that are read.
 
         Returns:
-            What was read of each lane; None for nothing.
+            Lane -> the positions and states that were read; None for none.
         """
         given = [(one, lane, one.request.probe) for one, lane in sequences if one.request.probe is not None]
         self.arrays.edit(pool, [(lane, probe, one.consumed) for one, lane, probe in given])

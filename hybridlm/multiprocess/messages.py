@@ -1,7 +1,7 @@
 """Wire format of commands and decisions: JSON in numbered parts, each with a checksum.
 
-Nothing is pickled. Of Python's types there are None, bool, int, float, str, list, tuple, frozenset, dict, arrays of
-int32 in one dimension, and data classes that the receiver names; objects that both sides have are sent as their number.
+Nothing is pickled. Messages may hold None, bool, int, float, str, list, tuple, frozenset, dict, arrays of int32 in one
+dimension, and data classes that the receiver names; objects that both sides have are sent as their number.
 """
 
 import json

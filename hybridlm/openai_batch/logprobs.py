@@ -65,7 +65,7 @@ class ChoiceLogprobs:
         return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     def _by_name(self, top: Mapping[int, float]) -> dict[str, float | None]:
-        """Return name -> log-probability. Of two tokens with the same text the less likely one is named by its id."""
+        """Return name -> log-probability. If two tokens have the same text, the less likely one is named by its id."""
         named: dict[str, float | None] = {}
         for token, logprob in top.items():
             name = self._name(token)

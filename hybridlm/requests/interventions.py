@@ -27,7 +27,7 @@ class Intervention:
     """A change inside the model in one sequence; the methods make one.
 
     Positions count all tokens that the model reads, from 0: a number, a range, a list of numbers, or None for all.
-    Layers count from 0. What the model lacks (a head, an expert, a recurrent state) is refused by name when the
+    Layers count from 0. A head, an expert or a recurrent state that the model lacks is refused by name when the
     intervention is used.
 
     Attributes:

@@ -156,7 +156,7 @@ def score_items(
 ) -> list[Score]:
     """Return the scores of items, in order; a prompt with several completions has one for each.
 
-    What items begin with in common is computed once.
+    A common beginning of items is computed once.
     """
     found = [one for i, item in enumerate(items) for one in reader.read(item, f"{what}[{i}]")]
     return [own(one, ids.prompt) for one, ids in zip(score(found), found, strict=True)]

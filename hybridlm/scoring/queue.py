@@ -151,9 +151,9 @@ def shared_prefixes(
 ) -> tuple[list[SharedPrefix], list[int | None]]:
     """Find prefixes of whole chunks that two texts or more have in common.
 
-    A text is divided into the same chunks as without sharing. Common are the tokens of a prefix and the token behind
-    them: what the prefix predicts holds for all its texts. Every text keeps something to prefill. Of nested prefixes
-    the outermost and the innermost are kept, so that two states at a time are enough.
+    A text is divided into the same chunks as without sharing. Its texts have the tokens of a prefix in common, and the
+    token after them, so that the prefix's predictions hold for all of them. Every text keeps something to prefill. If
+    prefixes are nested, the outermost and the innermost are kept, so that two states at a time are enough.
 
     Args:
         texts: token ids.

@@ -1,9 +1,9 @@
 """Floor of a step on one device: bytes that it has to move and products that it has to compute, in whatever form.
 
-A step reads each weight once, of the embedding the rows of its tokens, reads and writes the state of every lane that
-does not grow, reads the keys and values of earlier positions and writes those of its tokens. Of experts it reads as
-many as tokens meet that are routed uniformly: routing is the model's own, and may meet fewer. Products are those of the
-matrices; attention, recurrences, norms and sampling are left out.
+A step reads each weight once, and the rows of its tokens in the embedding. It reads and writes the fixed-size state of
+every lane, reads the keys and values of earlier positions and writes those of its tokens. The number of experts that it
+reads is the expected one for tokens that are routed uniformly; the model's own routing may meet fewer. Products are
+those of the matrices; attention, recurrences, norms and sampling are left out.
 """
 
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ class ControlTokens:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a rendered text, without those that a tokenizer puts around every text.
 
-        What is left of marks in a template that cuts texts is dropped and still divides the text.
+        A template that cuts texts may leave a part of a mark: it is dropped, and still divides the text.
 
         Raises:
             ValueError: the tokenizer makes a control token of plain text.

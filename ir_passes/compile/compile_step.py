@@ -46,14 +46,14 @@ def compile_step(
         certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
             fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
             values, a step is proved and not audited, and runs: its certificate says so (`not_audited`).
-        certificates: a directory; a proof that an earlier certificate in it holds is not made again. What the audit
-            reads is kept there too, where a program that comes out of JAX's compilation cache does not have it.
+        certificates: a directory; a proof that an earlier certificate in it holds is not made again. The buffer
+            assignment is kept there too, because a program from JAX's compilation cache may come without it.
         may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.
         axes: the axes of the mesh (of the step's `shard_map`, or else of its arguments) along which XLA may add
-            collectives of its own, to a step that leaves it to XLA who computes what. Those that the program says
-            itself need no leave.
+            collectives of its own, in a step whose partitioning is left to XLA. Collectives of the program itself are
+            always allowed.
         compiler_options: for XLA.
         target: machine to compile for, as "nvidia-h100"; None for the devices that the arguments lie on. Arguments
             without a mesh are taken to lie on its first device. The step of a target that is not here has a

@@ -107,9 +107,9 @@ class CompiledStep(Running, Stage):
         return f"{self.certificate.report()}\n{self.plan.report(10)}"
 
     def export(self, form: Literal["stablehlo", "executable"] = "stablehlo") -> Exported:
-        """The step and its certificate in a form that outlives the process; see `Exported`.
+        """Return the step and its certificate in a form that outlives the process; see `Exported`.
 
-        Of a step for a target, StableHLO is for the target's platform.
+        The StableHLO is for the platform of the step's target.
         """
         platform = None if self.target is None else self.target.platform
         return export(self.calling, self.jaxpr, self.compiled, self.bound, self.certificate, form, platform)

@@ -48,8 +48,8 @@ def rowwise(
 ) -> None:
     """Declare that a jitted function works on each row by itself; a proof then does not look inside.
 
-    A program names the functions that it calls by name, file and line, which several may share. What a proof takes for
-    this function is therefore compared with what this function is traced to.
+    A jaxpr names a called function by name, file and line, which several functions may share. A proof therefore
+    compares the body of the call with the trace of this function.
 
     Args:
         op: a result of `jax.jit`; its arguments are arrays, which are counted in order, and static ones.

@@ -1,9 +1,9 @@
 """The name of a custom call, kernel or callback, and whether two calls run the same thing.
 
 A name alone may mean several things: kernels have the name of their function, callbacks often none but "<lambda>", and
-one target of custom calls does what its attributes say. What tells them apart is the exact name: of a function
-"name at file:line" of its definition, of a custom call the target with its attributes, of a print "format at
-file:line" of the call.
+one target of custom calls does what its attributes say. The exact name tells them apart: "name at file:line" of its
+definition for a function, the target with its attributes for a custom call, "format at file:line" of the call for a
+print.
 """
 
 import inspect

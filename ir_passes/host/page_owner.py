@@ -65,7 +65,7 @@ class PageOwner:
             return len(self._free)
 
     def acquire(self, count: int = 1) -> list[Page]:
-        """Take free pages, all of them or none. What earlier holders wrote is still in them.
+        """Take free pages, all of them or none. They still hold the values of earlier holders.
 
         Raises:
             SlotsExhausted: fewer are free.

@@ -74,8 +74,8 @@ class Slot(Token):
 class SlotOwner:
     """The allocator of a pool's rows, except the null row: the row that has been free the longest goes first.
 
-    All methods may be called from several threads; each of them happens at once as seen from the others. What a thread
-    does between two calls is its own business: an array of `bind` is valid until one of its slots is released.
+    All methods may be called from several threads; each call is atomic. Between two calls a thread must know itself
+    what it has released: an array of `bind` is valid until one of its slots is released.
 
     Args:
         size: rows of the pool, row 0 included (`SlotMap.size`).

@@ -55,9 +55,9 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that each device sends, each time, where devices stand in a ring and each talks to the next.
+        """Bytes that each device sends in one run, over a ring in which each device talks to the next.
 
-        No other way sends fewer. A device receives as many. Of a permutation, those of a device that sends.
+        No other way sends fewer. A device receives as many. For a permutation, the bytes of a device that sends.
         """
         units, of = _RING[self.operation](self.devices)
         return -(-units * self.bytes // of)

@@ -1,6 +1,6 @@
 """A hash of a traced program, or of a contract, that is the same in every process and does not know source lines.
 
-What a callback computes is not in it: only the names that the program calls it by.
+The code of a callback is not in it, only the names by which the program calls it.
 """
 
 import dataclasses

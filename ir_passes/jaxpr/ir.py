@@ -1,6 +1,6 @@
 """The one place where this package touches JAX's intermediate representation.
 
-Everything else imports these names. What differs between JAX 0.10 (Python 3.11) and later versions is settled here.
+Everything else imports these names. Differences between JAX 0.10 (Python 3.11) and later versions are settled here.
 
 More than 300 lines: it is one adapter, and two would touch the same names of JAX.
 """
@@ -219,7 +219,7 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
 
 
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
-    """The same program with every call that only names a computation replaced by its body.
+    """Return the program with every call that only names a computation replaced by its body.
 
     Constants of the bodies become constants of the whole. Every equation keeps its source, with that of the call as its
     caller; one that has none, inside a function of JAX, gets that of the call.
@@ -351,9 +351,9 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 
 
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
-    """A call of `fn`, an ordinary JAX function of the operands of an equation, in the place of that equation.
+    """Return the equations of `fn`, a JAX function of an equation's operands, to take the place of that equation.
 
-    What no result needs stays: the index of a store that a later one overwrites may be out of bounds.
+    Equations that no result needs stay: the index of a store that a later one overwrites may be out of bounds.
 
     Raises:
         ValueError: it has arrays of its own.
@@ -407,7 +407,7 @@ def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
 
 
 def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
-    """The same equation on operands of other names."""
+    """Return the equation with other variables as operands."""
     if not any(atom in names for atom in variables(eqn.invars)):
         return eqn
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])

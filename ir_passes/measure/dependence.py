@@ -80,7 +80,7 @@ def lane_bytes(bound: BoundContract, leaves: list[Any], one: Bound, array: np.nd
 def row_of_lane(bound: BoundContract, leaves: list[Any], one: Bound, lane: int, not_role: str) -> int | list[int]:
     """Return a lane's index along the axis of its array: its row by the slot map, unless that has this role.
 
-    Of a pool behind page tables all rows of the pages that this lane alone names, without the null page.
+    For a pool behind page tables: all rows of the pages that only this lane names, without the null page.
 
     Raises:
         ValueError: the slot map counts rows within a device.

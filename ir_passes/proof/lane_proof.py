@@ -237,7 +237,7 @@ def _lanes(axis: int, lanes: int) -> Owner:
 def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
     """Find pools of one group that are not written at the same rows, in the same order.
 
-    Of a pool whose write is a fault already it is not known which rows were meant.
+    Pools whose write is a fault already are left out: the rows that were meant are unknown.
     """
     found = []
     groups: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
 """The arrays that are computed of `cu_seqlens`: which of them say the lane of each token, or a token of each lane.
 
 The ways to compute them that are listed here are interpreted like the program, before it. Equal value numbers mean
-equal elements, so that a value of the program with the number of one of these results is that array. What each way
-computes is tested against its definition, for all layouts of a few tokens.
+equal elements, so that a value of the program with the number of one of these results is that array. Tests compare
+each way with its definition, for all layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator

@@ -33,7 +33,8 @@ MAX_IOTA_SIZE = 1 << 16
 class Prover:
     """State of one abstract interpretation.
 
-    What rules look up by value numbers is part of `renaming.Tables` too, and what they append to of `repeats.Template`.
+    A table that rules look up by value numbers belongs into `renaming.Tables`, too, and a list that they append to into
+    `repeats.Template`; otherwise layers that are interpreted once would lack its entries.
 
     Attributes:
         bound: the contract.
@@ -41,7 +42,7 @@ class Prover:
         counted: whether the comparison of a lane's number with the number of active lanes counts as the lane's own.
         disagreeing: the comparison assumed to fail: devices were given different operands.
         reorders: whether rows may be sorted anywhere in the program.
-        violations: found so far; of the kinds that are faults wherever they stand.
+        violations: found so far; only those that are faults wherever their result goes.
         accesses: to pools, in program order.
         versions: of the pools.
         assumed: declarations taken for granted, except those of custom calls, kernels and callbacks.
@@ -55,7 +56,7 @@ class Prover:
         comparisons: every equation that was met and compares what devices were given, in its order.
         diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
         own_orders: number of an order of rows -> mesh axes along which devices may have others.
-        same_counts: value number of sorted keys -> of the keys.
+        same_counts: value number of sorted keys -> value number of the keys.
         callers: the equations whose bodies are walked over, the outermost first.
         mapped: groups of pools that have a slot map.
         refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.

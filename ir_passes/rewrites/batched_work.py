@@ -1,4 +1,4 @@
-"""The same work of all lanes as one computation over arrays with the lanes in front."""
+"""Batched equations: work that is the same on all lanes, as one computation over arrays with the lanes in front."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Equations of a step that work on one lane alone, found by the origin of their operands.
 
 A value belongs to lane b if it is entry b along the axis that holds the lanes, as the lane proof sees it, a row of a
-pool that is lane b's, or computed from such values of lane b and from nothing of another lane. What mixes lanes belongs
-to none.
+pool that is lane b's, or computed from such values of lane b and from nothing of another lane. A value that mixes lanes
+belongs to none.
 
 Levels say how often lanes were mixed on the way to a value: equations of one lane and level can all run before any
 equation that mixes their results.

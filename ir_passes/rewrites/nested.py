@@ -56,7 +56,7 @@ def carried(eqn: ir.JaxprEqn) -> Iterator[tuple[int, int]]:
 
 
 def with_bodies(eqn: ir.JaxprEqn, changed: Sequence[tuple[Body, ir.ClosedJaxpr]]) -> ir.JaxprEqn:
-    """The same equation with other jaxprs of the same types in place of some bodies."""
+    """Return the equation with other jaxprs of the same types in place of some bodies."""
     params = dict(eqn.params)
     for body, closed in changed:
         if body.branch is None:

@@ -27,8 +27,8 @@ MAX_ALIGNMENTS = 3
 class Rebatch:
     """The pass that replaces the same equations on every lane by one computation with the lanes in front.
 
-    What every lane reads of its row becomes one gather by the slot map, what it computes is batched by `jax.vmap`, and
-    what it writes becomes one scatter that drops and does not wrap.
+    The reads of all lanes' rows become one gather by the slot map, the computations are batched by `jax.vmap`, and the
+    writes become one scatter that drops and does not wrap.
 
     Precondition: entries of a slot map are distinct on active lanes; without a map, row i is lane i's. Postcondition:
     no level of the step has the same work on every lane. Never changes: the order of accesses to any one row, effects

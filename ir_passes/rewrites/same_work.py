@@ -141,7 +141,7 @@ def _without(items: Sequence[Any], place: int) -> list[Any]:
 
 
 def _same_box(one: Box, other: Box, lane: int) -> bool:
-    """The same box, of lane 0's row and of another lane's."""
+    """A box of lane 0's row and the corresponding one of another lane's."""
     mine, theirs = one.row, other.row
     if isinstance(mine, SlotIndex):
         rows = isinstance(theirs, SlotIndex) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)

@@ -1,7 +1,7 @@
 """Gathers, scatters and dynamic slices, repeated on tags with the very indices that the state is moved by.
 
-An axis along which the tags have length 1 is taken out of the indices: they are set to zero there. What remains, the
-row axis above all, is clamped, filled or dropped by the same mode as the state.
+An axis along which the tags have length 1 is taken out of the indices: they are set to zero there. The other axes, the
+row axis above all, are clamped, filled or dropped by the same mode as the state.
 """
 
 from collections.abc import Sequence

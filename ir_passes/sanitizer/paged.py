@@ -1,7 +1,7 @@
 """Pools of pages under the sanitizer: a write is to a page that no other lane names, and that is not the null page.
 
 Pages of a sequence are written in many steps, and those of a shared prefix by another sequence, so that no label says
-what a lane must find in them. What is checked is the promise of `PageTable` about the tables that the step was given.
+what a lane must find in them. The check is of the tables that the step was given, against the promise of `PageTable`.
 """
 
 from dataclasses import dataclass

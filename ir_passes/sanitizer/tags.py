@@ -61,7 +61,7 @@ class Tags:
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
-        """The same kind of value after an operation that takes and returns an array with columns."""
+        """Return these tags for the result of an operation that takes and returns an array with columns."""
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
@@ -71,7 +71,7 @@ class Tags:
         return (self.lanes == UNKNOWN) | known
 
     def with_rows(self, rows: Ints) -> "Tags":
-        """The same pool with other labels."""
+        """Return the tags of the pool with other labels."""
         return replace(self, rows=rows)
 
 

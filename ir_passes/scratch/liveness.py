@@ -8,7 +8,7 @@ its own: reading it is reading its base.
 
 A scan, while, cond or shard_map runs a body with scratch of its own, a block of bytes that is live at that equation
 alone. A body reads its inputs where they stand: constants and `xs` in the operands of the outer equation, the carry in
-its results. What it returns stays in the block until the body has run and is then copied to the outer results.
+its results. The body's results stay in the block until it has run and are then copied to the outer results.
 """
 
 import math

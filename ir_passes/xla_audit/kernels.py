@@ -1,10 +1,10 @@
 """The operations that a compiled program runs, with the bytes that each moves, its arithmetic and the pools it touches.
 
 XLA's own cost analysis is not given out by the compilers of accelerators. This one counts the operands and results of
-every scheduled operation; of an operand that a fusion reads through slices or gathers, and of a result that it updates
-in place, the rows that are read or written alone. An operand that an earlier operation has left in a cache of the
-device counts all the same. What a TPU's program keeps in the memory on the chip does not: that is said in its buffer
-assignment. Arithmetic is that of products and convolutions.
+every scheduled operation. If a fusion reads an operand through slices or gathers, or updates a result in place, only
+the rows that are read or written count. An operand that an earlier operation has left in a cache of the device counts
+all the same. Values that a TPU's program keeps in the memory on the chip do not: the buffer assignment names them.
+Arithmetic is that of products and convolutions.
 """
 
 import re

@@ -13,8 +13,8 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
     """Find pairs of values that are live at the same tick and share a byte.
 
     Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
-    may then be done in place is for `in_place`), but never overlap in part. Of several branches one runs: a value that
-    another branch still needs is none of this one's.
+    may then be done in place is for `in_place`), but never overlap in part. Only one of several branches runs, so a
+    branch may use the bytes of a value that only another branch still needs.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}

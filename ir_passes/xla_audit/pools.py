@@ -97,8 +97,8 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
 def pool_copies(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
     """Return every copy of an array of a pool's type, from the device's own memory and into it.
 
-    What a TPU computes with it has brought into the memory on its chip, and it may take a whole pool there that is
-    small enough: such copies are the reading and the writing of the pool.
+    A TPU copies its operands into the memory on the chip, sometimes a whole pool if that is small enough: such copies
+    are the reading and the writing of the pool, and not counted.
     """
     pools = _pools(executable, bound)
     versions: dict[str, set[int]] = {}
@@ -146,9 +146,9 @@ def copy_findings(copies: list[PoolCopy], executable: Executable, allowed: Seque
 def second_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> Iterator[Finding]:
     """Find arrays of a pool's type that are computed into other bytes than a pool's.
 
-    Of a pool with one row per lane, in total or on each device, the step computes every row, so its intermediate
-    results may have the pool's type; only copies are counted against it. What a TPU computes on its chip takes none of
-    the device's memory.
+    If a pool has one row per lane, in total or on each device, the step computes every row, so that intermediate
+    results may have the pool's type; only copies are counted against it. A value in the memory on a TPU's chip takes no
+    memory of the device.
     """
     module = executable.module
     mapped = {name for one in bound.inputs if isinstance(one.entry, ROW_MAPS) for name in one.entry.names}

@@ -1,8 +1,8 @@
 """The protobuf wire format, read without protobuf: a schema of field numbers in, plain dictionaries out.
 
 Every field of the schema is present in what comes out: proto3 leaves a field out whose value is zero, so an absent
-number is 0, an absent string empty, an absent message None. What the schema does not name is skipped, or kept verbatim
-where the schema asks for it. Source: https://protobuf.dev/programming-guides/encoding.
+number is 0, an absent string empty, an absent message None. Other fields are skipped, or kept verbatim where the schema
+asks for it. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen3.6, dense (`qwen3_5`) or with a mixture of experts (MoE) in every layer (`qwen3_5_moe`).
 
-Of multimodal checkpoints the text tower is read.
+The text tower of multimodal checkpoints is read, the vision tower is not.
 """
 
 from collections.abc import Mapping

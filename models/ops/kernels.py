@@ -50,7 +50,7 @@ class Kernel:
 
 
 def default_mode(platform: str) -> str:
-    """Return the mode for who asks for none: kernels where their speed has been measured, which is on CPUs."""
+    """Return the mode if none is given: kernels where their speed has been measured, which is on CPUs."""
     return "auto" if platform == "cpu" else "off"
 
 

@@ -63,7 +63,7 @@ def packed_forms(
 ) -> dict[ParameterPath, PackedForm]:
     """Return the form of each parameter that can stay packed: all of its tensors have one form, row by row.
 
-    A parameter that an adapter is merged into is none.
+    A parameter that an adapter is merged into does not stay packed.
     """
     forms = {}
     for choice in plan.choices:

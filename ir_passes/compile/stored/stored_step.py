@@ -90,7 +90,7 @@ class StoredStep(Running):
 
     @cached_property
     def in_full(self) -> CompiledStep:
-        """The same step with its program and what was found in it, traced and compiled when it is first asked for."""
+        """This step with its jaxpr, HLO and audit, traced and compiled anew at the first access."""
         return self._compile_anew()
 
     def __repr__(self) -> str:

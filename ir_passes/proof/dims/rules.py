@@ -211,7 +211,7 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
     """Write one array into a part of another; along the other axes the part begins anywhere.
 
-    Of several dimensions merged into one, an index along them may put any in the place of any other.
+    If several dimensions are merged into one axis, an index along it may put any of them in the place of another.
     """
     return [tuple(met(dim, window[axis]) if axis in window else _indexed(dim) for axis, dim in enumerate(x))]
 

@@ -23,8 +23,8 @@ def compare(site: Site, x: Value, y: Value) -> list[Value]:
 def _counted(site: Site, x: Value, y: Value) -> Owner | None:
     """Return the owner of a comparison of every lane's number with the number of active lanes; None for all others.
 
-    What is known of an idle lane's element must not be taken for what is known of the others, so that the result counts
-    as the lanes' own: a walk in which no lane is idle then refuses every use of it for another lane.
+    The result counts as each lane's own, so that a fact about an idle lane's element is not taken for one about the
+    others: the interpretation without idle lanes then refuses every use of it for another lane.
     """
     number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
     shape = site.shapes[0 if number is x else 1]

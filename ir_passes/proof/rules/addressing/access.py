@@ -107,7 +107,7 @@ class Access:
     def put(self, view: View, dim: int) -> View | None:
         """Return the view after this write puts a part back; None where the part was taken elsewhere.
 
-        What was read out of bounds holds a fill value, which only a write that drops it leaves out.
+        Elements that were read out of bounds hold a fill value; only a write that drops them keeps it out of the pool.
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
@@ -242,7 +242,7 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 def unsorted(site: Site, access: Access) -> Mixed | None:
     """Return the owner of the result where lanes' indices are declared sorted, which XLA may rely on; else None.
 
-    Of indices that are not sorted the result is the implementation's own, for all places together.
+    If they are not sorted after all, any element of the result may be anything.
     """
     if not site.params.get("indices_are_sorted"):
         return None

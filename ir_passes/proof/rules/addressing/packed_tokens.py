@@ -1,14 +1,14 @@
 """Packed tokens: lanes' values by token, tokens' values by lane, and what a mask by lane lets through.
 
-Every rule for lanes holds for tokens, if each of them is taken for a lane of its own: an owner that is `packed` counts
-tokens, and is never joined with one that counts lanes. Here is what makes more of it, since several tokens are of one
-lane. It rests on three facts about shared arrays: `SegmentIds` (it says the lane of each token), `TokenOf` (it names a
+Every rule for lanes holds for tokens, if each token is taken for a lane of its own: an owner that is `packed` counts
+tokens, and is never joined with one that counts lanes. The rules here know that several tokens belong to one lane. They
+rest on three facts about shared arrays: `SegmentIds` (it says the lane of each token), `TokenOf` (it names a
 token of each lane) and `SameLane` (it is false for tokens of different lanes).
 
 * `x[segment]`: at a real token it is the row of the token's own lane. At padding it is any row, which is allowed there.
 * `zeros(N).at[segment].add(y)`: row i is made of tokens of lane i alone, if what padding would add is dropped.
-* `y[last]`, with `last` the last token of each lane: row i is lane i's. Of a lane without tokens it is another one's;
-  such a lane is outside every claim.
+* `y[last]`, with `last` the last token of each lane: row i is lane i's. The row of a lane without tokens is another
+  lane's; such a lane is outside every claim.
 * `where(same, pairs, c)`: where it is not `c`, the two tokens are of one lane, so that it is the row's lane's alone.
 * `weights @ values` over tokens: a weight outside of the row's lane is zero, or nan because of the row's own lane, and
   finite values make zero of zero. Values that may be nan or infinite are refused: zero times these is nan.

@@ -32,9 +32,9 @@ _BY_PAGE = (
 
 
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
-    """The fact of an entry times a constant: (entry * s + o) * c is entry * sc + oc, and oc is below sc as o below s.
+    """Return the fact of an entry times a constant: (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s.
 
-    What is past every pool stays so, and what is negative. Where the product may wrap nothing is known.
+    An index past every pool stays past it, and a negative one negative. Nothing is known if the product may wrap.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:

@@ -32,6 +32,13 @@ def test_every_page_is_in_the_navigation(root: Path) -> None:
     assert set(re.findall(r"[\w/-]+\.md", (root / "mkdocs.yml").read_text())) == pages
 
 
+def test_every_file_of_the_structure_exists(root: Path) -> None:
+    text = (root / "docs" / "structure.md").read_text()
+    _, _, table = text.partition("## Where is ...")
+    named = re.findall(r"`([^`]+)`", table)
+    assert len(named) > 20 and [one for one in named if not (root / one).exists()] == []
+
+
 def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
     """Each row of the table in docs/accelerators.md ends with tests, or mutants in them, that exist."""
     text = (root / "docs" / "accelerators.md").read_text()

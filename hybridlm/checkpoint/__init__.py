@@ -1,6 +1,7 @@
 """Checkpoints: find the directory, check it, read parameters one at a time, write saved models.
 
-Imports `files` and `errors`. Begin with `opened`, which is given a directory; `model` says which family it holds.
+Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which is given a directory; `model` says
+which family it holds.
 """
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter

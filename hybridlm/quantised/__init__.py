@@ -1,6 +1,6 @@
 """Quantised checkpoints: which tensors make a weight, and the exact numbers that their codes stand for.
 
-Imports nothing of ours but `errors`. Begin with `groups`; `schemes` has the formulas.
+Imports nothing of hybridlm. Begin with `groups`; `schemes` has the formulas.
 """
 
 from hybridlm.quantised.contradictions import contradictions

@@ -111,7 +111,7 @@ class ActiveSequence:
 
     @property
     def shares_states(self) -> bool:
-        """Whether its states are those of its tokens, which others may continue, and it those of others."""
+        """Whether its states follow from its tokens only, so that it may continue others' states, and others its."""
         return self.request.probe is None or not self.request.probe.intervenes
 
     @property

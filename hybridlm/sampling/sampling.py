@@ -37,7 +37,8 @@ class Sampling(NamedTuple):
     Attributes:
         temperature: 0 for the most likely token.
         top_k: keep the k most likely tokens, and those as likely as the last of them; 0 keeps all.
-        top_p: keep tokens for which all more likely tokens together have less than this probability; 1 keeps all.
+        top_p: keep tokens for which all more likely tokens together have less than this probability (nucleus sampling);
+            1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         seed: 64-bit seed in two words, high and low.
         index: index of the request.

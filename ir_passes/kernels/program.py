@@ -4,14 +4,14 @@ The program has the operands and results of the `pallas_call`, and says what the
 is for, not what interpret mode does:
 
 * Memory that nobody has written holds anything: scratch, the blocks of results, what a masked load leaves out.
-* An index that picks a block, or a place in one, is in bounds, or the kernel reaches another's memory.
+* An index that picks a block, or a place in one, has to be in bounds; otherwise the kernel reaches foreign memory.
 * Steps of a grid axis run one after the other on a TPU, unless `dimension_semantics` says "parallel": scratch, and a
   block that stays in its place, carry over. Everywhere else they run side by side. Then scratch is new in each, two
   steps may not write one block, and of a result that all of them write to nothing that another has written is known.
 * A result that is aliased to an operand is that operand's memory. Triton's kernels work in it, and a TPU's copies where
   a result stays in the device's memory; elsewhere a block is put together in other memory and written as a whole, what
   the kernel leaves out too.
-* Of an array that a kernel takes whole each step may have a part of its own (`own_blocks`).
+* A kernel may take an array whole, and each of its steps may work on a part of its own (`own_blocks`).
 
 More than 300 lines: the loops are one recursion.
 """
@@ -43,9 +43,9 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
 
 
 def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
-    """Run a kernel, its arrays that it takes whole cut where each step has a part of its own.
+    """Run a kernel; an array that it takes whole is cut if each step works on a part of its own.
 
-    Scratch is new in each step where no step reads what another has left.
+    Scratch is new in each step unless a step reads what another has left.
     """
     aliased = {operand: result for result, operand in kernel.aliases.items()}
     arrays = [("result", k) for k in range(len(kernel.outputs))]

@@ -1,4 +1,4 @@
 """Measurements of dependence: operands are changed, and bits are compared.
 
-Imports `contract`. Begin with `dependence`.
+Imports `contract` and `jaxpr`. Begin with `dependence`.
 """

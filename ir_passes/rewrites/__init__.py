@@ -1,6 +1,7 @@
 """Rewrites of a step's jaxpr, one pass per module, in the order in which they help each other.
 
-Imports `contract`, `jaxpr` and `scratch`. Begin with `graph`, what a pass is given and returns, and `pipeline`.
+Imports `proof`, `scratch`, `contract` and `jaxpr`. Begin with `graph`, what a pass is given and returns, and
+`pipeline`.
 """
 
 from ir_passes.rewrites.carry_pools import CarryPools

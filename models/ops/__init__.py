@@ -1,4 +1,4 @@
 """Array operations: recurrences over tokens (`recurrences/`), matrix products, layouts for XLA.
 
-Imports `state` and `sharding`. Begin with `linear`, and with `recurrence` in `recurrences`.
+Imports `cpu_kernels`, `state` and `sharding`. Begin with `linear`, and with `recurrence` in `recurrences`.
 """

@@ -1,4 +1,4 @@
-"""Loops and branches.
+"""Control flow: the rules of `scan`, `while` and `cond`, whose carries are brought to a fixpoint by widening.
 
 More than 300 lines: the fixpoint of a loop and what enters and leaves it.
 """

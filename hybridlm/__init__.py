@@ -1,7 +1,7 @@
 """hybridlm: hybrid language models in JAX, many sequences in one step. Users import this package only."""
 
 # isort: off
-from hybridlm._siblings import require_siblings
+from hybridlm.siblings import require_siblings
 
 require_siblings()
 # isort: on

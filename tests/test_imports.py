@@ -159,7 +159,7 @@ LAYERS = {
         multiprocess prefix_cache programs requests rows
         checkpoint devices files grammars steps text
         drafting gguf_files quantised sampling
-        _siblings compiler errors eval_settings progress version
+        siblings compiler errors eval_settings progress version
     """,
     "models": """
         families

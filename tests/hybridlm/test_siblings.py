@@ -19,9 +19,9 @@ def installed(tmp_path: Path) -> Path:
     for name in ("hybridlm", "ir_passes", "models"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(MARKER)
-    (folder / "hybridlm" / "_siblings.py").write_bytes((ROOT / "hybridlm" / "_siblings.py").read_bytes())
+    (folder / "hybridlm" / "siblings.py").write_bytes((ROOT / "hybridlm" / "siblings.py").read_bytes())
     (folder / "hybridlm" / "__init__.py").write_text(
-        "from hybridlm._siblings import require_siblings\nrequire_siblings()\n" + MARKER
+        "from hybridlm.siblings import require_siblings\nrequire_siblings()\n" + MARKER
     )
     return folder
 
@@ -133,7 +133,7 @@ def test_missing_package(installed: Path, user: Path):
 def test_guard_is_the_first_statement_of_the_package():
     body = ast.parse((ROOT / "hybridlm" / "__init__.py").read_text()).body
     assert [ast.unparse(node) for node in body[1:3]] == [
-        "from hybridlm._siblings import require_siblings",
+        "from hybridlm.siblings import require_siblings",
         "require_siblings()",
     ]
 

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from models.layers.activations import silu
 from models.ops.layout import materialize
-from models.ops.recurrences.conv_step import KERNEL, conv_step
 from models.ops.recurrences.conv_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.conv_step_cpu import conv_step_cpu
+from models.ops.recurrences.conv_step_gpu import KERNEL, conv_step
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import LaneInfo, LaneMask
 from models.state.state import name_dims

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
-from models.ops.decode_attention import KERNEL, decode_attention
 from models.ops.decode_attention_cpu import KERNEL as CPU_KERNEL
 from models.ops.decode_attention_cpu import AttentionInputs, attention_of
+from models.ops.decode_attention_gpu import KERNEL, decode_attention
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block

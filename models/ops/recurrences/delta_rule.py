@@ -19,8 +19,8 @@ from jaxtyping import Float32
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, unfused
 from models.ops.recurrences.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
-from models.ops.recurrences.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.recurrences.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunk_scan_gpu import KERNEL as SCAN_KERNEL
+from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_products, chunk_scan, in_chunks
 from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.recurrences.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
 from models.ops.recurrences.recurrent_step import by_kernel

@@ -1,172 +1,25 @@
-"""A kernel for GPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
+"""A few tokens of a linear recurrence by the kernel of the platform, or by the plain form where it has none.
 
-The plain forms of `delta_rule` and `ssd` define it; `recurrent_step_tpu` is the one for TPUs, `recurrent_step_cpu` that
-for CPUs. Several tokens are those of a step that verifies drafts, which needs no new state, and of the replay of the
-accepted ones. One program instance has some rows of the state of one lane and value head: the delta rule and SSD treat
-each row S[v] by itself, so rows need nothing of each other.
+The kernels are in `recurrent_step_cpu`, `recurrent_step_gpu` and `recurrent_step_tpu`.
 """
 
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceForm, RecurrenceInputs, RecurrenceOutputs, Surroundings
 from models.ops.recurrences.recurrent_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.recurrent_step_cpu import recurrent_step_cpu
+from models.ops.recurrences.recurrent_step_gpu import KERNEL as GPU_KERNEL
+from models.ops.recurrences.recurrent_step_gpu import recurrent_step
 from models.ops.recurrences.recurrent_step_tpu import KERNEL as TPU_KERNEL
 from models.ops.recurrences.recurrent_step_tpu import recurrent_step_tpu
 
-MAX_ROWS = 32
-"""Rows of the state of one program instance."""
-MAX_TOKENS = 16
-"""Tokens that are written out one by one."""
-MAX_KEY = 256
-"""Channels of the key; with more, an instance's rows do not fit into registers."""
-
-
-def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Say why the kernel does not take these operands; None if it does."""
-    values, keys = inputs.state.shape[2:]
-    if inputs.tokens > MAX_TOKENS:
-        return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
-    if inputs.slots is not None:
-        return "rows by slot"
-    if keys > MAX_KEY or keys & (keys - 1) or values & (values - 1):
-        return f"states of {values} x {keys}: expected powers of two, and at most {MAX_KEY} channels of the key"
-    return None
-
-
-KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
-
-
-def recurrent_step_kernel(
-    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, *refs: Any,
-    by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool,
-) -> None:  # fmt: skip
-    """Advance some rows of the state of one lane and head.
-
-    Args:
-        valid: int32[lane, token], in full.
-        fresh: int32[lane], in full.
-        decay: log decay, float32[lane, token, head] in full, or [token, key] of this head.
-        beta: float32[lane, token, head], in full.
-        q, k: [token, key] of the head.
-        v: [token, value], the rows of this instance.
-        state: [value, key].
-        refs: scale, float32[lane, token, head], and skip, float32[head], in full, where `surrounded`; the outputs, as
-            the values; the new state, in the memory of the old one, unless `keep_state`.
-        by_channel: whether the decay is one for each channel of the key.
-        corrects: whether what the key reads is taken off the value first, as in the delta rule.
-        surrounded: whether values are scaled before they are written, and added to the outputs.
-        keep_state: no state is written.
-    """
-    from jax.experimental import pallas as pl  # takes a while to import
-
-    scale, skip = refs[:2] if surrounded else (None, None)
-    out, new = (refs[-1], None) if keep_state else refs[-2:]
-    lane, head = pl.program_id(0), pl.program_id(1)
-    now = state[...]
-    for token in range(q.shape[0]):
-        real, key = valid[lane, token] > 0, k[token, :]
-        decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * now
-        if token == 0:
-            decayed = jnp.where(fresh[lane] > 0, 0.0, decayed)
-        delta = value = v[token, :]
-        if scale is not None:
-            delta = scale[lane, token, head] * value
-        if corrects:
-            delta = beta[lane, token, head] * (delta - jnp.sum(decayed * key[None], axis=1))
-        now = jnp.where(real, decayed + delta[:, None] * key[None], now)
-        read = jnp.sum(now * q[token, :][None], axis=1)
-        if skip is not None:
-            read = read + skip[head] * value
-        out[token, :] = jnp.where(real, read, 0.0)
-    if new is not None:
-        new[...] = now
-
-
-def recurrent_step(
-    inputs: RecurrenceInputs,
-    surroundings: Surroundings | None = None,
-    *,
-    keep_state: bool = False,
-    interpret: bool,
-) -> RecurrenceOutputs:
-    """Run a few tokens of every lane.
-
-    Args:
-        inputs: of a whole step.
-        surroundings: what is done to values before and after; None for nothing.
-        keep_state: the state before the first token is needed afterwards, and no new one.
-        interpret: run by Pallas' interpreter, on any platform.
-
-    Returns:
-        Outputs and the new state, None with `keep_state`.
-    """
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
-
-    lanes, heads, values, keys = inputs.state.shape
-    tokens, by_channel = inputs.tokens, inputs.log_decay.ndim == inputs.key.ndim
-    shared = heads // inputs.key.shape[2]
-    beta = inputs.log_decay[..., 0] if by_channel else inputs.log_decay
-    beta = beta if inputs.beta is None else inputs.beta
-    rows = min(MAX_ROWS, values)
-    whole = pl.BlockSpec(memory_space=pl.ANY)
-
-    def of_head(size: int, index: Any) -> Any:
-        return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
-
-    def of_key(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-        return lane, 0, lax.div(head, shared) if shared > 1 else head, 0
-
-    key = of_head(keys, of_key)
-    channels = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
-    value = of_head(rows, lambda lane, head, tile: (lane, 0, head, tile))
-    block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
-    operands = (
-        inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
-        inputs.query, inputs.key, inputs.value, inputs.state,
-    )  # fmt: skip
-    more = () if surroundings is None else surroundings
-    result = result_like(inputs.value.shape, jnp.float32, inputs.state)
-    out, *state = pl.pallas_call(
-        partial(
-            recurrent_step_kernel,
-            by_channel=by_channel,
-            corrects=inputs.beta is not None,
-            surrounded=bool(more),
-            keep_state=keep_state,
-        ),
-        grid=(lanes, heads, values // rows),
-        in_specs=[
-            whole,
-            whole,
-            channels if by_channel else whole,
-            whole,
-            key,
-            key,
-            value,
-            matrix,
-            *[whole] * len(more),
-        ],
-        out_specs=[value] if keep_state else [value, matrix],
-        out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
-        input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
-        interpret=interpret,
-        name=KERNEL.name,
-    )(*operands, *more)
-    return RecurrenceOutputs(out, None if keep_state else state[0])
-
 
 def _for_gpus(inputs: RecurrenceInputs) -> bool:
-    return inputs.devices.platform != "tpu" and KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs)
+    mode, platform = inputs.devices.kernels, inputs.devices.platform
+    return platform != "tpu" and GPU_KERNEL.chosen(mode, platform, inputs)
 
 
 def with_surroundings(
@@ -185,7 +38,7 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
     Args:
         plain: form that the kernel computes, and whose derivatives it has on a CPU.
         inputs: of a whole step.
-        keep_state: as of `recurrent_step`.
+        keep_state: the state before the first token is needed afterwards, and no new one.
     """
     mode, platform = inputs.devices.kernels, inputs.devices.platform
     if CPU_KERNEL.chosen(mode, platform, inputs) and not (keep_state and inputs.slots is not None):

@@ -1,7 +1,7 @@
 """Kernels for CPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
 
-The plain forms of `delta_rule` and `ssd` define them; the tokens are those of `recurrent_step`. They are C++, which no
-proof reads: a contract declares each call by its target, and a step writes to its pool of states.
+The plain forms of `delta_rule` and `ssd` define them; the tokens are those of `recurrent_step_gpu`. They are C++, which
+no proof reads: a contract declares each call by its target, and a step writes to its pool of states.
 """
 
 from typing import Any

@@ -20,8 +20,8 @@ from jax import Array
 from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
 from models.ops.recurrences.chunk_decay import decays_between
-from models.ops.recurrences.chunk_scan import KERNEL as SCAN_KERNEL
-from models.ops.recurrences.chunk_scan import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunk_scan_gpu import KERNEL as SCAN_KERNEL
+from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_products, chunk_scan, in_chunks
 from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
 from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings

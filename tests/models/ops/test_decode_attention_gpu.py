@@ -12,7 +12,7 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, attend
-from models.ops.decode_attention import KERNEL, MAX_ROWS
+from models.ops.decode_attention_gpu import KERNEL, MAX_ROWS
 
 CONTEXT = 256
 LENGTHS = (0, 1, 127, 128, 129, 250)

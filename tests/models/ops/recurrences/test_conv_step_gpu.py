@@ -11,7 +11,7 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.short_conv import layer_conv
-from models.ops.recurrences.conv_step import KERNEL, MAX_TAPS, MAX_TOKENS
+from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 

@@ -13,7 +13,7 @@ from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_proof,
 
 from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
-from models.ops.recurrences.recurrent_step import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
+from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrences.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
 

@@ -1,7 +1,7 @@
 """A kernel for the sequential part of the chunked forms: the state is read once and written once for all chunks.
 
 `chunked_scan.scan_chunks` defines it. One program instance carries some rows of the state of one lane and value head
-through the chunks, in registers. What a chunk's tokens do to each other is computed before, for all chunks at once.
+through the chunks, in registers. The products of tokens of one chunk are computed before, for all chunks at once.
 """
 
 from functools import partial

@@ -11,7 +11,7 @@ import pytest
 from recurrence_cases import arguments, check_proof
 from recurrence_equations import delta_rule_reference, ssd_reference
 
-from models.ops.recurrences.chunk_scan import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
+from models.ops.recurrences.chunk_scan_gpu import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
 from models.ops.recurrences.delta_rule import CHUNK, delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd

@@ -33,6 +33,7 @@ def plot(title: str, lanes: Sequence[int], tokens_per_second: Series, fractions:
 
 
 def _panel(left: int, label: str, lanes: Sequence[int], series: Series, least: float = 0.0) -> list[str]:
+    """Return the SVG of one bar chart: a group of bars for each number of lanes."""
     highest = max([least, *(value for values in series.values() for value in values)], default=1.0) or 1.0
     step = _tick(highest)
     count = -int(-highest // step)

@@ -95,6 +95,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
+    """Download the files of a model on the Hub into huggingface_hub's cache; return the snapshot's folder."""
     # Imported here because it takes longer than everything else that a local directory needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

@@ -226,6 +226,8 @@ def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quan
 
 
 class _QuantisedWriter:
+    """Reads, quantises and writes the tensors of a checkpoint, one at a time."""
+
     def __init__(
         self,
         checkpoint: CheckpointDirectory,

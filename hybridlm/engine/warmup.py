@@ -20,6 +20,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
 
 
 def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[str, float]:
+    """Compile every shape in threads; return the seconds of each."""
     shapes = all_shapes(engine, only_full=not every_bucket)
     seconds: dict[str, float] = {}
 

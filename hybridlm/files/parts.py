@@ -230,6 +230,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
+    """Hold an exclusive lock on a folder of parts (`fcntl.flock`)."""
     import fcntl  # imported here because Windows has none
 
     path = folder / "lock"

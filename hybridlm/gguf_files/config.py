@@ -64,6 +64,7 @@ def decoder_layers(header: GgufHeader) -> int:
 
 
 def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
+    """Return the fields of config.json that all architectures have."""
     header = fields.header
     embedding = header.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else 1
@@ -100,6 +101,7 @@ def _layer_types(fields: ArchitectureMetadata, mark: str, kind: str) -> list[str
 
 
 def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
+    """Return the fields of config.json for the architecture qwen35."""
     head_dim, value_heads = fields.integer("attention.key_length"), fields.integer("ssm.time_step_rank")
     inner = fields.integer("ssm.inner_size")
     if inner % value_heads:

@@ -84,6 +84,8 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
 
 
 class _HeaderReader:
+    """A cursor over the header of a mapped file, with limits on items and bytes of text."""
+
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path, self.mapped, self.size = path, mapped, len(mapped)
         self.at = self.items = self.text_bytes = 0

@@ -121,6 +121,7 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
+    """Return the request in the body of a line; raises ValueError if anything in it is wrong."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables = take_chat_fields(body) if chat else {}

@@ -125,6 +125,7 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
 
 
 def _modelopt(settings: Mapping[str, Any], beside: Mapping[str, Any] | None) -> QuantisationSettings:
+    """Read the settings of NVIDIA's modelopt, in config.json and hf_quant_config.json."""
     faults: list[str] = []
     algorithms = [str(one["quant_algo"]).upper() for one in (settings, beside or {}) if one.get("quant_algo")]
     if len(set(algorithms)) > 1:
@@ -160,6 +161,7 @@ def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
+    """Read `quantization_config` of compressed-tensors (llm-compressor, vLLM)."""
     faults: list[str] = []
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):

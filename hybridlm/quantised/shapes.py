@@ -86,6 +86,7 @@ class _Tensors:
     hints: Hints
 
     def weight(self) -> QuantisedTensor:
+        """Return the weight that these tensors make; raises Mismatch if they make none."""
         if self.members["codes"].endswith(".qweight"):
             return self.integers_by_input()
         if "inverse" in self.members:

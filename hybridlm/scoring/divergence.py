@@ -210,6 +210,7 @@ def _compare(
     waiting: ScoringQueue[ComparedText],
     found: list[Divergences],
 ) -> Certificate:
+    """Run the steps of both models until every text is compared."""
     lanes: list[ComparedText | None] = [None] * pools[0].size
     flights: deque[tuple[Divergences, list[_Part]]] = deque()
     program: CompiledStep | None = None

@@ -185,6 +185,7 @@ class TextPart(NamedTuple, Generic[T]):
 def _prefill(
     engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None
 ) -> Iterator[T]:
+    """Dispatch steps, one ahead of the outputs that are read, until every text is done."""
     lanes: list[T | None] = [None] * pool.size
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):

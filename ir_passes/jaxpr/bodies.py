@@ -53,6 +53,8 @@ def _key(value: Any) -> Hashable:
 
 
 class _Mapped:
+    """A program in which equations are replaced, those of nested bodies too; equal bodies are mapped once."""
+
     def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
         self.change, self.keep = change, keep
         self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}

@@ -34,6 +34,8 @@ def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
 
 
 class _Writer:
+    """Writes programs and contracts as text of a fixed form, which is hashed."""
+
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
         self._without = without
         # A body that occurs often is hashed once; it is kept so that its id stays its own.

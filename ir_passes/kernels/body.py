@@ -412,6 +412,7 @@ class _Body:
         return results
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
+        """Run a scan of the body, whose references are carried as arrays."""
         params, at = eqn.params, ir.source_of(eqn)
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
@@ -448,6 +449,7 @@ class _Body:
             self.copies.check_none(f"at a loop or branch at {ir.source_of(eqn)}")
 
     def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
+        """Run a while loop of the body, whose references are carried as arrays."""
         params = eqn.params
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]

@@ -277,6 +277,7 @@ class _Kernel:
         return _State(whole, state.scratch)
 
     def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
+        """Run the steps along a grid axis as a scan, with the memory that they hand on."""
         size = self.grid[axis]
         taken = {
             k: d

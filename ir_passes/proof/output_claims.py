@@ -72,6 +72,7 @@ def _at_output(
 
 
 def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+    """Return kind, message and remedy if a result's owner is not the one of its contract entry; else None."""
     owner, lanes = value.owner, prover.bound.lanes
     match one.entry:
         case Unspecified():

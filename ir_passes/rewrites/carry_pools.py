@@ -124,6 +124,7 @@ class _Carrying:
     pairs: tuple[_Pair, ...]
 
     def __call__(self, *operands: jax.Array) -> list[jax.Array]:
+        """Run the scan with its pools as carries, read and written at the index of the iteration."""
         params = self.eqn.params
         count, carries = ir.scan_counts(self.eqn)
         body = ir.as_function(params["jaxpr"])

@@ -114,6 +114,7 @@ class _Guard:
         return [*before, *ir.emit_instead(eqn, access, [*eqn.invars[:arrays], *given])]
 
     def _indexed(self, eqn: ir.JaxprEqn, axis: int) -> list[ir.JaxprEqn] | None:
+        """Return the equations of an access with its index along `axis` guarded; None if it stays as it is."""
         window, index = window_of(eqn), eqn.invars[1]
         if window is None:
             if axis not in eqn.params["dimension_numbers"].operand_batching_dims:

@@ -120,6 +120,7 @@ def _families(
 def _rewritten(
     graph: Graph, older: dict[int, ir.Var], families: Sequence[_Family], accesses: PoolAccesses
 ) -> Graph | None:
+    """Return the graph with one gather for each family of reads; None if nothing changes."""
     jaxpr = graph.program.jaxpr
     consts: dict[ir.Var, Any] = {}
     instead: dict[int, list[ir.JaxprEqn]] = {}

@@ -61,6 +61,8 @@ def same_work(owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]], first:
 
 @dataclass(frozen=True)
 class _Equal:
+    """The comparison of two lanes' equations, which collects the variables that correspond."""
+
     owners: LaneOwners
     first: dict[ir.Var, ir.Var]
     named: list[ir.JaxprEqn] = field(default_factory=list)

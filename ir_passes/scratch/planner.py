@@ -89,6 +89,7 @@ class _Planner:
         return self.done[id(live)]
 
     def _plan(self, live: Liveness) -> Plan:
+        """Plan the bodies first, then the arena that holds their blocks and the other scratch."""
         blocks = {
             equation: _lay_out([self.plan(body) for body in bodies], exclusive(live.jaxpr.jaxpr.eqns[equation]))
             for equation, bodies in live.bodies.items()

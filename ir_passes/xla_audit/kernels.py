@@ -144,6 +144,8 @@ def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
 
 
 class _ScheduleWalk:
+    """A walk over the schedule of a program, its called computations included, that counts bytes and products."""
+
     def __init__(self, executable: Executable, pools: Mapping[int, str]):
         self._executable, self._module, self._pools = executable, executable.module, pools
         self._buffers = executable.buffers

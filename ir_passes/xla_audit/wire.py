@@ -78,6 +78,7 @@ def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
 
 
 def _decode(data: bytes, at: int, end: int, message: WireMessage) -> dict[str, Any]:
+    """Decode bytes `at` to `end` of a message into a dictionary."""
     out = message.blank.copy()
     lists: dict[str, list[Any]] = {}
     rest: list[bytes] = []

@@ -42,6 +42,7 @@ def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float,
 def _read_scaling(
     reader: ConfigReader, place: ConfigReader, positions: int
 ) -> LinearScaling | YarnScaling | Llama3Scaling | None:
+    """Return the scaling of rotary positions: linear, YaRN or Llama 3; None if there is none."""
     name = "rope_type" if "rope_type" in place or "type" not in place else "type"
     kind = place.choice(name, TYPES, "default")
     place.get("type")

@@ -52,6 +52,7 @@ class _Binding:
         self._skipped: list[str] = []
 
     def bound(self) -> BoundAdapter:
+        """Match every tensor of the adapter; raises CheckpointError with all faults."""
         pairs: dict[tuple[str, bool], dict[str, str]] = {}
         replaced: dict[str, str] = {}
         for key, info in self._adapter.file.tensors.items():
@@ -99,6 +100,7 @@ class _Binding:
             )
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
+        """Match the two factors of one module with a tensor of the model, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return

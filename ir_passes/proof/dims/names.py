@@ -100,6 +100,7 @@ class _Walk:
         return [dims_of(atom) for atom in jaxpr.outvars], [leaf_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
+        """Return the dimensions of an equation's results, and the pools that they are versions of."""
         eqn = jaxpr.eqns[index]
         name = eqn.primitive.name
         nothing: Leaves = [None] * len(eqn.outvars)

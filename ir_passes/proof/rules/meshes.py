@@ -140,6 +140,7 @@ def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split
 
 
 def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
+    """Return the owner of a shard_map's result over all devices."""
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"

@@ -102,6 +102,8 @@ def live_values(executable: Executable) -> LiveValues:
 
 
 class _Flow:
+    """The flattening walk: a clock, the values defined so far, and the ticks at which they are read."""
+
     def __init__(self, executable: Executable):
         self._module = executable.module
         self._slices = executable.buffers.slices
@@ -202,6 +204,7 @@ class _Flow:
         return root
 
     def _step(self, one: Instruction, bound: dict[int, Leaves]) -> Leaves:
+        """Advance the clock by an instruction; return the values of its result."""
         operands = [self._of[operand] for operand in one.operands]
         if one.opcode == "parameter":
             return bound[one.parameter]
@@ -253,6 +256,7 @@ class _Flow:
         return defined
 
     def _loop(self, one: Instruction, initial: Leaves) -> Leaves:
+        """Walk the condition and the body of a while once; a value that the body hands on unchanged stays one value."""
         body, condition = (self._module.computations[id] for id in one.called)
         enter = self._tick()
         self._use(initial.values(), enter)
@@ -285,6 +289,7 @@ class _Flow:
         return leaves
 
     def _branch(self, one: Instruction, operands: list[Leaves]) -> Leaves:
+        """Walk the branches of a conditional one after the other, and note which values each of them uses."""
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
         branches = Branches(self._clock)

@@ -15,10 +15,10 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.found import Found
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import QueuedText, ScoredText
+from hybridlm.scoring.text_distributions import TextDistributions
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.steps.score import Chosen
 
@@ -45,7 +45,7 @@ def scores(
     return [found[index] for index in range(len(texts))]
 
 
-def _with_distributions(scored: Score, found: Found, before: int) -> Score:
+def _with_distributions(scored: Score, found: TextDistributions, before: int) -> Score:
     entropy = found.entropy[before:] if found.question.entropy else None
     return replace(
         scored, ranks=found.ranks[before:], entropy=entropy, top=found.top(before), chosen=found.chosen(before)

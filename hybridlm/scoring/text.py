@@ -11,7 +11,7 @@ from hybridlm.requests.captured_table import TableWriter
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.scoring.distributions import Question, TextQuestion
-from hybridlm.scoring.found import Found
+from hybridlm.scoring.text_distributions import TextDistributions
 from hybridlm.steps.operands import Feed
 from hybridlm.steps.score import Scored
 from ir_passes.host.slot_owner import Slot
@@ -98,7 +98,7 @@ class ScoredText(QueuedText):
 
     question: Question | None = None
     asked: TextQuestion | None = None
-    found: Found | None = field(init=False, default=None)
+    found: TextDistributions | None = field(init=False, default=None)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
@@ -109,7 +109,7 @@ class ScoredText(QueuedText):
         self.greedy = np.zeros(count, bool)
         self.top_logprobs = [{} for _ in range(count)]
         if self.question is not None and self.asked is not None:
-            self.found = Found(self.question, self.asked, len(self.tokens))
+            self.found = TextDistributions(self.question, self.asked, len(self.tokens))
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""

@@ -2,7 +2,8 @@
 
 A model of 40 layers has two or three kinds of branches. JAX keeps what `jax.jit` has traced by its static arguments and
 the types of the arrays; here the static part is a module without its arrays. `ir_passes` puts the body in the place of
-each call, so that what is proved and compiled is the same program.
+each call, so that what is proved and compiled is the same program. A scan over stacked weights would be traced as fast,
+but copies states or weights in every step: seven times as slow on a CPU (2026-11-26).
 
 Bodies are shared within one forward pass: code that is patched between two passes is traced anew.
 """

@@ -1,4 +1,4 @@
-"""Distributions of one text as steps find them, gathered in arrays."""
+"""Arrays about the distributions of one text, filled as its steps are read."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from hybridlm.steps.score import Scored
 
 
 @dataclass(eq=False)
-class Found:
-    """Arrays of what is asked about one text, while its steps are read.
+class TextDistributions:
+    """Ranks, entropies and log-probabilities that are asked about one text, filled as its steps are read.
 
     Attributes:
         question: of the call.
@@ -56,7 +56,7 @@ class Found:
                 scored.chosen_ranks[lane, step],
             )
 
-    def copy_from(self, shared: "Found") -> None:
+    def copy_from(self, shared: "TextDistributions") -> None:
         """Copy the results of the first tokens from those of a shared prefix, which was asked the same about them."""
         first, end = self.asked.first, shared.length
         if end <= first:

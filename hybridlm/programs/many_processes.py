@@ -49,6 +49,7 @@ class ManyProcesses(Runner):
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        """Refuse: states of rows are changed by one process only; raises ValueError."""
         self.require_edits(str(shape))
 
     def read(self, outputs: Any) -> Any:
@@ -56,6 +57,7 @@ class ManyProcesses(Runner):
         return self.group.read(outputs)
 
     def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:
+        """Call `repeat` in every process but process 0; return whether this is such a process."""
         if self.group.decisions.leads:
             return False
         repeat(self.group)

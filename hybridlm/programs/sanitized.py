@@ -52,7 +52,8 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        return "off"  # proved, and run with shadow labels instead of being rewritten and audited
+        """ "off": steps are proved, and run with shadow labels instead of being rewritten and audited."""
+        return "off"
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """See `Runner.run`.
@@ -119,13 +120,16 @@ class Sanitizer(Runner):
         target.put(new)
 
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+        """Refuse: states are not changed between sanitized steps; raises ValueError."""
         self.require_edits(str(shape))
 
     def require_edits(self, what: str) -> None:
+        """Raise ValueError, which begins with `what`."""
         raise ValueError(f"{what} expect a model without sanitize; load it so")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        return False  # it is compiled on its first call, and waited for
+        """Return False: a step is compiled on its first call, and waited for."""
+        return False
 
     def program(self, shape: Any, examples: Examples) -> Sanitized:
         """Return a step, proved and with its shadow labels; compiled on its first call.

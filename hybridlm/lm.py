@@ -190,8 +190,8 @@ class LM:
                 changes the speed, and the sampled tokens only where float32 rounds to a tie.
             hidden_states, states, capture_to: what is read inside the model (`Completion.captured`), as for `score`;
                 nothing is drafted with one of them, nor with interventions.
-            positions: "all" reads it where each token of the completion is sampled, at the position of the token
-                before it; "last" where the last one is.
+            positions: "all" reads where each token of the completion is sampled, which is at the position of the token
+                before it; "last" only where the last token is sampled.
             interventions: changes inside the model: a list of `Intervention` for all prompts, or one for each; their
                 positions count from the first token of the prompt into the completion.
             **settings: fields of `SamplingParams`; they override those of `sampling_params`.
@@ -365,8 +365,8 @@ class LM:
         """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
 
         The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score. With one
-        of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks, and arrays of what was asked about
-        the distributions. With one of the last five arguments every text is prefilled by itself (docs/research.md).
+        of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks, and arrays about the distributions.
+        With one of the last five arguments every text is prefilled by itself (docs/research.md).
 
         Args:
             texts: a list whose items are strings or lists of token ids; a bare string is one text. Without `prefix` an
@@ -377,8 +377,8 @@ class LM:
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
                 including the first.
             token_ids: ids whose log-probabilities and ranks are reported (`Score.chosen`): a list for all positions, or
-                one list for each score; this one either ids for all its positions, or a list of ids for each position
-                with a prediction, from `start` on.
+                one list for each score. The list of a score has ids for all its positions, or a list of ids for each
+                position with a prediction, from `start` on.
             top: number of most likely ids to report at each position (`Score.top`), as arrays.
             start: first token of a text, or of a completion, to report on; one number, or one for each score.
             temperature: divides the logits; all log-probabilities, ranks and entropies are those of the result.
@@ -394,8 +394,8 @@ class LM:
             interventions: changes inside the model: a list of `Intervention` for all texts, or one for each score.
 
         Returns:
-            One score per text, in order; of a prompt with several completions one for each, next to each other. Scores
-            of completions and answers have the tokens of these alone, and `prefix_tokens` before them.
+            One score per text, in order; a prompt with several completions has one for each, next to each other. Scores
+            of completions and answers have only their own tokens, with `prefix_tokens` before them.
 
         Raises:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
@@ -464,8 +464,8 @@ class LM:
                 "n-1/n": score only this share of the windows, to an output with the shard in its name; `restart`:
                 delete the parts of an earlier run and begin again; `progress`: show a progress bar, or with "lines"
                 print a line now and then where standard error is no terminal; None shows a bar if it is one;
-                `sort_window` (64 MiB): bytes of consecutive rows that are sorted by their beginnings, so that what many
-                of them begin with is computed once; they are written in the order of the input. 0 sorts nothing.
+                `sort_window` (64 MiB): bytes of consecutive rows that are sorted by their beginnings, so that a common
+                beginning is computed once; they are written in the order of the input. 0 sorts nothing.
 
         Raises:
             ValueError: a row that cannot be scored if `strict`; the input has no rows or is not what its name says; the
@@ -487,8 +487,8 @@ class LM:
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
 
-        KL in both directions, Jensen-Shannon divergence, and whether the most likely token is the same; as of a
-        quantised model and the plain one. Both models are in memory, and logits of a block of tokens.
+        KL in both directions, Jensen-Shannon divergence, and whether the most likely token is the same: for instance of
+        a quantised model and the plain one. Memory holds both models, and the logits of one block of tokens.
 
         Args:
             other: the other model, with the same vocabulary; settings such as lanes and context are its own.
@@ -523,7 +523,7 @@ class LM:
         Args:
             other: the other model, as for `divergence`.
             input: lines or columns as for `score_file`, of texts or token ids.
-            output: one row per input row, in order: id, token_ids, and of each token kl, reverse_kl, js and same_top,
+            output: one row per input row, in order: id, token_ids, and for each token kl, reverse_kl, js and same_top,
                 with their means; the first token has no numbers. Or id and error.
             **options: `strict`, `window`, `shard`, `restart`, `progress` and `sort_window`, as for `score_file`.
 
@@ -585,7 +585,7 @@ class LM:
 
         Raises:
             TypeError, ValueError: a text or `pooling` is wrong; nothing has been computed.
-            NumericalError: a step computed numbers that are none.
+            NumericalError: a step computed values that are not numbers.
         """
         check_pooling(pooling)
         ids = self._text_inputs.encode_all(texts, "texts")
@@ -692,12 +692,12 @@ class LM:
         Raises:
             TypeError, ValueError: a question is wrong, or cannot be asked of this model; nothing has been computed.
             CheckpointError: the files of the decision model cannot be used.
-            NumericalError: a step computed numbers that are none.
+            NumericalError: a step computed values that are not numbers.
         """
         return self.decide_requests([{"state": state, "questions": questions}])[0]
 
     def decide_requests(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Answer]]:
-        """Answer any number of requests in lanes, as `decide`; what prompts begin with in common is computed once.
+        """Answer any number of requests in lanes, as `decide`; a common beginning of prompts is computed once.
 
         Args:
             requests: `{"state": ..., "questions": {name: question}}` each.
@@ -803,7 +803,7 @@ class LM:
 
         Raises:
             TypeError, ValueError: a text is wrong, or the checkpoint has no such head; nothing has been computed.
-            NumericalError: a step computed numbers that are none.
+            NumericalError: a step computed values that are not numbers.
         """
         classifier = self._require_classifier("classify")
         vectors = self.embed(texts, pooling="last", normalised=False)
@@ -965,8 +965,8 @@ class LM:
             restart: delete the parts of an earlier run and begin again.
             progress: show a progress bar, or with "lines" print a line now and then where standard error is no
                 terminal; None shows a bar if it is one.
-            sort_window: bytes of consecutive lines that are sorted by their prompts, so that with a prefix cache what
-                many of them begin with is read once; they are written in the order of the input. 0 sorts nothing.
+            sort_window: bytes of consecutive lines that are sorted by their prompts, so that with a prefix cache a
+                common beginning is read once; they are written in the order of the input. 0 sorts nothing.
 
         Raises:
             ValueError: the input has no lines, or the output is the input or not a regular file; its parts belong to

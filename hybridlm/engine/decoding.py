@@ -148,8 +148,9 @@ class Decoding:
         # Probes are behind the changes of logits, which may be none.
         at = len(operands) - (shape.probes is not None)
         operands[at:at] = changes or ((None,) if shape.probes is not None else ())
-        positions = np.array([0 if sequence is None else sequence.consumed for sequence in lanes], np.int32)
-        batch = Batch(tokens, active, positions, self._blocks(int(positions.max()) + 1, mtp_drafts))
+        positions = [0 if sequence is None else sequence.consumed for sequence in lanes]
+        blocks = self._blocks(max(positions) + 1, mtp_drafts)
+        batch = Batch(tokens, active, np.array(positions, np.int32), blocks)
         timing = self._time(shape)
         sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
         if timing is not None:

@@ -24,6 +24,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.stored import StoredStep
 from ir_passes.host.row_ledger import Label
+from ir_passes.jaxpr import jax_private
 
 MovedArrays = RowPool | PoolPart | CachedBuffers
 """Arrays that a move reads or writes: with `look` for those that are read, `take` and `put` for those written."""
@@ -178,6 +179,7 @@ class OneProcess(Runner):
         pool.put(*self._call(program, pool.take(), given))
 
     def _call(self, program: Any, *args: Any) -> Any:
-        results = program(*args)
+        with jax_private.explicit_device_put():
+            results = program(*args)
         self._in_flight.add(results)
         return results

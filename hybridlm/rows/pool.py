@@ -38,7 +38,7 @@ class RowPool:
     def vacate(self) -> None:
         """Release all rows; their contents stay, and mean nothing."""
         self.owner = SlotOwner(self.size, "state", null=False)
-        self._consumed = np.zeros(self.size, np.int64)
+        self._consumed = np.zeros(self.size, np.int32)
         self.settled = True
 
     def acquire(self) -> Slot:
@@ -58,7 +58,7 @@ class RowPool:
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:
-        """Record the tokens per row of a dispatched step, int [size]; None if the step decides, and is unread."""
+        """Record the tokens per row of a dispatched step, int32 [size]; None if the step decides, and is unread."""
         self.settled = counts is not None
         if counts is not None:
             self._consumed += counts

@@ -163,6 +163,11 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
     return jax.stages.Compiled(whole.load(), [], arguments, results, no_kwargs=True)
 
 
+def explicit_device_put() -> AbstractContextManager[Any]:
+    """Let calls of programs put host arrays on a device under `jax.transfer_guard("disallow")`, as `device_put` may."""
+    return _config().explicit_device_put_scope()
+
+
 def topology_of(devices: Sequence[Any]) -> str:
     """Return the fingerprint of the devices' topology, of a CPU its instructions too; "" where there is none."""
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices

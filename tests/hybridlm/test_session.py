@@ -142,6 +142,21 @@ def test_a_step_is_dispatched_before_the_last_one_is_read(text_lm: hybridlm.LM) 
     assert text_lm.stats["steps"] == steps + 9, "no surplus step: the last one is known by its number"
 
 
+def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on the host goes to the device with the call of the step."""
+    with text_lm.session() as session:
+        session.submit([7, 8, 9], **SETTINGS)
+        session.step(), session.step()
+        steps, put = text_lm.stats["steps"], []
+        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: put.append(args))
+        session.step()
+        assert text_lm.stats["steps"] == steps + 1 and put == []
+        monkeypatch.undo()
+        drain(session)
+
+
 def test_the_surplus_step_of_a_sequence_that_stopped_changes_no_other(text_lm: hybridlm.LM) -> None:
     want = text_lm.generate(PROMPTS, **SETTINGS)
     stop = want[0].token_ids[3]

@@ -11,6 +11,7 @@ from hybridlm.bench.sides import random_tokens
 from hybridlm.lm import LM
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.steps.generate import LAST_SAMPLED
 from ir_passes import CompiledStep
 from models import kv_blocks
 
@@ -20,7 +21,8 @@ WARM_UP = 5
 class EngineSide:
     """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
 
-    The time of a step includes the transfer of its tokens to the host and back, as in the engine.
+    Steps are those of the engine: the tokens of each are brought to the host while the next one runs, which has been
+    dispatched before and takes them from the rows.
 
     Attributes:
         name: "hybridlm", or another where several models are measured.
@@ -28,6 +30,7 @@ class EngineSide:
         reading, scoring: the steps that prefill a chunk of each prompt, and that score a chunk of each text.
         rows: states of the sequences; each step consumes them.
         position: number of tokens of each sequence.
+        last: the tokens that were brought to the host last, int32 [lanes].
     """
 
     name = "hybridlm"
@@ -37,6 +40,7 @@ class EngineSide:
         self.program = self._engine.program(Shape("generate", lanes, 1))
         self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
         self._sampling = self._engine.placement.ahead(sampling_arrays([None] * lanes))
+        (self._last_sampled,) = self._engine.placement.ahead((np.full((lanes, 1), LAST_SAMPLED, np.int32),))
         self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
         self._start()
         self.decode(WARM_UP)
@@ -55,7 +59,7 @@ class EngineSide:
             sampled = self._run(self.reading, padded, part.shape[1], *self._sampling)
         return jax.device_get(sampled.token)
 
-    def _run(self, program: CompiledStep, tokens: np.ndarray, length: int, *operands: Any) -> Any:
+    def _run(self, program: CompiledStep, tokens: np.ndarray | jax.Array, length: int, *operands: Any) -> Any:
         lengths = np.full(self.lanes, length, np.int32)
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
@@ -67,12 +71,15 @@ class EngineSide:
         """Return the seconds of each of `steps` decode steps of all lanes, tokens on the host; see `Side.decode`."""
         if self.position + steps > self._engine.context:
             self._start()
-        seconds = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            self.last = jax.device_get(self._run(self.program, self.last[:, None], 1, *self._sampling).token)
-            seconds.append(time.perf_counter() - start)
-        return seconds
+        ends = [time.perf_counter()]
+        unread: Any = None
+        for step in range(steps + 1):
+            dispatched = self._run(self.program, self._last_sampled, 1, *self._sampling) if step < steps else None
+            if unread is not None:
+                self.last = jax.device_get(unread.token)
+                ends.append(time.perf_counter())
+            unread = dispatched
+        return [after - before for before, after in pairwise(ends)]
 
     def prefill(self, tokens: int) -> float:
         """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""

@@ -14,7 +14,10 @@ class Side(Protocol):
     name: str
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each of `steps` steps that generate one token per sequence (or their mean, once)."""
+        """Return the seconds of each of `steps` steps that generate one token per sequence (or their mean, once).
+
+        Their sum is the time from the begin to the last token on the host.
+        """
         ...
 
     def prefill(self, tokens: int) -> float:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import hybridlm
 import models
 from hybridlm import demo
+from hybridlm.bench.engine_side import WARM_UP, EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import parse_table
@@ -148,6 +150,21 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for one in found:
         assert {name: len(rounds) for name, rounds in one["seconds"].items()} == {"hybridlm": 2, "hybridlm copy": 2}
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = hybridlm.load(demo.path(), lanes=2, compilation_cache=False)
+    ours = EngineSide(lm, 2, 6)
+    program, get, events = ours.program, jax.device_get, list[str]()
+    monkeypatch.setattr(ours, "program", lambda *args: (events.append("dispatched"), program(*args))[1])
+    monkeypatch.setattr(jax, "device_get", lambda tree: (events.append("read"), get(tree))[1])
+    assert len(ours.decode(3)) == 3
+    assert events == ["dispatched", "dispatched", "read", "dispatched", "read", "read"]
+    monkeypatch.undo()
+    ours.decode(2)
+    prompts = random_tokens(2, 6, lm.config.vocab_size).tolist()
+    expected = lm.generate(prompts, max_tokens=1 + WARM_UP + 3 + 2, temperature=0, ignore_eos=True)
+    assert ours.last.tolist() == [one.token_ids[-1] for one in expected]
 
 
 def test_copies_beside_each_other_need_names_of_their_own() -> None:

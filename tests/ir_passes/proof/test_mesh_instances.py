@@ -38,10 +38,12 @@ def test_much_that_is_said_holds_on_each_device(name: str) -> None:
 
 
 SHARDED = [name for name in PROGRAMS if name.startswith("sharded")]
+QUICK = ("sharded rows copied", "sharded channels of packed tokens")
 
 
-def test_what_is_said_of_rows_that_are_split_holds() -> None:
-    assert list(mesh_faults(Subject(PROGRAMS["sharded rows copied"], (0,), run=apply))) == []
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_said_of_rows_and_of_packed_tokens_on_a_mesh_holds(name: str) -> None:
+    assert list(mesh_faults(Subject(PROGRAMS[name], (0,), run=apply))) == []
 
 
 @pytest.mark.long

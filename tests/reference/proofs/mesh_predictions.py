@@ -121,7 +121,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
 
 
 def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
-    """The lane of each index along the axis of an owner; of one lane that one."""
+    """The lane, or the packed token, of each index along the axis of an owner; of one lane that one."""
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(owner.split) + owner.lane])
@@ -143,7 +143,8 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
         case OneLane(Symbol()) | LaneRows(_, _, _, Order()):
             return None
         case LaneRows() | OneLane():
-            return _spread(reality.may_differ(_lanes(device, owner, shape)), owner, shape)
+            may = reality.tokens_may_differ if owner.packed else reality.may_differ
+            return _spread(may(_lanes(device, owner, shape)), owner, shape)
         case PoolRows(leaf):
             index, count = device.part(owner.split)
             return _spread(np.split(reality.rows(leaf), count, axis=1)[index], owner, shape)
@@ -158,7 +159,9 @@ def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) ->
         case Ahead(name, rows):
             if (array != rows * device.at[name]).any():
                 yield f"does not hold the {rows} rows of each device before"
-        case SlotEntry(leaf, None, less) if isinstance(value.owner, LaneRows) and value.owner.order is None:
+        case SlotEntry(leaf, None, less) if (
+            isinstance(value.owner, LaneRows) and value.owner.order is None and not value.owner.packed
+        ):
             lanes = _lanes(device, value.owner, array.shape)
             slots = reality.all_runs(reality.claims.leaves[leaf])[:, lanes]
             entries = slots - (0 if less is None else less.rows * device.at[less.over])
@@ -181,8 +184,8 @@ def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
 
 
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool none."""
-    if not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
+    """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool and of packed tokens none."""
+    if not isinstance(owner, LaneRows | OneLane) or owner.packed or isinstance(getattr(owner, "lane", 0), Symbol):
         return np.zeros([1] * len(shape), bool)
     if any(name not in device.sizes for name in owner.split):
         return np.zeros([1] * len(shape), bool)

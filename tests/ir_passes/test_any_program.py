@@ -1,5 +1,6 @@
 """No program that JAX traces makes the compiler raise anything but its own errors; what it proves holds when run."""
 
+import functools
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, back, by_lanes, composed
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.scipy import linalg, signal, special
 
 from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
@@ -223,12 +225,17 @@ def test_more_compositions_are_proved_or_refused(seeds) -> None:
             raise AssertionError(f"seed {seed}: {said}") from error
 
 
-@pytest.mark.long
+RUN = [
+    name if name.startswith("kernel") else pytest.param(name, marks=pytest.mark.long)
+    for name in ALL
+    if name not in ("barriers", "tokens")  # XLA takes no loose token
+]
+
+
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(
-    "name", [name for name in ALL if name not in ("barriers", "tokens")]
-)  # XLA takes no loose token
-def test_what_is_proved_holds_when_it_is_run(name, axis) -> None:
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_proved_holds_when_it_is_run(name, axis, monkeypatch) -> None:
+    """Kernels are proved as they are written and run in interpret mode, the only one of CPU devices."""
     contract = LaneContract((Lane(axis),), (Lane(axis),))
     step = lambda x: (ALL[name](x),)
     x = 3 * np.random.default_rng(5).normal(size=(LANES, LANES)).astype(np.float32)
@@ -236,7 +243,8 @@ def test_what_is_proved_holds_when_it_is_run(name, axis) -> None:
         prove_isolation(step, (x,), contract)
     except IsolationError:
         return
-    run = jax.jit(step)
+    monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
+    run = jax.jit(lambda x: step(x))  # traced anew
     before = np.asarray(run(x)[0])
     for lane in range(LANES):
         for change in (lambda row: row + 1.5, lambda row: -7 * row, lambda row: np.full_like(row, np.nan)):

@@ -24,12 +24,17 @@ Function = Callable[..., Any]
 
 
 def _equation(name: str, seed: int) -> tuple[ir.ClosedJaxpr, Any] | None:
-    """The traced instance, calls inlined, and its equation of the primitive; None where it has no array or a key."""
+    """The traced instance, calls inlined, and its equation of the primitive; None where that has no result or a key.
+
+    A branch whose results are its operands has none: JAX takes them past it.
+    """
     source = instance(name, seed)
     program = ir.inline(ir.trace(source.step, *source.args()))
     found = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == name]
-    if not found or any(
-        jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended) for atom in (*found[-1].invars, *found[-1].outvars)
+    if (
+        not found
+        or all(isinstance(var, ir.DropVar) for var in found[-1].outvars)
+        or any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended) for atom in (*found[-1].invars, *found[-1].outvars))
     ):
         return None
     return program, found[-1]

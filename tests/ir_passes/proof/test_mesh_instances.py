@@ -3,6 +3,7 @@
 One lane at a time is changed; lanes and other dimensions are split over any axes of the mesh, collectives go over any.
 """
 
+import jax.numpy as jnp
 import pytest
 from idle_predictions import idle_faults
 from instances.catalogue import instance
@@ -10,10 +11,12 @@ from instances.meshes import BUILDERS
 from jaxpr_mutation import Subject
 from mesh_predictions import mesh_faults
 from mutants.meshes.split_rows import MUTANTS as SPLIT_ROWS
+from mutants.packed import MUTANTS as PACKED
 from predicted_owners import faults, predictions
 from xla_equations import apply
 from zoo.catalogue import PROGRAMS
 
+from ir_passes.proof import packed_layout
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.rules import meshes
 from ir_passes.proof.rules.addressing import pool_rows
@@ -69,6 +72,15 @@ def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
     assert program is not None
     assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
+
+
+def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that begin one token late, said to be those of the tokens."""
+    late = lambda cu, tokens: iter([jnp.searchsorted(cu[1:] + 1, jnp.arange(tokens), side="right")])
+    monkeypatch.setattr(packed_layout, "past", late)
+    program = next(mutant.program for mutant in PACKED if mutant.id == "packed-channels-shifted")
+    assert program is not None
+    assert any("changed on device" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
 
 
 def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,19 @@ def run(program: Program) -> None:
     assert all(shadow.shape == old.shape for shadow, old in zip(new, shadow_labels, strict=True))
 
 
+def test_idle_lanes_are_on_the_null_row_in_all_slot_maps() -> None:
+    """As every contract says; the sanitizer compares the maps."""
+    several = 0
+    for name, program in PROGRAMS.items():
+        if sum(isinstance(entry, SlotMap) for entry in jax.tree.leaves(program.contract.inputs)) > 1:
+            maps = program.bound().null_maps
+            several += len(maps) > 1
+            for seed in range(5):
+                leaves = jax.tree.leaves(program.draw(np.random.default_rng(seed)))
+                assert len({tuple(np.flatnonzero(leaves[k] == 0)) for k in maps}) <= 1, name
+    assert several > 2
+
+
 def test_kernels_and_meshes_are_refused_where_they_take_whole_pools() -> None:
     """Every one is traced, so that a new program that is refused, or no longer, is seen at once."""
     refused = set()

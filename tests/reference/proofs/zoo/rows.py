@@ -74,7 +74,9 @@ def draw_fork(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def draw_two(rng: np.random.Generator) -> tuple[Any, ...]:
-    a, b = slot_map(rng), slot_map(rng, slots=LANES + 2)
+    """A lane without a row of one kind has none of the other."""
+    a = slot_map(rng)
+    b = np.where(a == 0, 0, slot_map(rng, padding=False, slots=LANES + 2)).astype(np.int32)
     return normal(rng, SLOTS, VALUE), normal(rng, LANES + 2, 2, VALUE), a, b, normal(rng, LANES, VALUE)
 
 

@@ -38,7 +38,7 @@ def abstract_engine(
     """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
 
     Args:
-        path: a config.json in the format of Hugging Face.
+        path: a config.json in the format of Hugging Face, or the name of `checkpoint`.
         lanes: maximum number of decoding sequences; None for 64, of which 8 are prefilled at a time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
         dtype: dtype of the matrices; None for the one in the file.
@@ -48,14 +48,14 @@ def abstract_engine(
         target: machine that steps are compiled for; a mesh is then one of its devices.
         kernels: as of `hybridlm.load`.
         recipe: weights are packed as those of a copy that `quantise_checkpoint` writes by this recipe; None: plain.
-        checkpoint: has the weights; quantised ones are packed, as `load` keeps them.
+        checkpoint: has the configuration and the weights; quantised ones are packed, as `load` keeps them.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the file cannot be used; every fault is named.
         ValueError: arguments are wrong; every one is named. The model cannot be split over this many devices, or has no
             supported head.
     """
-    family, config = read_model(path, read_config(path), head)
+    family, config = read_model(path, read_config(path) if checkpoint is None else checkpoint.config, head)
     lanes, dtype = DEFAULT_LANES if lanes is None else lanes, config.dtype if dtype is None else dtype
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, "error", None, DEFAULT_CHUNK)
     placement = Placement(mesh, target, kernels)

@@ -81,7 +81,7 @@ def target_engine(
 
     Args:
         target: not the local devices.
-        model: checkpoint directory or id on the hub, of which config.json, the dtype and packed forms are used.
+        model: checkpoint directory, GGUF file or id on the hub: its configuration, dtype and packed forms are used.
         config: a config.json, in place of a model.
         lanes, context, dtype, chunk: as of `abstract_engine`.
         mesh: sizes of the axes; None splits lanes over all devices.
@@ -104,7 +104,7 @@ def target_engine(
         assert model is not None
         directory, _, _ = open_model(resolve(model))
         dtype = stored_dtype(directory) if dtype is None else dtype
-        config = directory.path / "config.json"
+        config = directory.path
     return abstract_engine(
         config, lanes, context, dtype, chunk, over, target=target, kernels=kernels, recipe=recipe, checkpoint=directory
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import pytest
+from gguf_checkpoint import OF, write_gguf
 from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
@@ -69,6 +70,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 def engine(name: str = "sparse_base", target: str = "nvidia-h100", **sizes: Any) -> Engine:
     return target_engine(read_target(target), config=GOLDEN / name / "config.json", **SIZES | sizes)
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    """Its configuration is in the file, beside which there is no config.json."""
+    path = write_gguf(tmp_path / "m.gguf", "qwen35")
+    found, original = target_engine(read_target("nvidia-h100"), model=str(path), **SIZES), engine(OF["qwen35"])
+    kept, expected = found.row_arrays.model.config, original.row_arrays.model.config
+    assert kept.num_layers == expected.num_layers and kept.vocab_size == expected.vocab_size
 
 
 def floor(found: Engine, shape: Shape) -> Floor:

@@ -53,5 +53,5 @@ def clear(
 def _store(folder: Path | None) -> ExecutableStore:
     found = cache_of(folder).folder
     if found is None:
-        raise ValueError("JAX's compilation cache is no local folder, where no steps are kept; give --folder")
+        raise ValueError("expected JAX's compilation cache, or one of the user's own, in a local folder; give --folder")
     return ExecutableStore(found / STEPS)

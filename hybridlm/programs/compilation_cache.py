@@ -4,10 +4,12 @@ JAX has one cache per process, in the folder of its setting at the first compila
 compilation and its thread, and JAX reads it again before and after.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +17,8 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilation_cache
+
+_log = logging.getLogger("hybridlm")
 
 STEPS = "steps"
 """Name of the folder, in that of a cache, of compiled steps with their certificates."""
@@ -43,15 +47,29 @@ def is_cache(given: Any) -> bool:
 
 
 def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
-    """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged."""
+    """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged.
+
+    A user without a home directory, as in some containers, has none, which a warning says.
+    """
     if given is False:
         return Cache(None, None)
     own = jax.config.values["jax_compilation_cache_dir"]
-    if given is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        given = Path(home) / "hybridlm" / "xla" if own is None else own
+    if given is None and own is None:
+        try:
+            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError as error:
+            _warn_once(f"compiled steps are not kept: {error} Give compilation_cache or set XDG_CACHE_HOME")
+            return Cache(None, None)
+        given = home / "hybridlm" / "xla"
+    elif given is None:
+        given = own
     path = os.fspath(given)
     return Cache(None if path == own else path, None if "://" in path else Path(path))
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm import loading
+from hybridlm.programs.compilation_cache import Cache, cache_of
 from hybridlm.programs.start import STARTS, Start
 
 
@@ -54,6 +56,28 @@ def test_damaged_and_missing_records_are_none(tmp_path: Path) -> None:
         path.write_text(content)
         assert started(tmp_path, False).last.warm is None
     started(None, False).answered(1.0)
+
+
+def test_a_user_without_a_home_directory_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of a container that has no entry in /etc/passwd."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert cache_of(None) == cache_of(None) == Cache(None, None)
+        (message,) = caplog.messages
+        assert message.startswith("compiled steps are not kept: Could not determine home directory. Give ")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+        assert cache_of(None).folder == Path("/xdg/hybridlm/xla")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:

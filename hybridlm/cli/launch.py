@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hybridlm.cli.files.row_command import EXIT_BAD_ROWS
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.joining import join
@@ -62,5 +63,7 @@ def launch(
         try:
             start([sys.executable, "-m", "hybridlm", "launch", *own, "--", *command], processes, timeout)
         except LaunchError as error:
-            typer.echo(f"error: {error}", err=True)
+            # Process 0 has said which rows have an error.
+            if not (error.others_ended and error.status == EXIT_BAD_ROWS):
+                typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.status) from None

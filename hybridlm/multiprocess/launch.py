@@ -20,11 +20,12 @@ class LaunchError(RuntimeError):
 
     Attributes:
         status: exit status of the launch, as a shell counts it.
+        others_ended: process 0 has the status, and all others have ended well by themselves.
     """
 
-    def __init__(self, message: str, status: int):
+    def __init__(self, message: str, status: int, others_ended: bool = False):
         super().__init__(message)
-        self.status = status
+        self.status, self.others_ended = status, others_ended
 
 
 def launch(command: Sequence[str], count: int, timeout: float) -> None:
@@ -110,7 +111,9 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         others = f"; {', '.join(left)} did not answer and were killed" if left else ""
         raise LaunchError(
-            f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}", _as_shell(status)
+            f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}",
+            _as_shell(status),
+            others_ended=not left and [number for number, _ in found] == [0],
         )
     if left:
         raise LaunchError(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)

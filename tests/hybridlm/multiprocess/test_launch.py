@@ -43,6 +43,14 @@ def test_with_the_first_that_fails_all_end(how: str, expected: str, status: int)
     assert error.value.status == status and time.monotonic() - begun < 10
 
 
+@pytest.mark.parametrize(("code", "others_ended"), [("sys.exit(3 * (me == 0))", True), ("sys.exit(3)", False)])
+def test_a_status_of_the_first_alone_is_told_apart(code: str, others_ended: bool) -> None:
+    """A run that is complete and has rows with errors is no failure of a process."""
+    with pytest.raises(LaunchError, match="ended with status 3") as error:
+        launch(command(code), 2, 10.0)
+    assert (error.value.status, error.value.others_ended) == (3, others_ended)
+
+
 def test_who_ends_because_of_another_is_not_the_one_that_failed() -> None:
     with pytest.raises(LaunchError, match=r"process 2 \(pid \d+\) ended with status 5"):
         launch(command("time.sleep(0.5 * (me == 2))", "sys.exit(5 if me == 2 else 70)"), 3, 10.0)

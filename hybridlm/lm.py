@@ -48,7 +48,7 @@ from hybridlm.engine.probe_settings import ProbedText, ProbeSettings, folder_for
 from hybridlm.engine.probing import Probing, StateArrays
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
-from hybridlm.errors import NumericalError
+from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.openai_batch.answers import BatchModel
@@ -61,7 +61,7 @@ from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import Request
-from hybridlm.requests.validation import check_length, to_items
+from hybridlm.requests.validation import check_length, located, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_rows import DIVERGENCE_COLUMNS, DivergenceFileReport, with_means
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
@@ -208,11 +208,17 @@ class LM:
         inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
         requests, session = self._opened(requests, inside, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
-        with request_progress(progress, len(requests), self.engine.lanes) as completed:
-            for event in self._run(requests, session):
-                if event.completion is not None:
-                    finished[event.index] = event.completion
-                    completed(len(finished))
+        try:
+            with request_progress(progress, len(requests), self.engine.lanes) as completed:
+                for event in self._run(requests, session):
+                    if event.completion is not None:
+                        finished[event.index] = event.completion
+                        completed(len(finished))
+        except (KeyboardInterrupt, NumericalError, GrammarError) as error:
+            if finished:
+                count = f"{len(finished):,} of {len(requests):,} completions were finished and are lost"
+                error.add_note(f"{count}: stream yields each as it ends, batch_file keeps them in a file")
+            raise
         return [finished[index] for index in sorted(finished)]
 
     @takes_settings
@@ -669,7 +675,18 @@ class LM:
         origin: Mapping[str, str | int],
         request: tuple[str, ...] | None = None,
     ) -> ValueScorer:
-        return ValueScorer(columns, encode, values, {**self._origin(), **origin}, self._tokens_saved, request)
+        return ValueScorer(
+            columns,
+            encode,
+            values,
+            {**self._origin(), **origin},
+            self._tokens_saved,
+            request,
+            computed=self._tokens_computed,
+        )
+
+    def _tokens_computed(self) -> int:
+        return sum(self.engine.stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
 
     def _tokens_saved(self) -> int:
         return self.engine.stats["prefix_tokens_saved"]
@@ -716,7 +733,7 @@ class LM:
             try:
                 encoded.append(decider.encode(request))
             except (TypeError, ValueError) as error:
-                raise type(error)(f"requests[{i}]: {error}") from error
+                raise located(error, f"requests[{i}]") from error
         found: list[dict[str, Answer]] = []
         for i, one in enumerate(decider.answers(encoded)):
             if isinstance(one, int):
@@ -975,7 +992,9 @@ class LM:
         """
         origin = {**self._origin(), "prefix cache": self.engine.prefix_cache_limit}
         saved, begin = self._tokens_saved, self.engine.clear_prefix_cache
-        model = BatchModel(self._inputs, self.session, self._scores, self.path.name, origin, saved, begin)
+        model = BatchModel(
+            self._inputs, self.session, self._scores, self.path.name, origin, saved, begin, self._tokens_computed
+        )
         lines = BATCH_LINES_PER_LANE * self.engine.lanes if window is None else window
         return batch_file(model, input, output, lines, restart, progress, sort_window)
 
@@ -1218,6 +1237,7 @@ class LM:
             self._origin(),
             vocab_size=self.config.vocab_size,
             saved=self._tokens_saved,
+            computed=self._tokens_computed,
         )
 
     @property

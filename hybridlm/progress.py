@@ -1,6 +1,7 @@
 """Progress on standard error: bars if it is a terminal, or lines."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,10 +96,19 @@ def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Call
 FileProgress = bool | Literal["lines"] | None
 """Whether progress is shown: None shows a bar if standard error is a terminal, "lines" prints lines if it is none."""
 SECONDS_BETWEEN_LINES = 30.0
-"""Shortest time between two lines of progress."""
+"""Time between two lines of progress."""
+SECONDS_BETWEEN_RATES = 0.5
+"""Time between two looks at the number of tokens, for a bar."""
+Tokens = Callable[[], int]
+"""Returns the number of tokens that have been computed so far: parts of a file may take hours."""
 
 
-def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 0) -> str:
+def no_tokens() -> int:
+    """Return 0, where tokens are not counted."""
+    return 0
+
+
+def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 0, tokens: int = 0) -> str:
     """Return a line on progress: the share that is done, and the time that is left at the same speed.
 
     Args:
@@ -106,28 +116,74 @@ def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 
         done, total: amounts.
         seconds: since the beginning of this run.
         kept: amount that an earlier run had done.
+        tokens: computed by this run; 0 where they are not counted.
     """
     left = round(seconds * (total - done) / (done - kept)) if done > kept else None
     ahead = "" if left is None else f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
-    return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{ahead}"
+    computed = f", {tokens:,} tokens" if tokens else ""
+    return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
 
 
 Advance = Callable[[int, int, int], None]
 """Takes the amounts that are done, of all, and of an earlier run."""
 
 
-def _printing(what: str) -> Advance:
-    """Return a function that prints a line of progress now and then."""
-    begin = last = time.monotonic()
+@contextmanager
+def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+    """Call a function now and then from a thread, as nothing else may happen between two parts of a file."""
+    end = threading.Event()
 
-    def update(done: int, total: int, kept: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= SECONDS_BETWEEN_LINES or done >= total:
-            last = now
-            print(progress_line(what, done, total, now - begin, kept), file=sys.stderr, flush=True)
+    def run() -> None:
+        while not end.wait(seconds):
+            tick()
 
-    return update
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+class _Lines:
+    """Lines of progress, as often as `tick` is called, and one when all is done."""
+
+    def __init__(self, what: str, tokens: Tokens):
+        self._what, self._tokens = what, tokens
+        self.begin(0, 0, 0)
+
+    def begin(self, done: int, total: int, kept: int) -> None:
+        self._begin, self._first, self._amounts = time.monotonic(), self._tokens(), (done, total, kept)
+
+    def advance(self, done: int, total: int, kept: int) -> None:
+        self._amounts = done, total, kept
+        if done >= total:
+            self._print()
+
+    def tick(self) -> None:
+        done, total, _ = self._amounts
+        if done < total:  # before it is known how much there is, or behind the last line
+            self._print()
+
+    def _print(self) -> None:
+        done, total, kept = self._amounts
+        seconds, tokens = time.monotonic() - self._begin, self._tokens() - self._first
+        print(progress_line(self._what, done, total, seconds, kept, tokens), file=sys.stderr, flush=True)
+
+
+class _Rate:
+    """The number of tokens each second, for a bar."""
+
+    def __init__(self, tokens: Tokens):
+        self._tokens = tokens
+        self.begin()
+
+    def begin(self) -> None:
+        self._begin, self._first = time.perf_counter(), self._tokens()
+
+    def __str__(self) -> str:
+        return f"{(self._tokens() - self._first) / max(time.perf_counter() - self._begin, 1e-9):,.0f} tokens/s"
 
 
 def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
@@ -137,27 +193,37 @@ def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
 
 
 @contextmanager
-def file_progress(show: FileProgress, what: str) -> Iterator[Advance]:
+def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens) -> Iterator[Advance]:
     """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept."""
     lines, show_bar = _lines_or_bar(show)
-    with _bar(show_bar, TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
-        if bar is None:
-            yield _printing(what) if lines else lambda done, total, kept: None
-            return
-        task = bar.add_task(what, total=None)
-        # A pipe has no size.
-        yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with _bar(show_bar, *columns) as bar:
+        if lines:
+            printed = _Lines(what, tokens)
+            with _every(SECONDS_BETWEEN_LINES, printed.tick):
+                yield printed.advance
+        elif bar is None:
+            yield lambda done, total, kept: None
+        else:
+            rate, task = _Rate(tokens), bar.add_task(what, total=None, rate="")
+            with _every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
+                # A pipe has no size.
+                yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)
 
 
 class RowProgress:
     """Progress over the rows of a file that is scored; without a bar or lines the methods do nothing."""
 
-    def __init__(self, bar: Progress | None, lines: bool):
-        self._bar, self._lines = bar, lines
+    def __init__(self, bar: Progress | None, lines: _Lines | None, rate: _Rate):
+        self._bar, self._lines, self._rate = bar, lines, rate
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
-        self._tokens, self._begin = 0, 0.0
         self._done = self._total = self._kept = 0
-        self._print: Advance = lambda done, total, kept: None
 
     def read(self, rows: int) -> None:
         """Show the number of rows of the first pass."""
@@ -166,24 +232,31 @@ class RowProgress:
 
     def begin(self, rows: int, done: int) -> None:
         """Begin scoring of `rows` rows, of which an earlier run has done some."""
-        self._begin, self._done, self._kept, self._total = time.perf_counter(), done, done, rows
-        if self._lines:
-            self._print = _printing("scoring")
+        self._done, self._kept, self._total = done, done, rows
+        self._rate.begin()
+        if self._lines is not None:
+            self._lines.begin(done, rows, done)
         if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=rows, completed=done, description="scoring")
+            self._bar.reset(self._task, total=rows, completed=done, description="scoring", rate="")
 
-    def advance(self, rows: int, tokens: int) -> None:
-        """Add rows that have been scored, and their tokens."""
-        self._tokens += tokens
+    def advance(self, rows: int) -> None:
+        """Add rows that have been scored."""
         self._done += rows
-        self._print(self._done, self._total, self._kept)
+        if self._lines is not None:
+            self._lines.advance(self._done, self._total, self._kept)
         if self._bar is not None and self._task is not None:
-            rate = self._tokens / (time.perf_counter() - self._begin)
-            self._bar.update(self._task, advance=rows, rate=f"{rate:,.0f} tokens/s")
+            self._bar.update(self._task, advance=rows, rate=str(self._rate))
+
+    def tick(self) -> None:
+        """Show what is there now: the rows of a window may take hours."""
+        if self._lines is not None:
+            self._lines.tick()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, rate=str(self._rate))
 
 
 @contextmanager
-def score_progress(show: FileProgress) -> Iterator[RowProgress]:
+def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[RowProgress]:
     """Show a bar of rows, tokens per second and the time left, or lines."""
     columns = (
         TextColumn("{task.description}"),
@@ -195,7 +268,12 @@ def score_progress(show: FileProgress) -> Iterator[RowProgress]:
     )
     lines, show_bar = _lines_or_bar(show)
     with _bar(show_bar, *columns) as bar:
-        yield RowProgress(bar, lines)
+        rows = RowProgress(bar, _Lines("scoring", tokens) if lines else None, _Rate(tokens))
+        if not lines and bar is None:
+            yield rows
+            return
+        with _every(SECONDS_BETWEEN_LINES if lines else SECONDS_BETWEEN_RATES, rows.tick):
+            yield rows
 
 
 class _RowsLeft(ProgressColumn):

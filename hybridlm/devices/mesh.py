@@ -13,8 +13,8 @@ DATA = "data"
 AXES = (DATA, MODEL, EXPERT)
 """Axes; they split lanes with their rows; heads, columns and the vocabulary; experts."""
 MORE_CPUS = (
-    "CPUs can have any number of virtual devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is "
-    'imported, or call jax.config.update("jax_num_cpu_devices", 8) before it is used.'
+    "CPUs can have any number of virtual devices: set XLA_FLAGS=--xla_force_host_platform_device_count={0} before jax "
+    'is imported, or call jax.config.update("jax_num_cpu_devices", {0}) before it is used.'
 )
 
 
@@ -34,7 +34,7 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
     count, devices = data * model * expert, jax.devices() if devices is None else devices
     if count > len(devices):
         asked = " * ".join(f"{name}={size}" for name, size in sizes.items())
-        more = f" {MORE_CPUS}" if devices[0].platform == "cpu" else ""
+        more = f" {MORE_CPUS.format(count)}" if devices[0].platform == "cpu" else ""
         raise ValueError(
             f"mesh: {asked} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{more}"
         )

@@ -78,7 +78,7 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """Return the key that holds the text or the token ids, and its value.
+    """Return the key that holds the text or the token ids, and its value; null counts as absent.
 
     Args:
         value: the object; other keys are the user's own.
@@ -88,7 +88,7 @@ def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str
         ValueError: none of the keys, several of them, or a value of another type.
     """
     keys = (*text_keys, "token_ids")
-    present = [key for key in keys if key in value]
+    present = [key for key in keys if value.get(key) is not None]
     if len(present) != 1:
         raise ValueError(f"expected exactly one of {', '.join(keys)}, got {', '.join(present) or 'none of them'}")
     key, item = present[0], value[present[0]]

@@ -35,6 +35,7 @@ class BatchModel:
         origin: everything that the answers depend on besides the requests.
         saved: tokens so far that were not read because prompts begin alike.
         begin: called before each part, whose bytes depend on nothing that was computed before it.
+        computed: tokens so far that were read or generated.
     """
 
     inputs: Inputs
@@ -44,6 +45,7 @@ class BatchModel:
     origin: Mapping[str, str | int] = field(default_factory=dict)
     saved: Callable[[], int] = lambda: 0
     begin: Callable[[], None] = lambda: None
+    computed: Callable[[], int] = lambda: 0
 
 
 Answer = dict[str, Any] | NumericalError | GrammarError | None

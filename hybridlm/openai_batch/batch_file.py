@@ -95,12 +95,11 @@ def batch_file(
         sort_window: bytes of consecutive lines that are sorted by their prompts, at least a window; 0 sorts nothing.
     """
     check_count(window, "window")
-    check_sort_window(sort_window)
-    path = replaceable(Path(output), Path(input))
+    path = check_batch_file(Path(input), Path(output), sort_window)
     with (
         _rereadable(Path(input)) as (source, sha256),
         parts_of(path) as parts,
-        file_progress(progress, "answering") as bar,
+        file_progress(progress, "answering", model.computed) as bar,
         _custom_ids() as first_use,
     ):
         _require_lines(source, input)
@@ -135,6 +134,20 @@ def batch_file(
                 error.add_note(f"{rows:,} lines are kept in {parts.folder}: the same command continues")
             raise
         return _report(parts, kept)
+
+
+def check_batch_file(input: Path, output: Path, sort_window: int) -> Path:
+    """Return the path of the output; check what needs no model, so that none is loaded for a wrong name.
+
+    Raises:
+        ValueError, OSError: as `LM.batch_file`, of the places of the files and the size of a sort window.
+    """
+    check_sort_window(sort_window)
+    path = replaceable(output, input)
+    if input.is_dir() or not input.exists():
+        with input.open("rb"):  # raises; a pipe is not opened here, it would lose what is in it
+            pass
+    return path
 
 
 @contextmanager

@@ -18,6 +18,13 @@ MAX_LOGPROBS = 1000
 """Maximum number of most likely tokens per position that can be requested, for any vocabulary."""
 
 
+def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
+    """Return an error of the same kind whose message says where it is; of those of Unicode, a ValueError."""
+    plain = type(error).__init__ in (TypeError.__init__, ValueError.__init__)
+    kind = type(error) if plain else TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{where}: {error}")
+
+
 def to_items(items: Any, what: str) -> list[Any]:
     """Return a list of texts or token-id lists from user input; a bare string is one item.
 
@@ -27,7 +34,9 @@ def to_items(items: Any, what: str) -> list[Any]:
     if isinstance(items, str):
         return [items]
     if not isinstance(items, list | tuple):
-        raise TypeError(f"{what}: expected a list whose items are strings or lists of token ids, got {type(items)}")
+        hint = "; give what its tolist() returns" if hasattr(items, "tolist") else ""
+        expected = "expected a list whose items are strings or lists of token ids"
+        raise TypeError(f"{what}: {expected}, got {type(items)}{hint}")
     if items and all(is_whole(item) for item in items):
         raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
@@ -81,6 +90,51 @@ def check_length(ids: Sequence[int], where: str, context: int) -> None:
         )
 
 
+def check_settings(params: SamplingParams) -> None:
+    """Check sampling parameters as far as no model is needed, so that nothing is loaded for a wrong one.
+
+    Raises:
+        ValueError: all settings that are wrong for every model.
+    """
+    if faults := _faults(params, MAX_LOGPROBS):
+        raise ValueError("; ".join(faults))
+
+
+def _faults(params: SamplingParams, most: int) -> list[str]:
+    """Return what is wrong with settings for every model with at most this many log-probabilities."""
+    faults = []
+
+    def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
+        value = getattr(params, name)
+        if not good(value):
+            faults.append(f"{name}: expected {expected}, got {value!r}")
+
+    need("max_tokens", lambda x: is_whole(x) and x >= 1, "a whole number of at least 1")
+    need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
+    need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
+    need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
+    need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
+    need("seed", lambda x: is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
+    need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    need("stop", _is_stop_list, "a string, a token id, or a list of them")
+    if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:
+        faults.append("stop: expected strings that are not empty, got ''")
+    need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
+    need("presence_penalty", _is_number, "a number")
+    need("frequency_penalty", _is_number, "a number")
+    need(
+        "min_tokens",
+        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
+        "a whole number in 0..max_tokens",
+    )
+    need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
+    need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
+    need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
+    need("think_end", lambda x: x is None or (isinstance(x, str) and x != ""), "a string, or None")
+    return faults
+
+
 def resolve(
     params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
 ) -> ResolvedParams:
@@ -96,23 +150,7 @@ def resolve(
         ValueError: all settings that are wrong.
         MissingExtra: structured outputs without llguidance.
     """
-    faults = []
-
-    def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
-        value = getattr(params, name)
-        if not good(value):
-            faults.append(f"{name}: expected {expected}, got {value!r}")
-
-    most = min(vocab_size, MAX_LOGPROBS)
-    need("max_tokens", lambda x: is_whole(x) and x >= 1, "a whole number of at least 1")
-    need("temperature", lambda x: _is_number(x) and x >= 0, "a number of at least 0 (0 is greedy)")
-    need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
-    need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
-    need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-    need("seed", lambda x: is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
-    need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
-    need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
-    need("stop", _is_stop_list, "a string, a token id, or a list of them")
+    faults = _faults(params, min(vocab_size, MAX_LOGPROBS))
     strings: list[str] = []
     ids = [] if params.ignore_eos else list(end_token_ids)
     for item in _stops(params.stop):
@@ -121,8 +159,6 @@ def resolve(
                 ids.append(item)
             else:
                 faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
-        elif item == "":
-            faults.append("stop: expected strings that are not empty, got ''")
         elif tokenizer is None:
             faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
         else:
@@ -130,19 +166,8 @@ def resolve(
     whole_ids = isinstance(params.stop_token_ids, list | tuple) and all(
         is_whole(token) and 0 <= token < vocab_size for token in params.stop_token_ids
     )
-    need("stop_token_ids", lambda x: whole_ids, f"a list of token ids below {vocab_size}")
-    need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
-    need("presence_penalty", _is_number, "a number")
-    need("frequency_penalty", _is_number, "a number")
-    need(
-        "min_tokens",
-        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
-        "a whole number in 0..max_tokens",
-    )
-    need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
-    need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
-    need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
-    need("think_end", lambda x: x is None or (isinstance(x, str) and x != ""), "a string, or None")
+    if not whole_ids:
+        faults.append(f"stop_token_ids: expected a list of token ids below {vocab_size}, got {params.stop_token_ids!r}")
     bias, words = _logit_bias(params.logit_bias, vocab_size), _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
         faults.append(f"logit_bias: expected token ids below {vocab_size} -> finite numbers, got {bias}")
@@ -226,6 +251,8 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
         if isinstance(word, str) and tokenizer is not None and word.strip():
             alone = tokenizer.encode(word, add_special_tokens=False)
             behind = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not alone:
+                return f"{word!r}, of which the vocabulary has no character"
             found.append(tuple(alone))
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
             if behind[0] != alone[0] and len(behind) == len(alone):

@@ -9,18 +9,37 @@ from hybridlm.errors import require_extra
 from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
 
 
-def format_of(path: Path) -> str:
-    """Return ".jsonl" or ".parquet", by the ending of the name.
+def format_of(path: Path, *others: str) -> str:
+    """Return ".jsonl", ".parquet" or one of `others`, by the ending of the name.
 
     Raises:
         ValueError: another ending.
         MissingExtra: Parquet without pyarrow.
     """
-    ending = path.suffix.lower()
-    if ending not in (".jsonl", ".parquet"):
-        raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet")
+    ending, known = path.suffix.lower(), (".jsonl", ".parquet", *others)
+    if ending not in known:
+        raise ValueError(f"{path}: expected a name that ends in {', '.join(known[:-1])} or {known[-1]}")
     if ending == ".parquet":
         require_extra(f"{path}: Parquet", "pyarrow", "data")
+    return ending
+
+
+def check_source(path: Path, requests: bool = False) -> str:
+    """Return the ending of a file of texts, ".txt" or as `format_of`.
+
+    Args:
+        path: the file.
+        requests: its rows are requests, which JSON lines alone can hold.
+
+    Raises:
+        ValueError, MissingExtra: as `format_of`; or it is no regular file.
+        OSError: it is not there.
+    """
+    if requests and path.suffix.lower() != ".jsonl":
+        raise ValueError(f"{path}: expected requests as JSON lines, a name that ends in .jsonl")
+    ending = format_of(path, ".txt")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
     return ending
 
 
@@ -36,11 +55,7 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
         ValueError, MissingExtra: as `format_of`; or the file cannot hold texts.
         OSError: it cannot be read.
     """
-    if request is not None and path.suffix.lower() != ".jsonl":
-        raise ValueError(f"{path}: expected requests as JSON lines, a name that ends in .jsonl")
-    ending = ".txt" if path.suffix.lower() == ".txt" else format_of(path)
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
+    ending = check_source(path, request is not None)
     if ending != ".parquet":
         from hybridlm.score_files.jsonl import JsonLines, TextLines
 

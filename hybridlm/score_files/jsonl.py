@@ -23,8 +23,8 @@ from hybridlm.score_files.rows import (
 )
 from hybridlm.scoring.items import form_of
 
-OBJECTS = {"prompt", "completion", "messages"}
-"""Fields of rows that are more than one text."""
+OBJECTS = {"prompt", "messages"}
+"""Forms of rows that are more than one text."""
 FIELDS = ("text", "token_ids", "prompt", "completion", "messages", "tools", "chat_template_kwargs")
 BLOCK_BYTES = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -93,19 +93,18 @@ def _read(number: int, line: bytes, fields: RowFields, request: tuple[str, ...] 
     try:
         value = parse_object(line)
         id = read_id(value)
-        if fields.interventions is not None and fields.interventions not in value:
-            raise ValueError(
-                f"{fields.interventions}: expected interventions, a list of objects or null; found no field"
-            )
+        for name, what in (
+            (fields.chosen, "token ids, a list"),
+            (fields.interventions, "interventions, a list of objects"),
+        ):
+            if name is not None and name not in value:
+                raise ValueError(f"{name}: expected {what} or null; found no field")
         if request is not None:
             key, item = "request", {name: value[name] for name in request if name in value}
-        elif not value.keys() & OBJECTS:
-            key, item = read_item(value, ("text",))
-        else:
-            key = form_of(value)
+        elif (key := form_of(value)) in OBJECTS:
             item = {name: value[name] for name in FIELDS if value.get(name) is not None}
-            if key not in OBJECTS:
-                key, item = read_item(item, ("text",))
+        else:
+            key, item = read_item(value, ("text",))
         return InputRow(
             number, id, key, item, len(line), None, *(None if one is None else value.get(one) for one in fields)
         )

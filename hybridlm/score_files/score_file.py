@@ -11,7 +11,7 @@ from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.progress import FileProgress, score_progress
 from hybridlm.requests.validation import check_count
-from hybridlm.score_files.formats import format_version, open_source, target_for
+from hybridlm.score_files.formats import check_source, format_version, open_source, target_for
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, in_windows, plan
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
 from hybridlm.score_files.score_rows import RowScorer, score_rows
@@ -78,15 +78,13 @@ def score_file(
         scorer: scores the texts.
         progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
     """
-    check_count(window, "window")
-    check_sort_window(sort_window)
     texts, (index, count) = Path(input), _shard(shard)
-    path = _output(Path(output), texts, index, count)
+    path = check_file(texts, Path(output), window=window, shard=shard, sort_window=sort_window)
     make_target, source = target_for(path), open_source(texts, scorer.row_fields, scorer.request)
     window = window if scorer.most_rows is None else min(window, scorer.most_rows)
     window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // scorer.ids)
     limits = Limits(window, window_bytes, min(sort_window, MAX_SORT_IDS // scorer.ids))
-    with parts_of(path) as parts, score_progress(progress) as bar:
+    with parts_of(path) as parts, score_progress(progress, scorer.computed) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
         target = make_target(found.ids, scorer.columns)
@@ -112,7 +110,7 @@ def score_file(
                     if strict:
                         _refuse(texts, _errors(rows, scored))
                     _add(parts, target, scored, scorer.saved() - saved)
-                    bar.advance(len(rows), parts.done[-1].tokens)
+                    bar.advance(len(rows))
             if identity(texts) != before:
                 raise ValueError(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
@@ -126,6 +124,32 @@ def score_file(
                 error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
             raise
         return _report(path, parts, kept)
+
+
+def check_file(
+    input: Path,
+    output: Path,
+    *,
+    requests: bool = False,
+    window: int = DEFAULT_WINDOW,
+    shard: str | None = None,
+    sort_window: int = DEFAULT_SORT_WINDOW,
+) -> Path:
+    """Return the path of the output; check what needs no model, so that none is loaded for a wrong name.
+
+    Args:
+        input, output, window, shard, sort_window: as for `LM.score_file`.
+        requests: the rows are requests, which JSON lines alone can hold.
+
+    Raises:
+        ValueError, OSError, MissingExtra: as `LM.score_file`, of the names and places of the files and of the options.
+    """
+    check_count(window, "window")
+    check_sort_window(sort_window)
+    path = _output(output, input, *_shard(shard))
+    target_for(path)
+    check_source(input, requests)
+    return path
 
 
 def _shard(shard: str | None) -> tuple[int, int]:

@@ -43,6 +43,7 @@ class ValueScorer:
         row_fields: the fields or columns that rows have beside those of texts.
         ids: number of ids that are reported about a position, at least 1: they are held until they are written.
         most_rows: maximum number of rows of a window; None for any.
+        computed: tokens so far that were prefilled.
     """
 
     columns: Columns
@@ -54,6 +55,7 @@ class ValueScorer:
     row_fields: RowFields = NO_FIELDS
     ids: int = 1
     most_rows: int | None = None
+    computed: Callable[[], int] = lambda: 0
 
     def read(self, row: InputRow) -> Any:
         """Return what is computed with; raises ValueError or TypeError."""
@@ -72,7 +74,7 @@ class Scorer:
         origin: everything else that the scores depend on but the settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
-        saved, request: as for `ValueScorer`.
+        saved, computed, request: as for `ValueScorer`.
         probed: what is read and changed inside the model; None for nothing.
     """
 
@@ -84,6 +86,7 @@ class Scorer:
     saved: Callable[[], int] = lambda: 0
     probed: ProbedRows | None = None
     request: tuple[str, ...] | None = None
+    computed: Callable[[], int] = lambda: 0
 
     @property
     def depends_on(self) -> Origin:

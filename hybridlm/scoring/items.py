@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
+from hybridlm.requests.validation import located
 from hybridlm.scoring.pairs import encode_pair
 
 FORMS = ("text", "token_ids", "prompt", "messages")
@@ -109,7 +110,10 @@ class ItemReader:
             raise TypeError(f"messages: expected a list of messages, got {type(messages)}")
         if messages[-1].get("role") != "assistant":
             raise ValueError(f"messages: expected the last one to be the assistant's, got {messages[-1].get('role')!r}")
-        variables: dict[str, Any] = dict(fields.get("chat_template_kwargs") or {})
+        given = fields.get("chat_template_kwargs") or {}
+        if not isinstance(given, Mapping):
+            raise TypeError(f"chat_template_kwargs: expected an object, got {type(given)}")
+        variables: dict[str, Any] = dict(given)
         if fields.get("tools"):
             variables["tools"] = fields["tools"]
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
@@ -157,6 +161,19 @@ def score_items(
     """Return the scores of items, in order; a prompt with several completions has one for each.
 
     A common beginning of items is computed once.
+
+    Raises:
+        TypeError, ValueError: an item is wrong; the message has its number.
     """
-    found = [one for i, item in enumerate(items) for one in reader.read(item, f"{what}[{i}]")]
+    found: list[ScoredIds] = []
+    for i, item in enumerate(items):
+        where = f"{what}[{i}]"
+        if not isinstance(item, Mapping):
+            found += reader.read(item, where)
+            continue
+        try:
+            found += reader.read(item, "messages")
+        except (TypeError, ValueError) as error:
+            # Its field alone is named, as for rows of files.
+            raise located(error, where) from error
     return [own(one, ids.prompt) for one, ids in zip(score(found), found, strict=True)]

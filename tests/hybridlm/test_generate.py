@@ -11,6 +11,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.programs.shapes import CopyShape, Shape, lane_bucket
+from hybridlm.session import Event
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
 FREE = {"max_tokens": 9, "ignore_eos": True}
@@ -155,6 +156,18 @@ def test_bad_settings_are_all_named(text_lm: hybridlm.LM) -> None:
         text_lm.generate("a", max_tokens=0, temperature=-1, top_p=0, stop=[""])
     with pytest.raises(ValueError, match="n: expected"):
         text_lm.generate("a", n=0)
+
+
+def test_an_interruption_says_what_it_loses(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: hybridlm.LM, requests: Any, session: Any) -> Any:
+        yield Event(1, 5, "x", hybridlm.Completion("x", [5], None, None, "stop", [1]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hybridlm.LM, "_run", run)
+    with pytest.raises(KeyboardInterrupt) as error:
+        text_lm.generate(["a", "b", "c"])
+    (note,) = error.value.__notes__
+    assert note.startswith("1 of 3 completions were finished and are lost: stream yields each")
 
 
 def test_no_prompts_give_no_completions(text_lm: hybridlm.LM) -> None:

@@ -53,7 +53,7 @@ def test_a_mesh_has_the_axes_in_order() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"data": 16}, "16 devices, and there are 8 .cpu.*xla_force_host_platform_device_count"),
+        ({"data": 16}, "16 devices, and there are 8 .cpu.*xla_force_host_platform_device_count=16"),
         ({"model": 0}, "model: expected a whole number of at least 1, got 0"),
         ({"expert": True}, "expert: expected a whole number"),
     ],

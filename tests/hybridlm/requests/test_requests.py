@@ -11,7 +11,8 @@ import pytest
 import hybridlm
 from hybridlm.requests.sampling_params import SamplingParams, Settings, with_settings
 from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.requests.validation import check_length, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import check_length, located, resolve, to_items, to_token_ids
+from hybridlm.text.chat_template import ChatTemplateError
 from hybridlm.text.tokenizer import Tokenizer
 
 VOCAB = 97
@@ -25,6 +26,13 @@ class Characters(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
+
+
+class Ascii(Characters):
+    """Leaves out what its vocabulary does not have, as byte-pair encoding without bytes does."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) for character in text if character.isascii()]
 
 
 TOKENIZER = Characters()
@@ -52,8 +60,11 @@ def test_a_bare_list_of_token_ids_is_ambiguous(items: Any) -> None:
 
 @pytest.mark.parametrize("items", [None, 3, {"a": 1}, b"text", iter(["a"]), np.array([1])])
 def test_items_have_to_be_a_list(items: Any) -> None:
-    with pytest.raises(TypeError, match="texts: expected a list whose items are strings or lists of token ids, got"):
+    with pytest.raises(
+        TypeError, match="texts: expected a list whose items are strings or lists of token ids, got"
+    ) as error:
         to_items(items, "texts")
+    assert str(error.value).endswith("tolist() returns") == isinstance(items, np.ndarray)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +199,21 @@ def test_every_faulty_setting_is_in_one_error() -> None:
         params(**wrong, stop=["", 97])
     faults = str(error.value).split("; ")
     assert [fault.split(":")[0] for fault in faults] == [*wrong, "stop", "stop"]
+
+
+def test_a_bad_word_of_which_the_vocabulary_has_nothing() -> None:
+    with pytest.raises(ValueError, match=r"^bad_words: expected strings or .* got 'é', of which the vocabulary has no"):
+        params(bad_words=["a", "é"], tokenizer=Ascii())
+
+
+def test_errors_that_say_where() -> None:
+    """Their kind stays, but where it is built from more than a message."""
+    for kind in (ValueError, TypeError, ChatTemplateError):
+        found = located(kind("is wrong"), "texts[3]")
+        assert type(found) is kind and str(found) == "texts[3]: is wrong"
+    with pytest.raises(UnicodeEncodeError) as error:
+        "\ud800".encode()
+    assert type(located(error.value, "texts[3]")) is ValueError
 
 
 def test_more_logprobs_than_a_report_holds() -> None:

@@ -12,6 +12,8 @@ import pytest
 import hybridlm
 from hybridlm.lm import LM
 from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.score_files.jsonl import JsonLines
+from hybridlm.score_files.rows import Mark, RowFields
 
 ROWS = [
     {"id": "a", "text": "a text over several chunks", "wanted": [5, 6, 7]},
@@ -62,6 +64,14 @@ def test_parquet_and_back(text_lm: hybridlm.LM, parquet: pa.Table) -> None:
     assert again["ranks"].to_pylist() == [parquet["ranks"][i].as_py() for i in good]
     with pytest.raises(ValueError, match="^kind: "):
         hybridlm.token_logprobs(again.drop_columns(["top_logprobs"]), "top")
+
+
+def test_a_line_without_the_field_of_ids_is_refused(tmp_path: Path) -> None:
+    """A wrong name would otherwise compute nothing for any row; null says that a row asks for none."""
+    (tmp_path / "in.jsonl").write_text('{"text": "a", "wanted": null}\n{"text": "a"}\n')
+    rows = JsonLines(tmp_path / "in.jsonl", RowFields("wanted")).rows(Mark(0, 0))
+    faults = [row.fault for row, _ in rows]
+    assert faults == [None, "wanted: expected token ids, a list or null; found no field"]
 
 
 def test_json_lines_and_columns_of_parquet_say_the_same(

@@ -1,11 +1,15 @@
 """Files of scores: every row answered in order, whatever is wrong with it; valid JSON only; files that are refused."""
 
+import itertools
 import json
 import math
 import os
+import re
 import stat
 import sys
+import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from toy_scorer import TOY, read_lines, write_lines
 import hybridlm
 from hybridlm.devices.placement import Placement
 from hybridlm.errors import MissingExtra
+from hybridlm.progress import file_progress, progress_line
 from hybridlm.score_files.score_file import ScoreFileReport, score_file
 
 
@@ -49,7 +54,8 @@ BAD = {
     "NaN": (b'{"id": "x", "text": NaN}', None, "NaN is not JSON"),
     "twice": (b'{"id": "x", "text": "a", "text": "b"}', None, "duplicate keys"),
     "deep": (b'{"id": "x", "text": ' + b"[" * 100_000, None, "cannot be read"),
-    "no text": (b'{"id": "x", "title": "a"}', "x", "exactly one of text, token_ids, got none"),
+    "no text": (b'{"id": "x", "title": "a"}', "x", "exactly one of text, token_ids, prompt, messages, got none"),
+    "null": (b'{"id": "x", "text": null, "prompt": null}', "x", "messages, got none of them"),
     "both": (b'{"id": "x", "text": "a", "token_ids": [1]}', "x", "got text, token_ids"),
     "text of ids": (b'{"id": "x", "text": [1]}', "x", "text: expected a string, got list"),
     "ids of text": (b'{"id": 5, "token_ids": "a"}', 5, "token_ids: expected a list of token ids, got str"),
@@ -77,6 +83,13 @@ def test_strict_writes_nothing(tmp_path: Path, case: str):
     assert BAD[case][2] in str(raised.value)
     assert (tmp_path / "out.jsonl").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_null_counts_as_absent(tmp_path: Path):
+    """Tables that are written as JSON lines have every column in every row."""
+    lines = [{"id": None, "text": None, "token_ids": [9, 3]}, {"text": "ab", "token_ids": None, "messages": None}]
+    rows, report = run(tmp_path, lines)
+    assert report.errors == 0 and [len(row["token_ids"]) for row in rows] == [2, 2]
 
 
 def test_ids_used_twice(tmp_path: Path):
@@ -160,7 +173,7 @@ def test_refuses_names_and_pipes(tmp_path: Path):
         score_file(TOY, tmp_path / "no.jsonl", tmp_path / "out.jsonl")
     for input, output in (("in.csv", "out.jsonl"), ("in.jsonl", "out")):
         write_lines(tmp_path / input, [{"text": "a"}])
-        with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl or \.parquet"):
+        with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl.* or \."):
             score_file(TOY, tmp_path / input, tmp_path / output)
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ValueError, match="expected a regular file"):
@@ -196,14 +209,43 @@ def test_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "scoring" in printed and "12 rows" in printed and "0 left" in printed and "tokens/s" in printed
 
 
-def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
-    assert capsys.readouterr().err == "scoring: 100% after 0 s, 0:00:00 left\n"
-    monkeypatch.setattr("hybridlm.progress.SECONDS_BETWEEN_LINES", 0.0)
-    run(tmp_path, [{"text": "ab"}] * 12, window=5, progress="lines")
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["41%", "83%", "100%"]
+    assert re.fullmatch(r"scoring: 100% after \d+ s, 0:00:00 left\n", capsys.readouterr().err)
     run(tmp_path, [{"text": "ab"}] * 12, window=5)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["score", "batch"])
+def test_lines_of_progress_come_while_a_window_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """One window may take hours; the number of tokens says that something happens."""
+    tokens, written = itertools.count(), threading.Event()
+
+    def line(*given: Any) -> str:
+        if given[-1] > 0:
+            written.set()
+        return progress_line(*given)
+
+    def score(texts: Any) -> list[hybridlm.Score]:
+        assert written.wait(60)
+        return TOY.score(texts)
+
+    monkeypatch.setattr("hybridlm.progress.SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr("hybridlm.progress.progress_line", line)
+    if kind == "score":
+        write_lines(tmp_path / "in.jsonl", [{"text": "ab"}] * 12)
+        scorer = replace(TOY, score=score, computed=lambda: next(tokens))
+        score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")
+    else:
+        with file_progress("lines", "answering", lambda: next(tokens)) as advance:
+            advance(0, 100, 0)
+            assert written.wait(60)
+            advance(100, 100, 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"(scoring|answering): 0% after \d+ s, \d+ tokens", lines[0]), lines
+    assert " 100% after" in lines[-1] and not any(" 100% after" in one for one in lines[:-1])
 
 
 def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):

@@ -91,13 +91,15 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "a" * 300, "completion": "b"}, "has 301 tokens"),
     ({"messages": CHAT[:1]}, "expected the last one to be the assistant's"),
     ({"messages": []}, "messages: expected a list"),
+    ({"messages": CHAT, "chat_template_kwargs": "x"}, "chat_template_kwargs: expected an object"),
 ]
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG)
 def test_wrong_items(text_lm: hybridlm.LM, item: Any, message: str):
-    with pytest.raises((TypeError, ValueError), match=message):
-        text_lm.score([item])
+    """The message has the number of the item, too."""
+    with pytest.raises((TypeError, ValueError), match=rf"^texts\[1\].*{message}"):
+        text_lm.score(["a", item])
 
 
 ROWS: list[dict[str, Any]] = [

@@ -23,6 +23,7 @@ from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
 from hybridlm.errors import require_extra
+from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
 
 DEFAULT_CONTEXT = 512
@@ -85,6 +86,9 @@ def bench(
 
     With --start, processes of their own load the model and generate one token: the first with an empty cache.
     """
+    for written in (json_to, plot_to):
+        if written is not None:
+            replaceable(written)  # measuring takes minutes
     if with_start:
         most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
         given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
@@ -132,13 +136,15 @@ def bench(
         if json_to is not None:
             machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
             figures = {"model": model, "machine": machine, "measured": [one.figures() for one in found]}
-            json_to.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+            with replacing(json_to) as file:
+                file.write(json.dumps(figures, indent=2) + "\n")
     if plot_to is not None:
         name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
         decoding = [one for one in found if one.what == "decode"]
         speeds = {side.name: [one.speed(side.name) for one in decoding] for side in decoding[0].timings}
         fractions = {side: [one.of_floor(side) for one in decoding] for side in speeds}
-        plot_to.write_text(plot(name, lanes, speeds, fractions), encoding="utf-8")
+        with replacing(plot_to) as file:
+            file.buffer.write(plot(name, lanes, speeds, fractions).encode())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 from hybridlm.bench.start import measure_starts
 from hybridlm.cli.options import console_for_table, table_of
 from hybridlm.devices.machine import cores
+from hybridlm.files.atomic import replacing
 
 DEFAULT_LANES = 8
 
@@ -46,7 +47,8 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settin
     typer.echo(f"compiled by the warm starts: {compiled} steps")
     if out is not None:
         found = {"model": model, "cores": cores(), "jax": jax.__version__, "settings": settings, "prompt": prompt}
-        out.write_text(json.dumps({**found, "cold": cold, "warm": warm}, indent=2) + "\n", encoding="utf-8")
+        with replacing(out) as file:
+            file.write(json.dumps({**found, "cold": cold, "warm": warm}, indent=2) + "\n")
 
 
 def _median(found: list[float | None]) -> float | None:

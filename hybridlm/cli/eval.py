@@ -18,7 +18,9 @@ from hybridlm.files.atomic import replaceable, replacing
 def evaluate(
     loading: Loading,
     model: Model,
-    tasks: Annotated[list[str], typer.Option("--tasks", "-t", help="Names, separated by commas; repeatable.")],
+    tasks: Annotated[
+        list[str], typer.Option("--tasks", "-t", help="Names or patterns, separated by commas; repeatable.")
+    ],
     include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None,
     num_fewshot: Annotated[
         int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
@@ -53,6 +55,13 @@ def evaluate(
 
     from hybridlm.evals import HybridLM
 
+    manager = TaskManager(include_path=None if include_path is None else str(include_path))
+    named = [name.strip() for names in tasks for name in names.split(",") if name.strip()]
+    found = {name: manager.match_tasks([name]) for name in named}
+    if missing := [name for name, matching in found.items() if not matching]:
+        raise ValueError(
+            f"--tasks: lm_eval has no task, group or tag {', '.join(missing)}; --include-path adds your own"
+        )
     results = simple_evaluate(
         model=HybridLM(
             loading.load(model),
@@ -62,13 +71,13 @@ def evaluate(
             think_end_token=think_end,
             thinking_budget=thinking_budget,
         ),
-        tasks=[name.strip() for names in tasks for name in names.split(",") if name.strip()],
+        tasks=list(dict.fromkeys(name for matching in found.values() for name in matching)),
         num_fewshot=num_fewshot,
         limit=limit,
         apply_chat_template=chat,
         system_instruction=system,
         log_samples=samples,
-        task_manager=TaskManager(include_path=None if include_path is None else str(include_path)),
+        task_manager=manager,
     )
     assert results is not None  # None is what processes of other ranks get
     typer.echo(make_table(results))

@@ -1,23 +1,27 @@
 """`hybridlm generate`: continue prompts from the command line, a file or standard input."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
+import jax
 import typer
 
-from hybridlm.cli.options import SAMPLING, Loading, Model, json_object, loads, setting
+from hybridlm.cli.options import EXPECTED, SAMPLING, Loading, Model, json_object, loads, setting
 from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
 from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from hybridlm.lm import LM
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.validation import check_count, check_settings
 from hybridlm.session import Event
 from ir_passes.files.strict_json import parse_json
 
 MAX_TOOLS_BYTES = 16 * MEGABYTE
+MAX_SHOWN_FAULTS = 20
+"""Bad lines that an error lists; a file of another kind has nothing else."""
 
 
 class NamedPrompt(NamedTuple):
@@ -40,6 +44,7 @@ def generate(
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
     stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
     ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
@@ -73,38 +78,49 @@ def generate(
     """
     if loading.together["logprobs"] is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
-    if not chat and (thinking is not None or chat_template_kwargs is not None or tools is not None):
-        raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs, --tools")
-    given = _read_prompts(prompts or [], file)
+    if not chat and any(one is not None for one in (system, thinking, chat_template_kwargs, tools)):
+        hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
+        raise typer.BadParameter("needs --chat", param_hint=hint)
+    # Of several processes the first one alone has the prompts.
+    given = [] if jax.process_index() else _read_prompts(prompts or [], file)
     variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
     functions = [] if tools is None else _read_tools(tools)
     form = _structured_outputs(json_schema, regex, choice)
     bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
+    params = SamplingParams(
+        **loading.together,
+        stop=[*(stop or ()), *(stop_id or ())],
+        ignore_eos=ignore_eos,
+        logit_bias=bias,
+        bad_words=bad_word or (),
+        skip_special_tokens=not keep_special_tokens,
+        structured_outputs=form,
+    )
+    check_count(n, "n")
+    check_settings(params)
     if (lm := loading.leading(model)) is None:
         return
-    items = [_chat_ids(lm, prompt.item, thinking, variables, functions) if chat else prompt.item for prompt in given]
-    events = lm.stream(
-        items,
-        SamplingParams(
-            **loading.together,
-            stop=[*(stop or ()), *(stop_id or ())],
-            ignore_eos=ignore_eos,
-            logit_bias=bias,
-            bad_words=bad_word or (),
-            skip_special_tokens=not keep_special_tokens,
-            structured_outputs=form,
-        ),
-        n=n,
-    )
+    before = [] if system is None else [{"role": "system", "content": system}]
+    items = [_chat_ids(lm, one.item, before, thinking, variables, functions) if chat else one.item for one in given]
+    full: list[int] = []
+    events = _noting_full(lm.stream(items, params, n=n), params.max_tokens, full)
+
+    def name(index: int) -> str:
+        return f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
+
     if json:
-        for index, completion in _in_order(events):
-            _write(dump(_row(given, n, index, completion)) + "\n")
+        _write_in_order(events, len(given) * n, lambda index, one: dump(_row(given, n, index, one)) + "\n")
     elif len(given) * n == 1:
         _stream(events, lm.tokenizer is not None)
     else:
-        for index, completion in _in_order(events):
-            name = f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
-            _write(f"==> {name} <==\n{_shown(completion)}\n")
+        _write_in_order(events, len(given) * n, lambda index, one: f"==> {name(index)} <==\n{_shown(one)}\n")
+    if full:
+        first = f"{len(full):,} completions, the first of {name(min(full))}," if len(full) > 1 else name(full[0])
+        verb = "end" if len(full) > 1 else "ends"
+        typer.echo(
+            f"warning: {first} {verb} before --max-tokens: the context of {lm.context:,} tokens is full (--context)",
+            err=True,
+        )
 
 
 def _read_prompts(arguments: list[str], file: Path | None) -> list[NamedPrompt]:
@@ -128,7 +144,10 @@ def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPr
         except ValueError as error:
             faults.append(f"  line {number}: {error}")
     if faults:
-        raise ValueError("\n".join([f"{name}: {len(faults)} bad lines", *faults]))
+        count = "1 bad line" if len(faults) == 1 else f"{len(faults):,} bad lines"
+        more = len(faults) - MAX_SHOWN_FAULTS
+        shown = faults[:MAX_SHOWN_FAULTS] + ([f"  and {more:,} more"] if more > 0 else [])
+        raise ValueError("\n".join([f"{name}: {count}", *shown]))
     if not prompts:
         raise ValueError(f"{name}: has no prompts")
     return prompts
@@ -142,14 +161,19 @@ def _read_json(line: bytes) -> NamedPrompt:
 def _read_text(line: bytes) -> NamedPrompt:
     if not line:
         raise ValueError("expected a prompt, the line is blank")
-    return NamedPrompt(None, line.decode())
+    try:
+        return NamedPrompt(None, line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8: {error}") from error
 
 
 def _read_tools(file: Path) -> list[Any]:
     try:
         value = parse_json(read_text(file, MAX_TOOLS_BYTES))
-    except ValueError as error:
+    except OSError as error:
         raise ValueError(f"--tools: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"--tools: {file}: {error}") from error
     if not isinstance(value, list) or not value:
         raise ValueError(f"--tools: {file}: expected a list of tools, found {value!r:.80}")
     return value
@@ -172,6 +196,7 @@ def _structured_outputs(
 def _chat_ids(
     lm: LM,
     message: str | list[Any],
+    before: list[dict[str, str]],
     enable_thinking: bool | None,
     variables: dict[str, Any],
     tools: list[Any],
@@ -181,19 +206,38 @@ def _chat_ids(
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
     variables = {**lm.tokenizer.thinking_variables(enable_thinking, tools=tools or None), **variables}
-    return lm.tokenizer.encode_with_tools([{"role": "user", "content": message}], tools, **variables)
+    return lm.tokenizer.encode_with_tools([*before, {"role": "user", "content": message}], tools, **variables)
 
 
-def _in_order(events: Iterator[Event]) -> Iterator[tuple[int, Completion]]:
-    """Yield completions in the order of the requests, each as soon as those before it are finished."""
+def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
+    """Yield the events, and add to `full` the requests that ended because the context is full."""
+    for event in events:
+        one = event.completion
+        if one is not None and one.finish_reason == "length" and len(one.token_ids) < max_tokens:
+            full.append(event.index)
+        yield event
+
+
+def _write_in_order(events: Iterator[Event], total: int, shown: Callable[[int, Completion], str]) -> None:
+    """Print completions in the order of the requests, each as soon as those before it are finished.
+
+    After an interruption or an error those that had to wait for an earlier one are printed, too.
+    """
     ready: dict[int, Completion] = {}
     following = 0
-    for event in events:
-        if event.completion is not None:
-            ready[event.index] = event.completion
-        while following in ready:
-            yield following, ready.pop(following)
-            following += 1
+    try:
+        for event in events:
+            if event.completion is not None:
+                ready[event.index] = event.completion
+            while following in ready:
+                _write(shown(following, ready[following]))
+                del ready[following]
+                following += 1
+    except (KeyboardInterrupt, *EXPECTED) as error:
+        for index in sorted(ready):
+            _write(shown(index, ready[index]))
+        error.add_note(f"{following + len(ready):,} of {total:,} completions were finished and are printed")
+        raise
 
 
 def _stream(events: Iterator[Event], text: bool) -> None:

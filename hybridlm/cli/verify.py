@@ -29,7 +29,8 @@ DEFAULT_LANES = 8
 def verify(
     loading: Loading,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Checkpoint directory, or the id of a model on the Hub.")
+        str | None,
+        typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="With --abstract or --target: a config.json; no weights are needed.")

@@ -8,6 +8,7 @@ import typer
 
 from hybridlm.cli.files.row_command import Restart, SortWindow
 from hybridlm.cli.options import Loading, Model, loads
+from hybridlm.openai_batch.batch_file import check_batch_file
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 
 DEFAULT_PREFIX_CACHE = "512MB"
@@ -34,6 +35,7 @@ def batch(
     A line that cannot be answered gets an error instead; the exit status is 3 then. An interrupted run continues when
     it is run again: answered lines are in OUTPUT.parts until all are done.
     """
+    check_batch_file(input, output, sort_window)
     lm = loading.load(model)
     start = time.perf_counter()
     report = lm.batch_file(input, output, restart=restart, sort_window=sort_window, progress="lines")

@@ -26,5 +26,6 @@ def classify(
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be answered gets its id and "error" instead; the exit status is 3 then.
     """
+    run.check(input, output)
     if (lm := run.leading(model)) is not None:
         end(run.answered(lm.classify_file, "texts", input, output))

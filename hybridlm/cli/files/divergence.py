@@ -36,6 +36,7 @@ def divergence(
     cannot be compared gets its id and "error" instead; the exit status is 3 then. The means over all tokens are
     printed.
     """
+    run.check(input, output)
     lm, its = run.load(model), run.load(other, adapter=None)
     report = run.answered(lm.divergence_file, "texts", its, input, output)
     typer.echo(

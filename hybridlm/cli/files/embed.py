@@ -7,6 +7,7 @@ import typer
 
 from hybridlm.cli.files.row_command import RowRun, Texts, end, row_command
 from hybridlm.cli.options import Model
+from hybridlm.scoring.pooling import check_pooling
 
 
 @row_command
@@ -29,5 +30,7 @@ def embed(
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be answered gets its id and "error" instead; the exit status is 3 then.
     """
+    run.check(input, output)
+    check_pooling(pooling)
     if (lm := run.leading(model)) is not None:
         end(run.answered(lm.embed_file, "texts", input, output, pooling=pooling, normalised=normalised))

@@ -7,11 +7,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, TypeVar
 
+import jax
 import typer
 
 from hybridlm.cli.options import Loading, Own, loads
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
-from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport
+from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, check_file
 
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")]
 Window = Annotated[int, typer.Option(help="Most rows computed together and kept as a part.")]
@@ -40,6 +41,16 @@ Report = TypeVar("Report", bound=ScoreFileReport)
 @dataclass(frozen=True)
 class RowRun(Loading):
     """The options that all these commands have, as they were given; `together` are those of every file."""
+
+    def check(self, input: Path, output: Path, requests: bool = False) -> None:
+        """Check the files and the options before a model is loaded, which may take minutes; see `check_file`.
+
+        Of several processes the first one alone reads and writes files.
+        """
+        if jax.process_index():
+            return
+        options = {name: self.together[name] for name in ("window", "shard", "sort_window")}
+        check_file(input, output, requests=requests, **options)
 
     def answered(self, compute: Callable[..., Report], what: str, *arguments: Any, **own: Any) -> Report:
         """Compute a file, and say on standard error what was done.

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_command import RowRun, row_command
+from hybridlm.cli.files.row_command import RowRun, end, row_command
 from hybridlm.cli.options import Model
-from hybridlm.files.json_lines import parse_object
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.read_interventions import read_interventions
+from ir_passes.files.strict_json import parse_json
 
 
 @row_command
@@ -61,13 +61,14 @@ def score(
     """Write the log-probability of every token of every text of a file.
 
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
-    cannot be scored gets its id and "error" instead.
+    cannot be scored gets its id and "error" instead; the exit status is 3 then.
     """
-    if (lm := run.leading(model)) is None:
-        return
     asked = {"token_ids": _ids(token_ids), "top": top, "start": start, "temperature": temperature, "entropy": entropy}
     read = {"hidden_states": _ids(hidden_states or None) or [], "states": states, "positions": positions}
-    run.answered(lm.score_file, "texts", input, output, **asked, **read, interventions=_changes(interventions))
+    changes = _changes(interventions)
+    run.check(input, output)
+    if (lm := run.leading(model)) is not None:
+        end(run.answered(lm.score_file, "texts", input, output, **asked, **read, interventions=changes))
 
 
 def _ids(given: str | None) -> str | list[int] | None:
@@ -81,4 +82,8 @@ def _changes(given: str | None) -> str | list[Intervention] | None:
     """Return interventions, or the name of the field that has them."""
     if given is None or not given.lstrip().startswith("["):
         return given
-    return read_interventions(parse_object(f'{{"given": {given}}}'.encode())["given"], "interventions")
+    try:
+        value = parse_json(given)
+    except ValueError as error:
+        raise ValueError(f"interventions: expected a field's name or a JSON list: {error}") from error
+    return read_interventions(value, "interventions")

@@ -1,6 +1,7 @@
 """The command line: what the commands print, what they return to the shell, and that errors are one message."""
 
 import dataclasses
+import fnmatch
 import inspect
 import json
 import math
@@ -218,8 +219,16 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
     }
 
 
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an input, in which commands run."""
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", [("generate", "A"), ("score", "in.jsonl", "out.jsonl")])
-def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+def test_settings_reach_load(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"{model} {settings}")
 
@@ -235,6 +244,22 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    "command", [("generate",), ("score", "no.jsonl", "no/out.jsonl"), ("embed", "no.jsonl", "out.jsonl")]
+)
+def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """Others have no standard input, and may not see the files."""
+
+    def load(model: str, **settings: Any) -> Any:
+        return types.SimpleNamespace(follow=lambda: True)
+
+    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert printed(*command, "-m", "M", stdin="") == ""
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    assert "no" in refused(*command, "-m", "M", stdin="")
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ("generate", "A"),
@@ -245,7 +270,7 @@ def test_settings_reach_load(command: tuple[str, ...], monkeypatch: pytest.Monke
     ],
     ids=lambda one: one[0],
 )
-def test_kernels_are_asked_for(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"kernels is {settings['kernels']}")
 
@@ -255,11 +280,60 @@ def test_kernels_are_asked_for(command: tuple[str, ...], monkeypatch: pytest.Mon
     assert refused(*command, "-m", "M", "--kernels", "off") == "error: kernels is off\n"
 
 
+TWO_FILES = ("in.jsonl", "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+        (("generate", "A", "--n", "0"), "n: expected"),
+        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("score", "in.jsonl", "out.csv"), "out.csv: expected a name that ends in .jsonl or .parquet"),
+        (("score", "in.csv", "out.jsonl"), "in.csv: expected a name that ends in .jsonl, .parquet or .txt"),
+        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("decide", "in.txt", "out.jsonl"), "in.txt: expected requests as JSON lines"),
+        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+        (("bench", "--json", "no/figures.json"), "no: no such directory"),
+        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
+)
+def test_no_model_is_loaded_for_a_wrong_argument(
+    arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def load(*arguments: object, **settings: object) -> hybridlm.LM:
+        raise AssertionError("a large model takes minutes to load")
+
+    monkeypatch.setattr(options, "load", load)
+    assert fault in refused(arguments[0], "-m", "M", *arguments[1:])
+
+
 def test_chat(lm: hybridlm.LM):
     """The template's text, without what the tokenizer puts around texts."""
     row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
+
+
+def test_system_message_of_a_chat(lm: hybridlm.LM):
+    row = rows(printed(*GENERATE, "--chat", "--system", "Be brief.", "--json", "Hi!"))[0]
+    assert lm.tokenizer is not None
+    assert row["prompt_token_ids"] == lm.tokenizer.encode("<system>Be brief.<user>Hi!", add_special_tokens=False)
+    assert "needs --chat" in refused(*GENERATE, "--system", "Be brief.", "Hi!", status=2)
 
 
 def test_tools_of_a_chat(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -305,6 +379,7 @@ def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
         (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
         ([], "", "error: standard input: has no prompts\n"),
         ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+        ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
     ],
 )
 def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
@@ -318,6 +393,11 @@ def test_bad_lines_of_prompts(lm: hybridlm.LM, tmp_path: Path):
     assert "line 3: expected a JSON object" in message and "line 4: expected exactly one" in message
 
 
+def test_not_every_line_of_a_file_of_another_kind_is_listed(lm: hybridlm.LM):
+    message = refused(*GENERATE, stdin=b"\xff\n" * 2000)
+    assert "2,000 bad lines" in message and "and 1,980 more" in message and len(message.splitlines()) == 22
+
+
 @pytest.mark.parametrize(
     "arguments", [["--logprobs", "1", "A"], ["--file", "a.txt", "A"], ["--max-tokens", "many", "A"], ["--what"]]
 )
@@ -325,7 +405,7 @@ def test_usage_errors(lm: hybridlm.LM, arguments: list[str]):
     assert "Usage: hybridlm generate" in refused(*GENERATE, *arguments, status=2)
 
 
-def test_checkpoint_errors(checkpoint: Path, tmp_path: Path):
+def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
     for file in checkpoint.glob("model*"):
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
@@ -360,6 +440,46 @@ def test_interrupt_keeps_the_text(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hybridlm.LM, "stream", interrupted(3))
     result = run(*GENERATE, "A")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "word0 word1 word2 \n", "")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), hybridlm.NumericalError("request 0", 5)], ids=["ctrl-c", "nan"])
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_what_is_finished_is_printed_before_the_end(
+    lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, error: BaseException, form: tuple[str, ...]
+):
+    """Completions that wait for an earlier prompt are not lost with it."""
+
+    def events(self: hybridlm.LM, prompts: Any, params: Any, n: int) -> Iterator[Event]:
+        for index in (1, 3):
+            yield Event(index, 7, "x", hybridlm.Completion(f"text {index}", [7], None, None, "stop", [index]))
+        raise error
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    result = run(*GENERATE, *form, "A", "B", "C", "D")
+    assert result.exit_code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert "2 of 4 completions were finished and are printed" in result.stderr
+    if form:
+        assert [(row["prompt"], row["text"]) for row in rows(result.stdout)] == [(1, "text 1"), (3, "text 3")]
+    else:
+        assert result.stdout == "==> prompt 2 <==\ntext 1\n==> prompt 4 <==\ntext 3\n"
+
+
+def test_completions_that_the_context_cuts_are_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    ends: list[tuple[str, int]] = []
+
+    def events(self: hybridlm.LM, prompts: Any, params: Any, n: int) -> Iterator[Event]:
+        for index, (reason, tokens) in enumerate(ends):
+            yield Event(index, 7, "x", hybridlm.Completion("x", [7] * tokens, None, None, reason, [1]))
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    for given, message in (
+        ([("length", 6), ("stop", 2)], ""),
+        ([("length", 6), ("length", 5)], "warning: prompt 2 ends before --max-tokens: the context of 256 tokens"),
+        ([("length", 0), ("length", 5)], "warning: 2 completions, the first of prompt 1, end before --max-tokens"),
+    ):
+        ends[:] = given
+        result = run(*GENERATE, "A", "B")
+        assert result.exit_code == 0 and result.stderr.startswith(message) and bool(result.stderr) == bool(message)
 
 
 ENDLESS = """
@@ -411,7 +531,7 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
         '{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n{"text": "Bo"}\n'
     )
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert result.exit_code == 0 and result.stdout == ""
+    assert result.exit_code == 3 and result.stdout == ""
     assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
     found = rows((tmp_path / "out.jsonl").read_text())
     assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
@@ -560,9 +680,13 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
+
+    def matching(names: list[str]) -> list[str]:
+        return [name for name in ("any", "another") if fnmatch.filter([name], names[0])]
+
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
-        "lm_eval.tasks": {"TaskManager": lambda include_path: None},
+        "lm_eval.tasks": {"TaskManager": lambda include_path: types.SimpleNamespace(match_tasks=matching)},
         "lm_eval.utils": {"handle_non_serializable": str, "make_table": lambda results: "|table|"},
         "hybridlm.evals": {"HybridLM": lambda lm, **settings: None},
     }.items():
@@ -571,6 +695,18 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: name)
     return results
+
+
+def test_eval_finds_its_tasks_before_it_loads(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    loaded, asked = list[str](), list[list[str]]()
+    monkeypatch.setattr(options, "load", lambda model, **settings: loaded.append(model))
+    monkeypatch.setattr(
+        sys.modules["lm_eval.evaluator"], "simple_evaluate", lambda tasks, **_: asked.append(tasks) or results
+    )
+    message = refused("eval", "-m", "tiny", "-t", "any,helaswag", "-t", "mmlu_*")
+    assert "lm_eval has no task, group or tag helaswag, mmlu_*" in message and not loaded
+    printed("eval", "-m", "tiny", "-t", "an*,any")
+    assert asked == [["any", "another"]] and loaded == ["tiny"]
 
 
 def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

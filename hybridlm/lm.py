@@ -1153,7 +1153,7 @@ class LM:
         A process that cannot go on, because another one ended, does not answer or sent something else, reports why and
         exits (status 70); in process 0 an error is raised, unless it waits for a process that does not answer.
         """
-        return self.engine.runner.follow(partial(run_worker, self.engine, self.tokenizer))
+        return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
 
     @property
     def stats(self) -> dict[str, Any]:

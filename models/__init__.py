@@ -1,4 +1,8 @@
-"""Model families as flax modules over shared layers; state as explicit pytrees."""
+"""Model families as flax modules over shared layers; state as explicit pytrees.
+
+Imports no other of our packages. Begin with `families`, a file for each kind of checkpoint, then `decoder` and
+`mixers`.
+"""
 
 from models.config.reader import ConfigError
 from models.decoder.decoder import Decoder, DecoderConfig

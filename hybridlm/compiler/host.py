@@ -1,20 +1,23 @@
 """The host's side of a step: the holder of each row, and a ledger of what each row must hold."""
 
-from ir_passes.host.packed_tokens import LayoutError, check_packed, segment_ids
+from ir_passes.host.packed_tokens import LayoutError, LayoutFault, check_packed, segment_ids
 from ir_passes.host.page_owner import Page, PageOwner, check_page_tables, written_places
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, RowLedger
-from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted, bind_local
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, LedgerError, LedgerFault, RowLedger
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, bind_local
 
 __all__ = [
     "Expected",
     "Label",
     "LayoutError",
+    "LayoutFault",
     "LedgerError",
+    "LedgerFault",
     "Page",
     "PageOwner",
     "RowLedger",
     "Slot",
     "SlotError",
+    "SlotFault",
     "SlotOwner",
     "SlotsExhausted",
     "LaneWork",

@@ -1,6 +1,6 @@
 """The statements of certificates and the violations of a proof: their ids, with a sentence for each."""
 
-from ir_passes.contract.statements import Assumption, AuditClaim, Claim, NotCovered, Note, Statement
+from ir_passes.contract.statements import Assumption, AuditClaim, Claim, NotCovered, Note, StatedError, Statement
 from ir_passes.proof.violations import Violation, ViolationKind
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Claim",
     "NotCovered",
     "Note",
+    "StatedError",
     "Statement",
     "Violation",
     "ViolationKind",

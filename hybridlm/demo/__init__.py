@@ -1,8 +1,9 @@
 """The small model that ships with the package, and the stories that it answers questions about.
 
 The model is a real hybrid checkpoint (Gated DeltaNet and attention layers, Hugging Face layout). It was trained by
-`scripts/demo/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence that
-leaked into another one would show up as a wrong name.
+`scripts/demo/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence
+that leaked into another one would show up as a wrong name. Imports nothing of the package. Begin with `stories`; the
+files of `model` are the checkpoint.
 """
 
 from pathlib import Path

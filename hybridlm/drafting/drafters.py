@@ -57,15 +57,15 @@ class MtpDrafter:
     """Drafts of the MTP head for one sequence, from the step that sampled its last token."""
 
     def __init__(self) -> None:
-        self._after, self._guesses = 0, list[int]()
+        self._after, self._mtp_drafts = 0, list[int]()
 
     def observe(self, after: int, mtp_drafts: Sequence[int]) -> None:
         """Store the drafts that follow the first `after` tokens."""
-        self._after, self._guesses = after, list(mtp_drafts)
+        self._after, self._mtp_drafts = after, list(mtp_drafts)
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """See `Drafter`. Returns nothing after a step without MTP drafts."""
-        return self._guesses[:k] if len(token_ids) == self._after else []
+        return self._mtp_drafts[:k] if len(token_ids) == self._after else []
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "mtp": MtpDrafter}

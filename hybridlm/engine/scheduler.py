@@ -23,7 +23,8 @@ from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
-from ir_passes.host.slot_owner import SlotError
+from ir_passes.contract.statements import Statement
+from ir_passes.host.slot_owner import SlotError, SlotFault
 
 SHRINK_TOKENS = 256
 """A decode pool shrinks if one of its sequences may still sample this many tokens; with fewer, compiling the smaller
@@ -127,28 +128,32 @@ class Scheduler:
         Raises:
             SlotError: with everything that is wrong.
         """
-        faults = []
+        faults: list[Statement] = []
         for name, pool, sequences in (
             ("prefill", self._prefill_pool, self.prefilling),
             ("decode", self._decode_pool, self.decoding),
         ):
             slots = [sequence.slot for sequence in sequences]
             if None in slots:
-                faults.append(f"{name}: request {sequences[slots.index(None)].request.index} has no row")
+                message = f"request {sequences[slots.index(None)].request.index} has no row"
+                faults.append(SlotFault.NO_ROW.fault(name, message))
                 continue
             if pool is None:
-                faults += [f"{name}: {len(slots)} sequences have rows of no pool"] if slots else []
+                if slots:
+                    faults.append(SlotFault.NO_ROW.fault(name, f"{len(slots)} sequences have rows of no pool"))
                 continue
             pool.owner.check_integrity()
             pool.lanes([slot for slot in slots if slot is not None])
             if pool.owner.free + len(slots) != pool.size:
-                faults.append(f"{name}: free {pool.owner.free} + held {len(slots)} rows are not all {pool.size}")
+                message = f"free {pool.owner.free} + held {len(slots)} rows are not all {pool.size}"
+                faults.append(SlotFault.STATES.fault(name, message))
         if len({id(s) for s in self.joined}) != len(self.joined) or any(s[2].slot is not None for s in self.waiting):
-            faults.append("a sequence is in two states")
+            faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
         if len(self.joined) > self._engine.lanes:
-            faults.append(f"{len(self.joined)} sequences have joined, expected at most {self._engine.lanes}")
+            message = f"{len(self.joined)} sequences have joined, expected at most {self._engine.lanes}"
+            faults.append(SlotFault.STATES.fault("", message))
         if faults:
-            raise SlotError("; ".join(faults))
+            raise SlotError(*faults)
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.check_integrity()
 

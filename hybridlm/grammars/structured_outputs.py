@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any, TypedDict
 
 from hybridlm.errors import require_extra
+from ir_passes.files.strict_json import parse_json
 
 MAX_GRAMMAR_LENGTH = 4_000_000
 """Maximum characters of a grammar as llguidance reads it."""
@@ -74,7 +75,7 @@ def compiler_version() -> str:
 def _schema(value: Any) -> str:
     """Return a JSON schema as text; the order of its properties is that of the completion."""
     try:
-        found = json.loads(value) if isinstance(value, str) else json.loads(json.dumps(value))
+        found = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json: expected a JSON schema: {error}") from error
     if not isinstance(found, dict):

@@ -56,7 +56,7 @@ class ManyProcesses(Runner):
         """Wait for outputs of steps and return them on the host; names a process that has ended meanwhile."""
         return self.group.read(outputs)
 
-    def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:
+    def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
         """Call `repeat` in every process but process 0; return whether this is such a process."""
         if self.group.decisions.leads:
             return False

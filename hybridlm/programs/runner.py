@@ -126,7 +126,7 @@ class Runner(ABC):
         self.compiled(shape, examples)
         return True
 
-    def follow(self, repeat: Callable[[ProcessGroup], None]) -> bool:
+    def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
         """Call `repeat` in every process of a group but process 0; return whether this is such a process."""
         return False
 

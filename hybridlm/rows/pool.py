@@ -14,7 +14,7 @@ import numpy as np
 from hybridlm.rows.split import WHOLE, SplitRows
 from hybridlm.steps.structure import Rows
 from ir_passes import LaneContract, Pool, SlotMap
-from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner
 
 
 class RowsLost(RuntimeError):
@@ -54,7 +54,8 @@ class RowPool:
             SlotError: a step that decides the number itself has been dispatched, but not read.
         """
         if not self.settled:
-            raise SlotError("how many tokens the rows have consumed is not known before their last step has been read")
+            message = "how many tokens the rows have consumed is not known before their last step has been read"
+            raise SlotError(SlotFault.UNREAD.fault("", message))
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:

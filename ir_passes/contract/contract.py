@@ -14,6 +14,7 @@ from ir_passes.contract.entries import (
     ENTRIES,
     ROW_MAPS,
     ContractError,
+    ContractFault,
     Entry,
     Lane,
     Opaque,
@@ -37,6 +38,7 @@ __all__ = [
     "Bound",
     "BoundContract",
     "ContractError",
+    "ContractFault",
     "Entry",
     "Lane",
     "LaneContract",
@@ -148,7 +150,7 @@ def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
         shape = np.shape(leaf)
         dtype = dtype_of(leaf)
         if isinstance(entry, Lane | Packed | Pool) and not 0 <= entry.axis < len(shape):
-            raise ContractError(f"{name}: {entry} needs axis {entry.axis}, the array has shape {shape}")
+            raise ContractFault.AXIS.error(name, f"{entry} needs axis {entry.axis}, the array has shape {shape}")
         check_role(name, entry)
         yield Bound(name, entry, shape, dtype)
 
@@ -174,13 +176,13 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         ]
         sizes = {one.path: one.shape[0] for one in tables}
     if not sizes:
-        raise ContractError(
-            "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
+        raise ContractFault.NO_LANES.error(
+            "", "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
         )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-        layout = any(getattr(one.entry, "role", None) == "cu_seqlens" for one in inputs)
-        raise ContractError(f"lane axes have different lengths: {found}; {_OF_RANKS if layout else _OF_TOKENS}")
+        hint = _OF_RANKS if any(getattr(one.entry, "role", None) == "cu_seqlens" for one in inputs) else _OF_TOKENS
+        raise ContractFault.LANES.error("", f"lane axes have different lengths: {found}; {hint}")
     return next(iter(sizes.values()))
 
 
@@ -188,14 +190,14 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
     for bound in outputs:
         if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
             message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
-            raise ContractError(f"{bound.path}: {message}")
+            raise ContractFault.INPUT.error(bound.path, message)
     for bound in inputs:
         rows = bound.shape[0] if bound.shape else 0
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
             continue
         if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
             found = f"got {bound.dtype}{bound.shape}"
-            raise ContractError(f"{bound.path}: {bound.entry} needs int32[{lanes}, pages], {found}")
+            raise ContractFault.ARRAY.error(bound.path, f"{bound.entry} needs int32[{lanes}, pages], {found}")
     for bound in (*inputs, *outputs):
         role = getattr(bound.entry, "role", None)
         if role is None or isinstance(bound.entry, Packed | PageTable):
@@ -205,8 +207,8 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if (bound.shape, bound.dtype) != (shape, dtype):
             pages = isinstance(bound.entry, SlotMap) and len(bound.shape) > 1 and bound.shape[0] == lanes
             hint = "; several pages for each lane are a PageTable" if pages else ""
-            raise ContractError(
-                f"{bound.path}: {bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}{hint}"
+            raise ContractFault.ARRAY.error(
+                bound.path, f"{bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}{hint}"
             )
 
 
@@ -219,17 +221,19 @@ def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: 
             continue
         role, length = bound.entry.role, bound.shape[bound.entry.axis]
         if role is not None and (bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32):
-            found = f"got {bound.dtype}{bound.shape}"
-            raise ContractError(f"{bound.path}: {bound.entry} is an input, an int32 array of one dimension, {found}")
+            message = f"{bound.entry} is an input, an int32 array of one dimension, got {bound.dtype}{bound.shape}"
+            raise ContractFault.ARRAY.error(bound.path, message)
         if role == "cu_seqlens" and length != lanes + 1:
-            raise ContractError(f"{bound.path}: cu_seqlens of {lanes} lanes needs int32[{lanes + 1}], got {length}")
+            raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {length}")
         if role != "cu_seqlens":
             tokens[bound.path] = length
     if len(set(tokens.values())) > 1:
         found = ", ".join(f"{path}: {length}" for path, length in tokens.items())
-        raise ContractError(f"packed axes have different lengths: {found}")
+        raise ContractFault.PACKED.error("", f"packed axes have different lengths: {found}")
     if tokens and not any(isinstance(one.entry, Packed) and one.entry.role for one in inputs):
-        raise ContractError("packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')")
+        raise ContractFault.PACKED.error(
+            "", "packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')"
+        )
 
 
 def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
@@ -237,20 +241,20 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
     mapped: dict[str, type] = {}
     for bound in outputs:
         if isinstance(bound.entry, ROW_MAPS):
-            raise ContractError(f"{bound.path}: a {type(bound.entry).__name__} is an input, never an output")
+            raise ContractFault.INPUT.error(bound.path, f"a {type(bound.entry).__name__} is an input, never an output")
     for bound in inputs:
         if not isinstance(bound.entry, SlotMap | PageTable):
             continue
         for name in ("size", "page_size"):
             if (found := getattr(bound.entry, name, 1)) < 1:
-                raise ContractError(f"{bound.path}: {name} must be at least 1, got {found}")
+                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {found}")
         for name in bound.entry.names:
             if name not in groups:
                 known = ", ".join(sorted(groups)) or "none"
-                raise ContractError(f"{bound.path}: no pool belongs to group {name!r}; groups: {known}")
+                raise ContractFault.GROUP.error(bound.path, f"no pool belongs to group {name!r}; groups: {known}")
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
                 message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
-                raise ContractError(f"{bound.path}: group {name!r} {message}")
+                raise ContractFault.MAPS.error(bound.path, f"group {name!r} {message}")
     return {*mapped}
 
 
@@ -259,11 +263,12 @@ def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:
     if not isinstance(pool, Pool):
         return
     if pool.dims is not None and len(pool.dims) != len(bound.shape):
-        raise ContractError(f"{bound.path}: {len(pool.dims)} dims {pool.dims} for an array of shape {bound.shape}")
+        raise ContractFault.DIMS.error(bound.path, f"{len(pool.dims)} dims {pool.dims}, got shape {bound.shape}")
     if pool.group not in mapped and bound.shape[pool.axis] != lanes:
-        raise ContractError(
-            f"{bound.path}: group {pool.group!r} has no SlotMap, so it needs one row per lane along axis {pool.axis}: "
-            f"expected {lanes}, got shape {bound.shape}; add a SlotMap or use a pool of {lanes} rows"
+        raise ContractFault.ROWS.error(
+            bound.path,
+            f"group {pool.group!r} has no SlotMap, so it needs one row per lane along axis {pool.axis}: "
+            f"expected {lanes}, got shape {bound.shape}; add a SlotMap or use a pool of {lanes} rows",
         )
 
 
@@ -280,13 +285,15 @@ def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[i
     for group, indices in after.items():
         donors = before.get(group, [])
         if len(indices) > len(donors):
-            raise ContractError(f"group {group!r} has {len(indices)} output pools but only {len(donors)} input pools")
+            message = f"{len(indices)} output pools but only {len(donors)} input pools"
+            raise ContractFault.SUCCESSOR.error(f"group {group!r}", message)
         for donor, successor in zip(donors, indices, strict=False):
             old, new = inputs[donor], outputs[successor]
             if (old.shape, old.dtype, old.entry) != (new.shape, new.dtype, new.entry):
-                raise ContractError(
-                    f"{new.path} succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, "
-                    f"got {new.dtype}{new.shape} {new.entry}"
+                raise ContractFault.SUCCESSOR.error(
+                    new.path,
+                    f"it succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, "
+                    f"got {new.dtype}{new.shape} {new.entry}",
                 )
             pairs[donor] = successor
     return pairs

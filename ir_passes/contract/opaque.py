@@ -5,7 +5,7 @@ from typing import Any
 
 from ir_passes.contract.entries import (
     ENTRIES,
-    ContractError,
+    ContractFault,
     Lane,
     Opaque,
     Packed,
@@ -24,7 +24,7 @@ def check_opaque(name: str, declaration: Any) -> None:
     """Raise ContractError, saying where, unless a declaration says something that an operation can do."""
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):
-        raise ContractError(f"{where}: expected Opaque(inputs, outputs), got {declaration!r}")
+        raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")
     for side, entries in (("operand", declaration.inputs), ("result", declaration.outputs)):
         for k, entry in enumerate(entries):
             _check_entry(f"{where}, {side} {k}", entry, side)
@@ -32,40 +32,44 @@ def check_opaque(name: str, declaration: Any) -> None:
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, SlotMap | PageTable) and not set(entry.names) <= groups:
             missing = ", ".join(repr(group) for group in entry.names if group not in groups)
-            raise ContractError(f"{where}, operand {k}: no operand is a pool of group {missing}")
+            raise ContractFault.GROUP.error(f"{where}, operand {k}", f"no operand is a pool of group {missing}")
     for k, entry in enumerate(declaration.outputs):
         if not isinstance(entry, Pool):
             continue
         before = donors(declaration).get(k)
         if before is None or declaration.inputs[before] != entry:
             found = "there is none" if before is None else f"operand {before} is {declaration.inputs[before]}"
-            raise ContractError(f"{where}, result {k}: {entry} needs a pool to succeed among the operands, {found}")
+            raise ContractFault.SUCCESSOR.error(
+                f"{where}, result {k}", f"{entry} needs a pool to succeed among the operands, {found}"
+            )
         maps = [one for _, one in maps_of(declaration, entry.group)]
         if maps and len([one for one in maps if one.role != "read"]) != 1:
             roles = ", ".join(repr(one.role) for one in maps)
             message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {roles}"
-            raise ContractError(f"{where}, result {k}: {message}")
+            raise ContractFault.MAPS.error(f"{where}, result {k}", message)
     _check_aliases(where, declaration)
     fresh = declaration.fresh
     if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
-        raise ContractError(f"{where}: fresh is the index of an operand Lane(), got {fresh}")
+        raise ContractFault.OPAQUE.error(where, f"fresh is the index of an operand Lane(), got {fresh}")
     if declaration.scratch_bytes is not None and not callable(declaration.scratch_bytes):
         message = f"scratch_bytes is a function of the number of lanes, got {declaration.scratch_bytes!r}"
-        raise ContractError(f"{where}: {message}")
+        raise ContractFault.OPAQUE.error(where, message)
 
 
 def _check_entry(where: str, entry: Any, side: str) -> None:
     if not isinstance(entry, ENTRIES) or isinstance(entry, Packed):
-        raise ContractError(f"{where}: expected one of Shared, Lane, Pool, SlotMap, PageTable, got {entry!r}")
+        raise ContractFault.ENTRY.error(where, f"expected one of Shared, Lane, Pool, SlotMap, PageTable, got {entry!r}")
     check_role(where, entry)
     if isinstance(entry, Lane | Pool) and entry.axis < 0:
-        raise ContractError(f"{where}: axes count from 0, got {entry}")
+        raise ContractFault.AXIS.error(where, f"axes count from 0, got {entry}")
     if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
-        raise ContractError(f"{where}: the one role that a lane can have here is 'length' of an operand, got {entry}")
+        raise ContractFault.ROLE.error(
+            where, f"the one role that a lane can have here is 'length' of an operand, got {entry}"
+        )
     if isinstance(entry, Unspecified) or (isinstance(entry, Shared) and entry.role is not None):
-        raise ContractError(f"{where}: {entry} says nothing about what an operation does")
+        raise ContractFault.ENTRY.error(where, f"{entry} says nothing about what an operation does")
     if isinstance(entry, SlotMap | PageTable) and side == "result":
-        raise ContractError(f"{where}: a slot map is an operand, never a result")
+        raise ContractFault.INPUT.error(where, "a slot map is an operand, never a result")
 
 
 def _check_aliases(where: str, declaration: Opaque) -> None:
@@ -73,7 +77,7 @@ def _check_aliases(where: str, declaration: Opaque) -> None:
     for before, after in declaration.aliases.items():
         if not (0 <= before < counts[0] and 0 <= after < counts[1]):
             message = f"aliases {before}: {after} for {counts[0]} operands and {counts[1]} results"
-            raise ContractError(f"{where}: {message}")
+            raise ContractFault.OPAQUE.error(where, message)
 
 
 def donors(declaration: Opaque) -> dict[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.entries import ContractError, Opaque
+from ir_passes.contract.entries import ContractFault, Opaque
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -128,9 +128,10 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
         if name in ir.OPAQUE:
             found = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
             known = ", ".join(repr(one) for one in dict.fromkeys(found)) or "none"
-            raise ContractError(
-                f"opaque {name!r}: expected the name of a function, target or format, got a primitive's, which is that "
-                f"of all its calls; names in this step: {known}"
+            raise ContractFault.OPAQUE_NAME.error(
+                f"opaque {name!r}",
+                f"expected the name of a function, target or format, got a primitive's, which is that "
+                f"of all its calls; names in this step: {known}",
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ir_passes.contract.entries import ENTRIES, ContractError, Unspecified
+from ir_passes.contract.entries import ENTRIES, ContractFault, Unspecified
 from ir_passes.jaxpr.tracing import FunctionSignature
 
 
@@ -38,11 +38,12 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
     mine, theirs = _children(entries), _children(value)
     if mine is None:
         known = ", ".join(entry.__name__ for entry in ENTRIES)
-        raise ContractError(f"{where}: expected one of {known}, got {entries!r}")
+        raise ContractFault.ENTRY.error(where, f"expected one of {known}, got {entries!r}")
     if theirs is None or _structure(entries) != _structure(value):
-        raise ContractError(
-            f"{where}: the entries are no prefix of the value: expected one entry or {_describe(value)}, "
-            f"got {_describe(entries)}"
+        raise ContractFault.PREFIX.error(
+            where,
+            f"the entries are no prefix of the value: expected one entry or {_describe(value)}, "
+            f"got {_describe(entries)}",
         )
     for (_, below), (key, part) in zip(mine, theirs, strict=True):
         yield from spread(below, part, where + jax.tree_util.keystr((key,)))
@@ -97,9 +98,13 @@ def by_argument(
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))
     if not isinstance(inputs, tuple):
-        raise ContractError(f"inputs: expected one entry or a tuple with one for each argument, got {inputs!r}")
+        raise ContractFault.ARGUMENTS.error(
+            "inputs", f"expected one entry or a tuple with one for each argument, got {inputs!r}"
+        )
     if len(inputs) < len(args):
-        raise ContractError(f"args: expected entries for {len(args)} arguments, the contract has {len(inputs)}")
+        raise ContractFault.ARGUMENTS.error(
+            "args", f"expected entries for {len(args)} arguments, the contract has {len(inputs)}"
+        )
     for number, (entries, value) in enumerate(zip(inputs, args, strict=False)):
         yield f"args[{number}]", entries, value
     left = dict(enumerate(inputs[len(args) :], len(args)))
@@ -112,10 +117,11 @@ def by_argument(
             yield where, left.pop(places[name]), kwargs[name]
         else:
             known = ", ".join(keywords) or "none"
-            raise ContractError(f"{where}: the contract has no entry for it; keywords: {known}")
+            raise ContractFault.ARGUMENTS.error(where, f"the contract has no entry for it; keywords: {known}")
     unused = [k for k in left if k >= len(parameters.positional) or parameters.positional[k] not in parameters.optional]
     if unused:
-        raise ContractError(
-            f"args: the contract has {len(inputs)} entries, the step was given {len(args)} arguments by position"
-            + (f" and {', '.join(sorted(kwargs))} by name" if kwargs else "")
+        raise ContractFault.ARGUMENTS.error(
+            "args",
+            f"the contract has {len(inputs)} entries, the step was given {len(args)} arguments by position"
+            + (f" and {', '.join(sorted(kwargs))} by name" if kwargs else ""),
         )

@@ -1,12 +1,12 @@
 """The statements of proofs, audits and certificates: an id for tools and tests, and a sentence for people.
 
 Ids are stable; sentences may be reworded. The faults have their ids beside the classes that carry them:
-`ir_passes.ViolationKind` and `ir_passes.FindingKind`.
+`ir_passes.ViolationKind` and `ir_passes.FindingKind`, and those of errors that are a `StatedError`.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, order=True)
@@ -51,6 +51,46 @@ class StatementId(StrEnum):
             details: for the braces of the sentence.
         """
         return Statement(self.value, about, self.sentence.format(**details))
+
+    def fault(self, about: str, message: str) -> Statement:
+        """The statement as a fault of one call, in words of its own.
+
+        Args:
+            about: the argument, lane or token concerned; "" for the whole call.
+            message: the fault, with what was expected, what was found and what to do.
+        """
+        return Statement(self.value, about, message)
+
+
+class StatedError(Exception):
+    """An error that has an id for each fault.
+
+    Args:
+        faults: all of them.
+        where: the call that they were found in.
+        advice: the remedy, where it is one for all.
+
+    Attributes:
+        faults: as given.
+    """
+
+    def __init__(self, *faults: Statement, where: str = "", advice: str = ""):
+        self.faults, self._around = faults, (where, advice)
+        text = "; ".join(f"{one.about}: {one.sentence}" if one.about else one.sentence for one in faults)
+        super().__init__(f"{where}: {text}" if where else f"{text}; {advice}" if advice else text)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all faults, in their order."""
+        return tuple(one.id for one in self.faults)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For pickle, which would otherwise call the class with the message.
+        return _restored, (type(self), self.faults, *self._around)
+
+
+def _restored(kind: type[StatedError], faults: tuple[Statement, ...], where: str, advice: str) -> StatedError:
+    return kind(*faults, where=where, advice=advice)
 
 
 class Claim(StatementId):

@@ -5,10 +5,24 @@ from collections.abc import Sequence
 import numpy as np
 
 from ir_passes.contract.entries import ContractError
+from ir_passes.contract.statements import Statement, StatementId
+
+
+class LayoutFault(StatementId):
+    """The fault of packed tokens: the value is its id, `sentence` says it in words. The list is closed."""
+
+    SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
+    BEGIN = "begin", "cu_seqlens does not begin with 0."
+    FALLS = "falls", "cu_seqlens falls."
+    END = "end", "cu_seqlens goes past the last token."
+    RANGE = "range", "A segment id is no lane."
+    DISAGREE = "disagree", "The segment ids are not those of cu_seqlens."
+    NO_TOKEN = "no-token", "A lane has no token where each must have one."
+    NULL_ROW = "null-row", "A lane without tokens does not stand on the null row."
 
 
 class LayoutError(ContractError):
-    """A layout of packed tokens that would break the contract of a step; the message lists every fault."""
+    """A layout of packed tokens that would break the contract of a step: every fault, with its id of `LayoutFault`."""
 
 
 def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
@@ -44,37 +58,49 @@ def check_packed(
         LayoutError: cu_seqlens that do not begin with 0, fall, or go past the last token; ids that are no lane, or that
             disagree; a lane without tokens that is not on the null row; all faults in one message.
     """
-    faults: list[str] = []
+    faults: list[Statement] = []
     counts = np.zeros(lanes, np.int64)
     if cu_seqlens is not None:
         cu = np.asarray(cu_seqlens)
         if cu.shape != (lanes + 1,):
-            faults.append(f"cu_seqlens: expected int32[{lanes + 1}], got shape {cu.shape}")
+            faults.append(LayoutFault.SHAPE.fault("cu_seqlens", f"expected int32[{lanes + 1}], got shape {cu.shape}"))
         else:
             if cu[0] != 0:
-                faults.append(f"cu_seqlens begins with {cu[0]}, expected 0")
+                faults.append(LayoutFault.BEGIN.fault("cu_seqlens", f"begins with {cu[0]}, expected 0"))
             fallen = np.flatnonzero(np.diff(cu) < 0).tolist()
-            faults += [f"cu_seqlens falls from {cu[lane]} to {cu[lane + 1]} at lane {lane}" for lane in fallen]
+            faults += [
+                LayoutFault.FALLS.fault("cu_seqlens", f"falls from {cu[lane]} to {cu[lane + 1]} at lane {lane}")
+                for lane in fallen
+            ]
             if cu[-1] > tokens:
-                faults.append(f"cu_seqlens ends with {cu[-1]}, expected at most {tokens} tokens")
+                faults.append(
+                    LayoutFault.END.fault("cu_seqlens", f"ends with {cu[-1]}, expected at most {tokens} tokens")
+                )
             counts = np.diff(cu)
     if ids is not None:
         ids = np.asarray(ids)
         if ids.shape != (tokens,):
-            faults.append(f"segment ids: expected int32[{tokens}], got shape {ids.shape}")
+            faults.append(LayoutFault.SHAPE.fault("segment ids", f"expected int32[{tokens}], got shape {ids.shape}"))
         else:
             wrong = np.flatnonzero((ids < 0) | (ids > lanes)).tolist()
-            faults += [f"segment id {ids[token]} of token {token}: expected [0, {lanes}]" for token in wrong]
+            faults += [
+                LayoutFault.RANGE.fault(f"segment id {ids[token]} of token {token}", f"expected [0, {lanes}]")
+                for token in wrong
+            ]
             found = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
             counts = found if cu_seqlens is None else counts
             if cu_seqlens is not None and not faults and (ids != segment_ids(cu, tokens=tokens)).any():
                 token = int(np.argmax(ids != segment_ids(cu, tokens=tokens)))
-                faults.append(f"segment id {ids[token]} of token {token} disagrees with cu_seqlens")
+                where = f"segment id {ids[token]} of token {token}"
+                faults.append(LayoutFault.DISAGREE.fault(where, "disagrees with cu_seqlens"))
     if not faults:
         for lane in np.flatnonzero(counts == 0).tolist():
             if all_lanes:
-                faults.append(f"lane {lane} has no token")
+                faults.append(LayoutFault.NO_TOKEN.fault(f"lane {lane}", "has no token"))
             held = [int(rows[lane]) for rows in slots if rows[lane] != 0]
-            faults += [f"lane {lane} has no token and stands on row {row}, expected row 0" for row in held]
+            faults += [
+                LayoutFault.NULL_ROW.fault(f"lane {lane}", f"has no token and stands on row {row}, expected row 0")
+                for row in held
+            ]
     if faults:
-        raise LayoutError("packed tokens: " + "; ".join(faults))
+        raise LayoutError(*faults, where="packed tokens")

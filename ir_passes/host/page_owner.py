@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ir_passes.contract.entries import PageTable
-from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotsExhausted, Token, frozen_copy
+from ir_passes.contract.statements import Statement
+from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotFault, SlotsExhausted, Token, frozen_copy
 
 
 class Page(Token):
@@ -47,7 +48,8 @@ class PageOwner:
 
     def __init__(self, size: int, name: str = "pages", null: bool = True):
         if size < 1 + null:
-            raise SlotError(f"pages of {name!r}: expected a size of at least {1 + null}, got {size}")
+            message = f"expected a size of at least {1 + null}, got {size}"
+            raise SlotError(SlotFault.SIZE.fault(f"pages of {name!r}", message))
         self.size, self.name, self.null = size, name, null
         self._lock = threading.Lock()
         self._free = deque(range(int(null), size))
@@ -73,7 +75,7 @@ class PageOwner:
         with self._lock:
             if count > len(self._free):
                 message = f"expected {count} free, {len(self._free)} of {self.size - self.null} are; release some"
-                raise SlotsExhausted(f"pages of {self.name!r}: {message}")
+                raise SlotsExhausted(SlotFault.EXHAUSTED.fault(f"pages of {self.name!r}", message))
             return [self._issue(self._free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
@@ -122,35 +124,49 @@ class PageOwner:
                 are shared or named by another lane; all faults in one message.
         """
         with self._lock:
-            faults = [] if len(rows) == lanes else [f"expected pages for each of {lanes} lanes, got {len(rows)}"]
+            faults: list[Statement] = []
+            if len(rows) != lanes:
+                message = f"expected pages for each of {lanes} lanes, got {len(rows)}"
+                faults.append(SlotFault.LANES.fault("", message))
             table = np.zeros((len(rows), pages), np.int32)
             for lane, row in enumerate(rows):
                 held = row or ()
-                found = [fault for place, page in enumerate(held) for fault in self._faults(f"{lane}, {place}", page)]
+                found = [
+                    fault
+                    for place, page in enumerate(held)
+                    for fault in self._faults(f"lane {lane}, page {place}", page)
+                ]
                 if len(held) > pages:
-                    found.append(f"lane {lane}: expected at most {pages} pages, got {len(held)}")
+                    message = f"expected at most {pages} pages, got {len(held)}"
+                    found.append(SlotFault.PLACES.fault(f"lane {lane}", message))
                 faults += found
                 if not found:
                     table[lane, : len(held)] = [page._number for page in held]
                     if len(held) < pages and not self.null:
-                        faults.append(f"lane {lane}: {len(held)} of {pages} pages, and there is no null page behind")
+                        message = f"{len(held)} of {pages} pages, and there is no null page behind"
+                        faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if writes is not None and not faults:
                 faults += self._write_faults(table, writes)
             self._raise(f"bind of {lanes} lanes", faults)
         return frozen_copy(table)
 
-    def _write_faults(self, table: np.ndarray, writes: Sequence[tuple[int, int]]) -> list[str]:
+    def _write_faults(self, table: np.ndarray, writes: Sequence[tuple[int, int]]) -> list[Statement]:
         if len(writes) != len(table):
-            return [f"expected places to write for each of {len(table)} lanes, got {len(writes)}"]
+            message = f"expected places to write for each of {len(table)} lanes, got {len(writes)}"
+            return [SlotFault.LANES.fault("", message)]
         mask = np.zeros(table.shape, bool)
-        faults = []
+        faults: list[Statement] = []
         for lane, (first, end) in enumerate(writes):
             if not 0 <= first <= end <= table.shape[1]:
-                faults.append(f"lane {lane}: writes to places [{first}, {end}) of {table.shape[1]}")
+                message = f"writes to places [{first}, {end}) of {table.shape[1]}"
+                faults.append(SlotFault.PLACES.fault(f"lane {lane}", message))
                 continue
             mask[lane, first:end] = True
             shared = [int(page) for page in table[lane, first:end] if len(self._holders.get(int(page), ())) > 1]
-            faults += [f"lane {lane}: page {page} is shared, and would be written" for page in shared]
+            faults += [
+                SlotFault.SHARED.fault(f"lane {lane}", f"page {page} is shared, and would be written")
+                for page in shared
+            ]
         return faults or page_faults([(PageTable(self.name, self.size, null=self.null), table, mask)])
 
     def _issue(self, number: int) -> Page:
@@ -158,18 +174,20 @@ class PageOwner:
         self._holders.setdefault(number, []).append(weakref.ref(page))
         return page
 
-    def _faults(self, where: str, page: Page) -> list[str]:
+    def _faults(self, where: str, page: Page) -> list[Statement]:
         if not isinstance(page, Page):
-            return [f"{where}: expected a page of {self.name!r}, got {page!r}; pages are not given by number"]
+            message = f"expected a page of {self.name!r}, got {page!r}; pages are not given by number"
+            return [SlotFault.NO_TOKEN.fault(where, message)]
         if page._owner is not self:
-            return [f"{where}: {page!r} belongs to another owner; expected one of {self.name!r} ({self.size} pages)"]
+            message = f"{page!r} belongs to another owner; expected one of {self.name!r} ({self.size} pages)"
+            return [SlotFault.FOREIGN.fault(where, message)]
         if any(held() is page for held in self._holders.get(page._number, ())):
             return []
-        return [f"{where}: {page!r} was released; acquire another one"]
+        return [SlotFault.RELEASED.fault(where, f"{page!r} was released; acquire another one")]
 
-    def _raise(self, what: str, faults: list[str]) -> None:
+    def _raise(self, what: str, faults: list[Statement]) -> None:
         if faults:
-            raise SlotError(f"pages of {self.name!r}, {what}: " + "; ".join(faults))
+            raise SlotError(*faults, where=f"pages of {self.name!r}, {what}")
 
 
 def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
@@ -187,9 +205,9 @@ def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: 
     first, count = np.asarray(first), np.asarray(count)
     wrong = np.flatnonzero((count > 0) & ((first < 0) | (first + count > tokens * pages)))
     if len(wrong):
-        message = f"expected positions in [0, {tokens * pages})"
-        ends = ", ".join(f"lane {lane} writes [{first[lane]}, {first[lane] + count[lane]})" for lane in wrong)
-        raise SlotError(f"{message}: {ends}")
+        allowed = f"expected positions in [0, {tokens * pages})"
+        ends = ((lane, f"writes [{first[lane]}, {first[lane] + count[lane]}), {allowed}") for lane in wrong)
+        raise SlotError(*(SlotFault.PLACES.fault(f"lane {lane}", message) for lane, message in ends))
     place = np.arange(pages)
     return (place >= (first // tokens)[:, None]) & (place * tokens < (first + count)[:, None]) & (count > 0)[:, None]
 
@@ -208,24 +226,28 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
     """
     faults = page_faults(tables)
     if faults:
-        raise SlotError("page tables: " + "; ".join(faults))
+        raise SlotError(*faults, where="page tables")
 
 
-def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[str]:
+def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]]) -> list[Statement]:
     """Return the faults that `check_page_tables` raises."""
-    faults, names, writes = [], [], []
+    faults, names, writes = list[Statement](), [], []
     unit = math.gcd(*(entry.page_size for entry, _, _ in tables))
     for k, (entry, array, written) in enumerate(tables):
         table = np.asarray(array).reshape(len(array), -1)
         top = entry.size + (entry.role == "write")
         for lane, place in np.argwhere((table < 0) | (table >= top)).tolist():
-            faults.append(f"table {k}, lane {lane}, place {place}: expected [0, {top}), got {table[lane, place]}")
+            where, message = f"table {k}, lane {lane}, place {place}", f"expected [0, {top}), got {table[lane, place]}"
+            faults.append(SlotFault.RANGE.fault(where, message))
         inside = (table >= 0) & (table < entry.size)
         written = inside if entry.role == "write" else np.zeros_like(inside) if written is None else written & inside
         if entry.null:
             nulls = np.argwhere(written & (table == NULL_ROW)).tolist()
             if entry.page_size > unit or entry.role != "write":
-                faults += [f"table {k}, lane {lane}, place {place}: writes the null page" for lane, place in nulls]
+                faults += [
+                    SlotFault.NULL_PAGE.fault(f"table {k}, lane {lane}, place {place}", "writes the null page")
+                    for lane, place in nulls
+                ]
         span = entry.page_size // unit
         units = table[:, :, None].astype(np.int64) * span + np.arange(span)
         lanes = np.broadcast_to(np.arange(len(table))[:, None, None], units.shape)
@@ -239,7 +261,7 @@ def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]
         where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"row {row}"
         if row in several:
             others = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
-            faults.append(f"lane {lane} writes {where}, which lanes {others} name too")
-        elif row < null and not any("null page" in fault for fault in faults):
-            faults.append(f"lane {lane} writes {where} of the null page")
+            faults.append(SlotFault.SHARED.fault(f"lane {lane}", f"writes {where}, which lanes {others} name too"))
+        elif row < null and not any(fault.id == SlotFault.NULL_PAGE for fault in faults):
+            faults.append(SlotFault.NULL_PAGE.fault(f"lane {lane}", f"writes {where} of the null page"))
     return faults

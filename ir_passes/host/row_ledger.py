@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
+from ir_passes.contract.statements import StatedError, Statement, StatementId
 from ir_passes.host.slot_owner import frozen_copy
 
 
@@ -79,8 +80,16 @@ class LaneWork:
     layout: int = 0
 
 
-class LedgerError(ValueError):
-    """The host contradicts itself about its sequences; the message lists every lane."""
+class LedgerFault(StatementId):
+    """A contradiction about sequences: the value is its id, `sentence` says it in words. The list is closed."""
+
+    OWNER = "owner", "The number of an owner is not positive."
+    TWO_LANES = "two-lanes", "Two lanes belong to one owner."
+    NO_LABEL = "no-label", "A sequence continues, or is copied, and no step has written its rows."
+
+
+class LedgerError(StatedError, ValueError):
+    """The host contradicts itself about its sequences: every fault, with its id of `LedgerFault`."""
 
 
 class RowLedger:
@@ -98,21 +107,23 @@ class RowLedger:
         Raises:
             LedgerError: an owner is not positive or has two lanes, or continues without a label.
         """
-        faults, seen = [], dict[int, int]()
+        faults, seen = list[Statement](), dict[int, int]()
         for lane, one in enumerate(work):
             if one is None:
                 continue
             if one.owner <= 0:
-                faults.append(f"lane {lane}: expected a positive owner, got {one.owner}")
+                faults.append(LedgerFault.OWNER.fault(f"lane {lane}", f"expected a positive owner, got {one.owner}"))
             if seen.setdefault(one.owner, lane) != lane:
-                faults.append(f"lanes {seen[one.owner]} and {lane} both belong to owner {one.owner}")
+                where = f"lanes {seen[one.owner]} and {lane}"
+                faults.append(LedgerFault.TWO_LANES.fault(where, f"both belong to owner {one.owner}"))
             if one.length > 0 and one.position > 0 and one.owner not in self._labels:
-                faults.append(
-                    f"lane {lane}: owner {one.owner} continues at position {one.position} but was never at 0; "
+                message = (
+                    f"owner {one.owner} continues at position {one.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
+                faults.append(LedgerFault.NO_LABEL.fault(f"lane {lane}", message))
         if faults:
-            raise LedgerError("; ".join(faults))
+            raise LedgerError(*faults)
         self.epoch += 1
         pairs = [self._expect(one) for one in work]
         found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1))
@@ -138,7 +149,8 @@ class RowLedger:
             LedgerError: the owner has none.
         """
         if owner not in self._labels:
-            raise LedgerError(f"owner {owner} has no label; it has taken no step, or was forgotten")
+            message = "has no label; it has taken no step, or was forgotten"
+            raise LedgerError(LedgerFault.NO_LABEL.fault(f"owner {owner}", message))
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:

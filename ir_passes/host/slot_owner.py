@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, NoReturn
 import numpy as np
 
 from ir_passes.contract.contract import SlotMap
+from ir_passes.contract.statements import StatedError, Statement, StatementId
 
 NULL_ROW = 0
 """The row of idle lanes; never handed out."""
@@ -25,8 +26,29 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
-class SlotError(ValueError):
-    """Row numbers that would break the contract of a step; the message lists every fault."""
+class SlotFault(StatementId):
+    """The fault of row numbers or pages: the value is its id, `sentence` says it in words. The list is closed."""
+
+    SIZE = "size", "A pool is too small for any row or page to be handed out."
+    EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
+    LANES = "lanes", "There is not one slot, row of pages or range of places for each lane."
+    NO_TOKEN = "no-token", "Something stands in the place of a slot or page that is none."
+    FOREIGN = "foreign", "A slot or page belongs to another owner."
+    RELEASED = "released", "A slot or page was released or moved before."
+    NO_NULL_ROW = "no-null-row", "A lane is idle, or has pages left, and the pool has no null row."
+    SHARED = "shared", "What a lane writes is another lane's, or another holder's, too."
+    NOT_DISJOINT = "not-disjoint", "A slot is in two slot maps that are declared disjoint."
+    NULL_PAGE = "null-page", "The null page would be written."
+    PLACES = "places", "A lane has more pages, or writes to other places, than its table has."
+    RANGE = "range", "Entries of a page table are out of range."
+    STATES = "states", "A row is in two states at once, or in none."
+    DROPPED = "dropped", "A token was dropped without being released."
+    NO_ROW = "no-row", "A sequence has no row of the pool where it must have one."
+    UNREAD = "unread", "The last step has not been read, and decides how many tokens the rows have consumed."
+
+
+class SlotError(StatedError, ValueError):
+    """Row numbers that would break the contract of a step: every fault, with its id of `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):
@@ -87,7 +109,8 @@ class SlotOwner:
         least = 2 if null else 1
         if size < least:
             why = ": row 0 is never handed out" if null else ""
-            raise SlotError(f"slots of {name!r}: expected a size of at least {least}, got {size}{why}")
+            message = f"expected a size of at least {least}, got {size}{why}"
+            raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
         self.size, self.name, self.null = size, name, null
         self._lock = threading.Lock()
         self._free = deque(range(int(null), size))
@@ -114,11 +137,11 @@ class SlotOwner:
         with self._lock:
             if not self._free:
                 lost = self._lost()
-                raise SlotsExhausted(
-                    f"slots of {self.name!r}: all {self.size - self.null} rows are held ({len(lost)} of them by tokens "
-                    f"that were dropped without release{f': rows {lost}' if lost else ''}); release a slot or make "
-                    "the pool larger"
+                message = (
+                    f"all {self.size - self.null} rows are held ({len(lost)} of them by tokens that were dropped "
+                    f"without release{f': rows {lost}' if lost else ''}); release a slot or make the pool larger"
                 )
+                raise SlotsExhausted(SlotFault.EXHAUSTED.fault(f"slots of {self.name!r}", message))
             return self._issue(self._free.popleft())
 
     def release(self, slot: Slot) -> None:
@@ -166,29 +189,33 @@ class SlotOwner:
                 step has too; all of them in one message.
         """
         with self._lock:
-            faults = []
+            faults: list[Statement] = []
             if len(slots) != lanes:
-                faults.append(f"expected one slot or None for each of {lanes} lanes, got {len(slots)}")
+                message = f"expected one slot or None for each of {lanes} lanes, got {len(slots)}"
+                faults.append(SlotFault.LANES.fault("", message))
             for lane, slot in enumerate(slots):
                 if slot is not None:
                     faults += self._faults(f"lane {lane}", slot)
                 elif not self.null:
-                    faults.append(f"lane {lane}: expected a slot, got None; this pool has no null row for idle lanes")
+                    message = "expected a slot, got None; this pool has no null row for idle lanes"
+                    faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if role != "read":
                 counts = Counter(id(slot) for slot in slots if slot is not None)
                 for slot in {id(slot): slot for slot in slots if slot is not None and counts[id(slot)] > 1}.values():
                     where = [lane for lane, other in enumerate(slots) if other is slot]
-                    faults.append(
-                        f"lanes {where} share {slot!r}: expected distinct slots, the last lane would overwrite the "
-                        'others; acquire one for each lane, or bind with role="read" for rows that are only read'
+                    message = (
+                        f"they share {slot!r}, expected distinct slots: the last lane would overwrite the others; "
+                        'acquire one for each lane, or bind with role="read" for rows that are only read'
                     )
+                    faults.append(SlotFault.SHARED.fault(f"lanes {where}", message))
             others = {id(slot) for slot in beside if slot is not None}
             for lane, slot in enumerate(slots):
                 if slot is not None and id(slot) in others:
-                    faults.append(
-                        f"lane {lane}: {slot!r} is in another slot map of this step too; expected rows of its own, as "
-                        "the maps are declared disjoint; acquire one for it"
+                    message = (
+                        f"{slot!r} is in another slot map of this step too; expected rows of its own, as the maps are "
+                        "declared disjoint; acquire one for it"
                     )
+                    faults.append(SlotFault.NOT_DISJOINT.fault(f"lane {lane}", message))
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
             rows = [NULL_ROW if slot is None else slot._row for slot in slots]
         return frozen_copy(np.array(rows, np.int32))
@@ -204,15 +231,17 @@ class SlotOwner:
             nulls = [NULL_ROW] if self.null else []
             counts = Counter([*nulls, *free, *held])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
-            faults = []
+            faults: list[Statement] = []
             found = len(nulls) + len(free) + len(held)
             if wrong or found != self.size:
-                faults.append(
+                message = (
                     f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} + {len(held)} "
                     f"= {found} of {self.size}; rows by times found: {wrong}; free {free}, held {sorted(held)}"
                 )
+                faults.append(SlotFault.STATES.fault("", message))
             if lost:
-                faults.append(f"rows {lost} are held by tokens that no longer exist; release a slot before dropping it")
+                message = "they are held by tokens that no longer exist; release a slot before dropping it"
+                faults.append(SlotFault.DROPPED.fault(f"rows {lost}", message))
             self._raise("integrity", faults)
 
     def _issue(self, row: int) -> Slot:
@@ -224,22 +253,23 @@ class SlotOwner:
     def _lost(self) -> list[int]:
         return sorted(row for row, held in self._held.items() if held() is None)
 
-    def _faults(self, where: str, slot: Slot) -> list[str]:
+    def _faults(self, where: str, slot: Slot) -> list[Statement]:
         if not isinstance(slot, Slot):
-            return [f"{where}: expected a slot of {self.name!r} or None, got {slot!r}; rows are not given by number"]
+            message = f"expected a slot of {self.name!r} or None, got {slot!r}; rows are not given by number"
+            return [SlotFault.NO_TOKEN.fault(where, message)]
         if slot._owner is not self:
-            return [f"{where}: {slot!r} belongs to another owner; expected a slot of {self.name!r} ({self.size} rows)"]
+            message = f"{slot!r} belongs to another owner; expected a slot of {self.name!r} ({self.size} rows)"
+            return [SlotFault.FOREIGN.fault(where, message)]
         held = self._held.get(slot._row)
         if held is not None and held() is slot:
             return []
         now = "free" if held is None else f"held by tenant {self._tenants[slot._row]}"
-        return [
-            f"{where}: {slot!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
-        ]
+        message = f"{slot!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
+        return [SlotFault.RELEASED.fault(where, message)]
 
-    def _raise(self, what: str, faults: list[str]) -> None:
+    def _raise(self, what: str, faults: list[Statement]) -> None:
         if faults:
-            raise SlotError(f"slots of {self.name!r}, {what}: " + "; ".join(faults))
+            raise SlotError(*faults, where=f"slots of {self.name!r}, {what}")
 
 
 def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
@@ -259,6 +289,7 @@ def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes:
     each, rest = divmod(lanes, max(1, len(owners)))
     if rest or not owners or len(slots) != lanes:
         found = f"{len(slots)} slots for {lanes} lanes of {len(owners)} devices"
-        raise SlotError(f"expected one slot or None for each lane, and as many lanes on each device; got {found}")
+        message = f"expected one slot or None for each lane, and as many lanes on each device; got {found}"
+        raise SlotError(SlotFault.LANES.fault("", message))
     parts = (owner.bind(slots[k * each : (k + 1) * each], each) for k, owner in enumerate(owners))
     return frozen_copy(np.concatenate(list(parts)))

@@ -11,7 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import Bound, BoundContract, ContractError, Lane, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import (
+    Bound,
+    BoundContract,
+    ContractFault,
+    Lane,
+    PageTable,
+    Pool,
+    SlotMap,
+)
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 
@@ -108,7 +116,9 @@ def _own_pages(bound: BoundContract, leaves: list[Any], group: str, lane: int) -
         if isinstance(entry, PageTable) and group in entry.names:
             tables, null = tables + 1, max(null, entry.page_size if entry.null else 0)
             if entry.packed:
-                raise ContractError(f"{at.path}: dependence is measured of page tables of lanes, this one is packed")
+                raise ContractFault.NOT_MEASURED.error(
+                    at.path, "dependence is measured of page tables of lanes, this one is packed"
+                )
             for rows, pages in zip(named, np.asarray(leaf).reshape(bound.lanes, -1), strict=True):
                 for page in pages[pages < entry.size].tolist():
                     rows.update(range(page * entry.page_size, (page + 1) * entry.page_size))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import BoundContract, ContractError, Lane, LaneContract
+from ir_passes.contract.contract import BoundContract, ContractFault, Lane, LaneContract
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 from ir_passes.measure.dependence import lane_bytes
 
@@ -60,7 +60,9 @@ def unaccepted_reach(
     bound = contract.bind(step, args)
     counts = [k for k, one in enumerate(bound.outputs) if isinstance(one.entry, Lane) and one.entry.role == "accepted"]
     if len(counts) != 1:
-        raise ContractError(f"expected one output that is Lane(role='accepted'), the contract has {len(counts)}")
+        raise ContractFault.ACCEPTED.error(
+            "", f"expected one output that is Lane(role='accepted'), the contract has {len(counts)}"
+        )
     places = _places(bound, tokens)
     pools = [k for k in bound.successors.values() if not (by_position or _with_positions(bound))(bound.outputs[k].path)]
     leaves, tree = jax.tree.flatten(args)
@@ -100,8 +102,8 @@ def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[
     for path, axis in tokens.items():
         if path not in found or not 0 <= axis < len(bound.inputs[found[path][0]].shape) or axis == found[path][1]:
             known = ", ".join(found)
-            raise ContractError(
-                f"{path}: expected an array of the lanes with tokens along axis {axis}; there are {known}"
+            raise ContractFault.TOKENS.error(
+                path, f"expected an array of the lanes with tokens along axis {axis}; there are {known}"
             )
     return {found[path][0]: (found[path][1], axis) for path, axis in tokens.items()}
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ir_passes.contract.entries import Opaque
 from ir_passes.contract.opaque_names import declared_name
+from ir_passes.contract.statements import Statement
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
@@ -36,7 +37,7 @@ from ir_passes.sanitizer.tags import (
     ranked,
     zero,
 )
-from ir_passes.sanitizer.verdict import Judge
+from ir_passes.sanitizer.verdict import Judge, UntrackedFault
 
 # Entry i of the result depends on entry i of each operand; scalars go with every entry.
 ELEMENTWISE = frozenset(
@@ -45,15 +46,7 @@ ELEMENTWISE = frozenset(
     "max min mul mulhi ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left "
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
 )
-ONE_ROW = "a pool of one row does not show which of its axes is that of the rows; give it two rows, or no slot map"
-_NOT_ENTERED = {
-    "shard_map": "takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before "
-    "it and scatter them after it, or sanitize the step without the mesh",
-    **dict.fromkeys(
-        ir.OPAQUE,
-        "hands a pool to an operation that is not looked into: hand it the lanes' rows",
-    ),
-}
+_NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(ir.OPAQUE, UntrackedFault.OPAQUE)}
 CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
 
 
@@ -78,7 +71,7 @@ class Interpreter:
         opaque: Mapping[str, Opaque] | None = None,
     ):
         self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
-        self.untracked: dict[str, None] = {}
+        self.untracked: dict[Statement, None] = {}
 
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
@@ -131,7 +124,7 @@ class Interpreter:
         if name in ("concatenate", "stack"):
             wholes = {tag is not None and tag.whole for tag in tags}
             if wholes == {True, False}:
-                return self.lose(eqn, tags, "joins a pool with something that is none")
+                return self.lose(eqn, tags, UntrackedFault.MIXED)
             return [concatenate(eqn, tags)]
         if name == "select_n" and len(tags) == 3 and any(tag is not None and tag.pools for tag in rest):
             return [self._select(eqn, values, tags)]
@@ -140,7 +133,7 @@ class Interpreter:
         if (name.startswith("scatter") or name == "dynamic_update_slice") and first is not None and first.whole:
             return [pools.write(self, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
-            return self.lose(eqn, tags, _NOT_ENTERED.get(name, "computes with a whole pool"))
+            return self.lose(eqn, tags, _NOT_ENTERED.get(name, UntrackedFault.WHOLE))
         return self._compute(eqn, values, tags)
 
     def _compute(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
@@ -205,7 +198,7 @@ class Interpreter:
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
         whole = all(case.whole for case in cases)
         if not whole and any(case.whole for case in cases):
-            return self.lose(eqn, tags, "mixes a whole pool with something that is none")[0]
+            return self.lose(eqn, tags, UntrackedFault.MIXED)[0]
         shape = np.broadcast_shapes(*[case.shape for case in cases])
         predicate = jnp.reshape(values[0], (1,) * rank) if jnp.ndim(values[0]) == 0 else values[0]
         inner = tuple(axis for axis in range(rank) if shape[axis] == 1)
@@ -225,12 +218,13 @@ class Interpreter:
         rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
         return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))
 
-    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
+    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
         """Note that a pool cannot be followed through this equation."""
         names = " and ".join(self.judge.paths[pool] for pool in _pools(tags))
         one_row = any(tag is not None and tag.whole and rows_axis(tag) is None for tag in tags)
-        why = f"{why}: {ONE_ROW}" if one_row else why
-        self.untracked.setdefault(f"{names}: {eqn.primitive.name} at {self.judge.source_of(eqn)} {why}")
+        fault = UntrackedFault.ONE_ROW if one_row else fault
+        operation = f"{eqn.primitive.name} at {self.judge.source_of(eqn)}"
+        self.untracked.setdefault(fault.statement(f"{names}, {operation}"))
         return [None] * len(eqn.outvars)
 
 

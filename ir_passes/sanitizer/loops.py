@@ -14,6 +14,7 @@ from jax import Array, lax
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import LABEL, Ints, Tags, computed, constant_row
+from ir_passes.sanitizer.verdict import UntrackedFault
 from ir_passes.sanitizer.walk import Walk
 
 Tagged = list[Tags | None]
@@ -42,7 +43,7 @@ def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequ
     for out, pool in zip(outs, pools, strict=True):
         out = out if out is None or out.whole else run.use(eqn, out)
         if pool is not None and (out is None or not out.whole or out.pools != pool.pools):
-            run.lose(eqn, [pool], "does not return the pool where it took it")
+            run.lose(eqn, [pool], UntrackedFault.LOOP)
             out = pool
         if pool is None or out is None:
             left.append(None)
@@ -60,7 +61,7 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
     shared, carried, xs_tags = tags[:consts], _pools_only(tags[consts:split]), tags[split:]
     for tag in xs_tags:
         if tag is not None and tag.whole and tag.shape[0] > 1:
-            run.lose(eqn, [tag], "scans over the rows of a pool")
+            run.lose(eqn, [tag], UntrackedFault.SCAN)
     # Lanes that differ from iteration to iteration are scanned over like their values.
     moving = [None if tag is None or tag.shape[0] == 1 else jnp.asarray(tag.lanes) for tag in xs_tags]
     results: Tagged = []

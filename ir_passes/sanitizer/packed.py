@@ -9,7 +9,7 @@ from jax import Array
 from ir_passes.contract.contract import BoundContract, Packed, PageTable
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, constant_row, nobody
-from ir_passes.sanitizer.verdict import FIELDS, Judge
+from ir_passes.sanitizer.verdict import FIELDS, Judge, LabelFault
 
 
 def token_lanes(bound: BoundContract, values: list[Any]) -> Array | None:
@@ -41,7 +41,9 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
         else:
             wrong = jnp.any((value < 0) | (value > bound.lanes)) & (lanes == 0)
         found = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
-        judge.record(one.path, "lays packed tokens out wrongly", wrong, lanes, kind, nobody(1), found)
+        judge.record(
+            one.path, "lays packed tokens out wrongly", wrong, lanes, kind, nobody(1), found, LabelFault.PACKED
+        )
 
 
 def _lengths(bound: BoundContract) -> list[int]:

@@ -16,7 +16,7 @@ from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.packed import token_lanes
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, constant_row
-from ir_passes.sanitizer.verdict import FIELDS
+from ir_passes.sanitizer.verdict import FIELDS, LabelFault
 from ir_passes.sanitizer.walk import Walk
 
 
@@ -83,4 +83,6 @@ def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints
     wrong = inside & ((named.by.sum(axis=0)[at] > 1) | named.null[at] | ~own)
     kind = np.full((1,) * rows.ndim, FIELDS.index("owner"), np.int32)
     what = f"writes a page of {run.judge.paths[pool]} that is not its lane's alone, or the null page"
-    run.judge.record(eqn, what, wrong, lanes, kind, rows, constant_row(ReservedOwner.MIXED, rows.ndim)[..., LABEL:])
+    run.judge.record(
+        eqn, what, wrong, lanes, kind, rows, constant_row(ReservedOwner.MIXED, rows.ndim)[..., LABEL:], LabelFault.PAGE
+    )

@@ -11,6 +11,7 @@ from ir_passes.sanitizer import moves
 from ir_passes.sanitizer.moves import Addressing, rows_axis, window_of
 from ir_passes.sanitizer.paged import check_write
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, Ints, Tags, along, nobody, numpy_of, range_along, range_of
+from ir_passes.sanitizer.verdict import UntrackedFault
 from ir_passes.sanitizer.walk import Walk
 
 
@@ -31,7 +32,7 @@ def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]
     window = window_of(eqn, first, None if sliced else values[1])
     lanes = _addressing(run, window, rest, sliced)
     if lanes is None:
-        return run.lose(eqn, [first], "reads rows whose numbers are no lane's slot")[0]
+        return run.lose(eqn, [first], UntrackedFault.READ)[0]
     return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
 
 
@@ -49,7 +50,7 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
     else:
         lanes = None if everything else _addressing(run, window, rest[1:] if sliced else rest[:1], sliced)
         if lanes is None or window.column is None:
-            return run.lose(eqn, [pool], "writes rows whose numbers are no lane's slot")[0]
+            return run.lose(eqn, [pool], UntrackedFault.WRITE)[0]
         column = jnp.asarray(values[2 + window.column] if sliced else values[1][..., window.column], jnp.int32)
         holders, slots = window.spread(lanes), window.spread(column)
         for one in set(pool.pools) & set(run.named):

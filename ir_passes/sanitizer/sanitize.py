@@ -15,20 +15,21 @@ from jax import Array
 
 from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
 from ir_passes.contract.normal_form import row_major
+from ir_passes.contract.statements import StatedError
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
-from ir_passes.sanitizer.interpreter import ONE_ROW, Interpreter
+from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.moves import rows_axis
 from ir_passes.sanitizer.packed import check_layout, token_lanes
 from ir_passes.sanitizer.paged import named_rows
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
-from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, Verdict, explain
+from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, LabelFault, UntrackedFault, Verdict, explain
 
 
-class UntrackedError(ValueError):
-    """A step that the sanitizer cannot follow; the message lists every equation concerned."""
+class UntrackedError(StatedError, ValueError):
+    """A step that the sanitizer cannot follow: every equation concerned, with an id of `UntrackedFault`."""
 
 
 class SanitizedStep:
@@ -74,8 +75,8 @@ class SanitizedStep:
         run = Interpreter(self.bound.lanes, judge, named, self.bound.opaque)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
-            lines = "; ".join(run.untracked)
-            raise UntrackedError(f"{lines}; address pools by gather, scatter or dynamic slices at lanes' slots")
+            advice = "address pools by gather, scatter or dynamic slices at lanes' slots"
+            raise UntrackedError(*run.untracked, advice=advice)
         self.checks = tuple(judge.checks)
         return (*jax.tree.unflatten(self._tree, outs), new, judge.verdict)
 
@@ -116,12 +117,22 @@ class SanitizedStep:
             same = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
             path = self.bound.inputs[k].path
             what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
-            judge.record(path, what, same & (rows != 0) if entry.null else same, lanes, kind, rows, found)
+            judge.record(
+                path,
+                what,
+                same & (rows != 0) if entry.null else same,
+                lanes,
+                kind,
+                rows,
+                found,
+                LabelFault.NOT_DISJOINT,
+            )
         for k in self.bound.null_maps[1:]:
             first = self.bound.null_maps[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
             what = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
-            judge.record(path, what, (rows == 0) != (jnp.asarray(values[first]) == 0), lanes, kind, rows, found)
+            wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)
+            judge.record(path, what, wrong, lanes, kind, rows, found, LabelFault.NULL_ROW)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {
@@ -141,7 +152,7 @@ class SanitizedStep:
             if i in sources:
                 by_pool[sources[i]] = _output_shadow(run, entry, sources[i], mapped, tag)
             elif tag is not None and tag.whole:
-                run.untracked.setdefault(f"{entry.path}: returns a whole pool that the contract does not name")
+                run.untracked.setdefault(UntrackedFault.RESULT.statement(entry.path))
             elif tag is not None and tag.pending:
                 axis = entry.entry.axis if isinstance(entry.entry, Lane) else None
                 reader = None if axis is None else along(run.lanes, axis, len(entry.shape))
@@ -224,12 +235,12 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
         lanes = along(rows, entry.axis, rank)
         return jnp.asarray(settle(run, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:
-        why = ONE_ROW if rows == 1 else f"is no chain of writes to {run.judge.paths[source]}"
+        fault = UntrackedFault.ONE_ROW if rows == 1 else UntrackedFault.SUCCESSOR
     elif tag.some_rows.shape[:-1] != shape and source not in run.named:
-        why = "was written in parts of rows, which have one label each: write whole rows, without merging dimensions"
+        fault = UntrackedFault.PARTS
     elif tag.some_rows.shape[:-1] != shape:  # pages written token by token: the labels of pages say nothing
         return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))
-    run.untracked.setdefault(f"{bound.path}: {why}")
+    run.untracked.setdefault(fault.statement(bound.path))
     return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))

@@ -7,12 +7,57 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ir_passes.contract.statements import StatedError, Statement, StatementId
 from ir_passes.host.row_ledger import Expected, Label, ReservedOwner
 from ir_passes.jaxpr.ir import JaxprEqn, source_of
 from ir_passes.sanitizer.tags import LABEL, SLOT, UNKNOWN, Ints, Tags, constant_row, nobody, numpy_of
 
 FIELDS = ("owner", "position", "layout", "epoch", "lane")
 _CODES = len(FIELDS)
+
+
+class LabelFault(StatementId):
+    """The fault of a lane: the value is its id, `sentence` says it in words. The list is closed.
+
+    The first ones are those of the fields of labels, in their order.
+    """
+
+    OWNER = "wrong-owner", "A lane works with the state of another sequence, or with none where it needs one."
+    POSITION = "wrong-position", "A lane works with its sequence's state of another position."
+    LAYOUT = "wrong-layout", "A lane reads a row in another layout than it was written in."
+    EPOCH = "wrong-epoch", "A lane works with an older copy of its sequence's state."
+    LANE = "wrong-lane", "What belongs to one lane meets what belongs to another."
+    NOT_DISJOINT = "not-disjoint", "A row is in two slot maps that are declared disjoint."
+    NULL_ROW = "null-row", "A lane is on the null row in one slot map and not in another."
+    PACKED = "packed", "cu_seqlens or segment ids lay packed tokens out wrongly."
+    PAGE = "page", "A lane writes a page that is not its own alone, or the null page."
+
+
+class UntrackedFault(StatementId):
+    """The reason why labels cannot follow a pool: the value is its id. The list is closed."""
+
+    WHOLE = "whole-pool", "It computes with a whole pool."
+    MIXED = "mixed", "It mixes a pool with something that is none."
+    DEVICES = (
+        "devices",
+        "It takes a pool to several devices, each of which has labels of its own: gather the lanes' rows before it and "
+        "scatter them after it, or sanitize the step without the mesh.",
+    )
+    OPAQUE = "opaque", "It hands a pool to an operation that is not looked into: hand it the lanes' rows."
+    LOOP = "loop", "It does not return the pool where it took it."
+    SCAN = "scan", "It scans over the rows of a pool."
+    READ = "read", "It reads rows whose numbers are no lane's slot."
+    WRITE = "write", "It writes rows whose numbers are no lane's slot."
+    ONE_ROW = (
+        "one-row",
+        "A pool of one row does not show which of its axes is that of the rows; give it two rows, or no slot map.",
+    )
+    RESULT = "whole-result", "It is a whole pool that the contract does not name."
+    SUCCESSOR = "no-writes", "It is no chain of writes to the pool that it succeeds."
+    PARTS = (
+        "parts-of-rows",
+        "It was written in parts of rows, which have one label each: write whole rows, without merging dimensions.",
+    )
 
 
 class Verdict(NamedTuple):
@@ -42,22 +87,38 @@ class Check:
     Attributes:
         what: the action of the step there, as "mul reads argument 1".
         source: "file:line".
+        fault: found there; None for that of the label's field which differs.
     """
 
     what: str
     source: str
+    fault: LabelFault | None = None
 
 
-class SanitizerError(RuntimeError):
-    """Lanes worked with rows that are not theirs.
+@dataclass(frozen=True, order=True)
+class LaneFault(Statement):
+    """The first fault of a lane; `id` is one of `LabelFault`.
 
     Attributes:
-        lanes: the lanes concerned.
+        row: that it happened with; None where that is not known.
+        expected, found: labels.
+        source: "file:line"; "" where the operands themselves are wrong.
     """
 
-    def __init__(self, message: str, lanes: tuple[int, ...]):
-        super().__init__(message)
-        self.lanes = lanes
+    lane: int
+    row: int | None
+    expected: Label
+    found: Label
+    source: str
+
+
+class SanitizerError(StatedError, RuntimeError):
+    """Lanes worked with rows that are not theirs: a `LaneFault` for each."""
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """The lanes concerned."""
+        return tuple(one.lane for one in self.faults if isinstance(one, LaneFault))
 
 
 @dataclass
@@ -157,11 +218,19 @@ class Judge:
             )
 
     def record(
-        self, where: JaxprEqn | str, what: str, bad: Array, lanes: Ints, kind: Ints, slots: Ints, found: Ints
+        self,
+        where: JaxprEqn | str,
+        what: str,
+        bad: Array,
+        lanes: Ints,
+        kind: Ints,
+        slots: Ints,
+        found: Ints,
+        fault: LabelFault | None = None,
     ) -> None:
         """Note faults; a lane keeps its first. A fault of no known lane is lane 0's."""
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
-        number = self.checks.setdefault(Check(f"{name} {what}", source), len(self.checks))
+        number = self.checks.setdefault(Check(f"{name} {what}", source, fault), len(self.checks))
         total = self.verdict.code.shape[0]
         shape = np.broadcast_shapes(bad.shape, kind.shape, slots.shape)  # values of unknown lanes go to rows of several
         bad = jnp.broadcast_to(bad, shape)
@@ -209,16 +278,15 @@ def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> 
     """Return the error of a verdict, None if there is none; waits for the step."""
     codes, slots, found = (np.asarray(part) for part in verdict)
     wanted = np.asarray(expected.found)
-    lines = []
+    faults: list[LaneFault] = []
     for lane in np.flatnonzero(codes):
         number, kind = divmod(int(codes[lane]) - 1, _CODES)
         check, slot = checks[number], int(slots[lane])
         got, want = (Label(*(int(value) for value in label)) for label in (found[lane], wanted[lane]))
-        lines.append(
-            f"lane {lane}, {'row unknown' if slot == UNKNOWN else f'row {slot}'}: wrong {FIELDS[kind]} where "
-            f"{check.what}{f' ({check.source})' if check.source else ''}: expected {want}; found {got}"
-        )
-    if not lines:
-        return None
-    hint = "stop these lanes: their state is not theirs; compare the slot map with the work given to the ledger"
-    return SanitizerError("; ".join([*lines, hint]), tuple(int(lane) for lane in np.flatnonzero(codes)))
+        row, id = None if slot == UNKNOWN else slot, check.fault or tuple(LabelFault)[kind]
+        about = f"lane {lane}, {'row unknown' if row is None else f'row {row}'}"
+        source = f" ({check.source})" if check.source else ""
+        message = f"wrong {FIELDS[kind]} where {check.what}{source}: expected {want}; found {got}"
+        faults.append(LaneFault(id.value, about, message, int(lane), row, want, got, check.source))
+    advice = "stop these lanes: their state is not theirs; compare the slot map with the work given to the ledger"
+    return SanitizerError(*faults, advice=advice) if faults else None

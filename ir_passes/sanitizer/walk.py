@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.tags import Ints, Tags
-from ir_passes.sanitizer.verdict import Judge
+from ir_passes.sanitizer.verdict import Judge, UntrackedFault
 
 
 class Walk(Protocol):
@@ -25,6 +25,6 @@ class Walk(Protocol):
         """Check the labels of rows that lanes read; return the tags after the check."""
         ...
 
-    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], why: str) -> list[Tags | None]:
+    def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
         """Note that labels cannot be followed through the equation, and why; return results without tags."""
         ...

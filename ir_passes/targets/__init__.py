@@ -1,6 +1,6 @@
 """Machines that steps are compiled for: the local devices, or GPUs and TPUs that need not be there.
 
-Begin with `target`; `gpus` and `tpus` describe the devices that have a name.
+Imports none of our folders. Begin with `target`; `gpus` and `tpus` describe the devices that have a name.
 """
 
 from ir_passes.targets.target import Target, TargetError, as_target, local_target, named_targets, read_target

@@ -19,12 +19,12 @@ def sharded_dims_of(variable: nnx.Variable) -> tuple[ShardedDim, ...]:
 
 
 def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
-    """Draw the logarithm of each head's decay rate (`A_log` of checkpoints), float32."""
+    """Sample the logarithm of each head's decay rate (`A_log` of checkpoints), float32."""
     return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), sharded)
 
 
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
-    """Draw normal values with variance 1 / fan-in, the fan-in being the last dimension; float32.
+    """Sample normal values with variance 1 / fan-in, the fan-in being the last dimension; float32.
 
     They are for training and tests; a checkpoint replaces them.
     """

@@ -27,7 +27,7 @@ MIN_PART = 128
 """Positions of one program instance, of which there are no fewer in a block of the cache."""
 MIN_INSTANCES = 256
 """Program instances for which positions are split into parts: two for each processor of a GPU."""
-LEAST = -1e30
+MIN_SCORE = -1e30
 """The maximum of no scores."""
 
 QueryRows = Float32[Array, "lane kv_head row key"]
@@ -113,7 +113,7 @@ def decode_attention_kernel(
         seen = seen * keep[:, None] + kernel_product(weight, values, 0)
         return new_top, total * keep + jnp.sum(weight, axis=1), seen
 
-    none = jnp.full((count,), LEAST, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
+    none = jnp.full((count,), MIN_SCORE, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
     for ref, found in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, none), strict=True):
         # There are no rows behind the last power of two, and a part of a value in registers cannot be written alone.
         folded = jnp.where(real.reshape((count,) + (1,) * (found.ndim - 1)), found, 0.0)

@@ -11,7 +11,7 @@ from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import CopyShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from ir_passes import prove_isolation
-from ir_passes.host.slot_owner import SlotError
+from ir_passes.host.slot_owner import SlotError, SlotFault
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
@@ -297,10 +297,10 @@ def test_integrity_sees_a_row_that_two_have(text_lm: hybridlm.LM) -> None:
         session.step()
         first, second = session._scheduler.joined
         kept, second.slot = second.slot, first.slot
-        with pytest.raises(SlotError, match="share"):
+        with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
             session.check_integrity()
         second.slot = None
-        with pytest.raises(SlotError, match="request 1 has no row"):
+        with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_ROW,)):
             session.check_integrity()
         second.slot = kept
         session.check_integrity()

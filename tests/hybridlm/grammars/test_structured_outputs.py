@@ -375,6 +375,7 @@ BAD_FORMS: list[tuple[Any, str]] = [
     ({"choice": "yes"}, "choice: expected a list of texts"),
     ({"grammar": 'start: "a" b'}, "cannot be compiled: .*unknown name"),
     ({"json": "{"}, "json: expected a JSON schema"),
+    ({"json": '{"type": "object", "type": "array"}'}, "json: expected a JSON schema: duplicate keys"),
     ({"json": [1]}, "json: expected a JSON schema, which is an object"),
     ({"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ."uniqueItems"'),
     ({"json": {"type": "list"}}, "cannot be compiled: Invalid type: list"),

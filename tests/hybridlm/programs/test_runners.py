@@ -42,7 +42,7 @@ def test_other_processes_than_the_first_repeat_its_commands(
     text_lm: hybridlm.LM, kind: type[Runner], leads: bool, repeats: bool
 ) -> None:
     runner, groups = of(kind, text_lm, leads), list[Any]()
-    assert runner.follow(groups.append) is repeats
+    assert runner.run_worker(groups.append) is repeats
     assert groups == ([runner.group] if isinstance(runner, ManyProcesses) and repeats else [])
 
 

@@ -4,6 +4,7 @@ More than 300 lines: everything about one decorator.
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, S
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
+from ir_passes.contract.entries import ContractFault
 from ir_passes.jaxpr import jax_private
 from ir_passes.proof import lane_proof
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
@@ -204,16 +206,20 @@ def test_a_leak_raises_at_every_call_and_nothing_runs() -> None:
         _ = step.certificate
 
 
+def fault_of(about: str) -> Callable[[ContractError], bool]:
+    return lambda error: [(one.id, one.about) for one in error.faults] == [(ContractFault.ARGUMENTS, about)]
+
+
 def test_errors_say_which_argument(step: IsolatedStep) -> None:
     with pytest.raises(ValueError, match=r"static argument 'scale': .*list \[2\]"):
         step(*arguments(), scale=[2])
     with pytest.raises(ValueError, match="certify: expected one of"):
         isolated(CONTRACT, certify="maybe")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(ContractError, match=r"kwargs\['bias'\]: the contract has no entry"):
+    with pytest.raises(ContractError, check=fault_of("kwargs['bias']")):
         isolated(CONTRACT)(lambda w, pool, x, *, bias: plain(w, pool, x + bias))(*arguments(), bias=jnp.ones(()))
-    with pytest.raises(ContractError, match="args: expected entries for 4 arguments, the contract has 3"):
+    with pytest.raises(ContractError, check=fault_of("args")):
         isolated(CONTRACT)(plain)(*arguments(), 2.0)
-    with pytest.raises(ContractError, match=r"args: the contract has 3 entries, the step was given 2 arguments"):
+    with pytest.raises(ContractError, check=fault_of("args")):
         isolated(CONTRACT)(lambda *two: two[1])(*arguments()[:2])
     with pytest.raises(ValueError, match="nothing"):
         isolated(CONTRACT, static_argnames="nothing")(plain)

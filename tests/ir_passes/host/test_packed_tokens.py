@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ir_passes.host.packed_tokens import LayoutError, check_packed, segment_ids
+from ir_passes.host.packed_tokens import LayoutError, LayoutFault, check_packed, segment_ids
 
 CU = np.array([0, 3, 4, 4, 7], np.int32)
 IDS = np.array([0, 0, 0, 1, 3, 3, 3, 4, 4], np.int32)
@@ -18,20 +18,21 @@ def test_right_layouts_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("changes", "fault", "about"),
     [
-        ({"cu_seqlens": CU + 1}, "begins with 1"),
-        ({"cu_seqlens": CU[[0, 1, 3, 2, 1]]}, "falls from 4 to 3 at lane 3"),
-        ({"tokens": 6, "ids": None}, "ends with 7"),
-        ({"cu_seqlens": CU[:-1]}, "expected int32.5."),
-        ({"ids": IDS + 1}, "segment id 5 of token 7"),
-        ({"ids": IDS[::-1]}, "token 0 disagrees"),
-        ({"ids": IDS[:-1]}, "expected int32.9."),
-        ({"slots": [np.array([5, 1, 3, 2])]}, "lane 2 has no token and stands on row 3"),
-        ({"all_lanes": True}, "lane 2 has no token"),
+        ({"cu_seqlens": CU + 1, "tokens": 10, "ids": None}, LayoutFault.BEGIN, "cu_seqlens"),
+        ({"cu_seqlens": CU[[0, 1, 3, 2, 1]], "ids": None}, LayoutFault.FALLS, "cu_seqlens"),
+        ({"tokens": 6, "ids": None}, LayoutFault.END, "cu_seqlens"),
+        ({"cu_seqlens": CU[:-1]}, LayoutFault.SHAPE, "cu_seqlens"),
+        ({"ids": IDS + (IDS == 1) * 4}, LayoutFault.RANGE, "segment id 5 of token 3"),
+        ({"ids": IDS[::-1]}, LayoutFault.DISAGREE, "segment id 4 of token 0"),
+        ({"ids": IDS[:-1]}, LayoutFault.SHAPE, "segment ids"),
+        ({"slots": [np.array([5, 1, 3, 2])]}, LayoutFault.NULL_ROW, "lane 2"),
+        ({"all_lanes": True}, LayoutFault.NO_TOKEN, "lane 2"),
     ],
 )
-def test_wrong_layouts_raise(changes: dict[str, Any], match: str) -> None:
+def test_wrong_layouts_raise(changes: dict[str, Any], fault: LayoutFault, about: str) -> None:
     right = {"tokens": 9, "lanes": 4, "cu_seqlens": CU, "ids": IDS}
-    with pytest.raises(LayoutError, match=match):
+    with pytest.raises(LayoutError) as error:
         check_packed(**(right | changes))
+    assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]

@@ -8,6 +8,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.verification import CONTRACT, attempt, count, replay
 
 from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
+from ir_passes.contract.entries import ContractFault
 from ir_passes.contract.statements import Claim, NotCovered
 from ir_passes.measure.unaccepted import unaccepted_reach
 
@@ -96,12 +97,12 @@ def test_pools_by_position_are_left_out() -> None:
 
 
 def test_says_what_it_needs() -> None:
-    with pytest.raises(ContractError, match=r"args\[9\]: expected an array of the lanes with tokens along axis 1"):
+    with pytest.raises(ContractError, check=lambda error: error.ids == (ContractFault.TOKENS,)):
         unaccepted_reach(verification.step, ARGS, CONTRACT, {"args[9]": 1})
-    with pytest.raises(ContractError, match=r"args\[3\]: .* along axis 1; there are args\[2\], args\[3\]"):
+    with pytest.raises(ContractError, check=lambda error: error.ids == (ContractFault.TOKENS,)):
         unaccepted_reach(verification.step, ARGS, CONTRACT, {"args[3]": 1})
     plain = LaneContract((Shared(), Pool("r")), (Pool("r"), Lane()))
-    with pytest.raises(ContractError, match="expected one output that is Lane"):
+    with pytest.raises(ContractError, check=lambda error: error.ids == (ContractFault.ACCEPTED,)):
         unaccepted_reach(lambda w, r: (r, r), (np.ones(1, np.float32), np.ones((2, 1), np.float32)), plain, {})
 
 

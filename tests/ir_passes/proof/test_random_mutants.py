@@ -26,7 +26,7 @@ from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
 from ir_passes.proof.violations import ViolationKind as Kind
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
-from ir_passes.sanitizer.verdict import SanitizerError
+from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
 """numpy runs no meshes and no kernels; kernels have random programs of their own."""
@@ -86,7 +86,7 @@ def breaks_promise(subject: Subject, change: Change) -> bool:
         try:
             sanitized.require(verdict, expected)
         except SanitizerError as error:
-            return "that is not its lane's alone" in str(error)
+            return LabelFault.PAGE in error.ids
         return False
 
     return all(any(map(seen, pair)) for pair in subject.leaking_runs(change))

@@ -15,9 +15,10 @@ N, ROWS = 3, 5
 
 
 def arguments(rows: int = N):
-    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
-    pools = (jnp.zeros((rows, 4)), {"ssm": jnp.zeros((rows, 2, 6))})
-    return params, pools, jnp.zeros((N, 1), jnp.int32), jnp.ones(N, jnp.int32)
+    """Arrays of the host: nothing is compiled for them as tests are collected."""
+    params = {"w": np.ones((2, 2), np.float32), "b": np.ones(2, np.float32)}
+    pools = (np.zeros((rows, 4), np.float32), {"ssm": np.zeros((rows, 2, 6), np.float32)})
+    return params, pools, np.zeros((N, 1), np.int32), np.ones(N, np.int32)
 
 
 def step(params, pools, tokens, lengths):
@@ -103,7 +104,7 @@ FAULTS = {
     "at least one lane": (lambda *a: (a[1],), arguments(), (S, P, S, S), (P,), ContractFault.NO_LANES, ""),
     "int32 lengths": (
         step,
-        (*arguments()[:3], jnp.ones(N)),
+        (*arguments()[:3], np.ones(N, np.float32)),
         (S, P, L, Lane(role="length")),
         (L, P),
         ContractFault.ARRAY,
@@ -191,7 +192,7 @@ FAULTS = {
     ),
     "roles of slot maps that there are": (
         step,
-        (*arguments(ROWS)[:3], {"s": jnp.ones(N, jnp.int32)}),
+        (*arguments(ROWS)[:3], {"s": np.ones(N, np.int32)}),
         (S, P, L, {"s": SlotMap("state", ROWS, role="reed")}),  # type: ignore[arg-type]  # wrong on purpose
         (L, P),
         ContractFault.ROLE,

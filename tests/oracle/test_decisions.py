@@ -90,7 +90,7 @@ def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("head", ["labels", "jev"])
-@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=LONG)])
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=LONG)])
 def test_many_requests_in_lanes(tmp_path: Path, head: str, count: int) -> None:
     """All in one call here, one at a time there."""
     hidden = write_model(tmp_path, "lfm2_base")

@@ -78,9 +78,6 @@ def lm(checkpoint: Path) -> hybridlm.LM:
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets.config
-    import torch
-
-    torch.set_num_threads(1)  # waiting for a busy core costs more than threads save
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -84,7 +84,7 @@ class Proposed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("drafts", [pytest.param(False, marks=pytest.mark.long), True])
 def test_lanes_have_their_own_forms_and_change_no_others(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:

@@ -45,7 +45,7 @@ def test_steps_without_a_buffer_assignment_run(
     assert len(re.findall("not audited", caplog.text)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Path, monkeypatch) -> None:
     found = []
     before = jax.config.values["jax_compilation_cache_dir"]

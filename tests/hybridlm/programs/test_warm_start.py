@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_checkpoint(tmp_path_factory.mktemp("text"))
 
 
-# By default the second start of test_bench_start shows it, and over a mesh the test behind this one.
+# By default two processes of test_load.py show that the second finds the steps of the first.
 @pytest.mark.long
 def test_second_process_compiles_nothing(checkpoint: Path, tmp_path: Path, root: Path) -> None:
     cache = str(tmp_path / "cache")

@@ -116,7 +116,7 @@ def test_each_device_has_its_numbers_of_every_family(tmp_path: Path, name: str) 
         check_shards(folder, sizes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize("sizes", [(1, 2, 2)], ids=str)
 def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:

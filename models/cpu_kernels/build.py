@@ -26,7 +26,7 @@ LIBRARY = FOLDER / NAME
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 """Products and sums are contracted where a source says so, and nowhere else: bits are equal in every tile."""
-AVX2 = ("-mavx2", "-mfma")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 AVX512BF16 = (*AVX512, "-mavx512bf16", "-mavx512vbmi")
 INSTRUCTION_FLAGS = {

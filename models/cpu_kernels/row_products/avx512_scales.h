@@ -9,6 +9,8 @@
 namespace {
 
 struct WidenedScales {
+  static constexpr bool ANY_SIZE = true;
+
   template <typename Convert>
   static void widen(const uint16_t* from, int64_t count, float* to, const Convert& convert) {
     int64_t one = 0;

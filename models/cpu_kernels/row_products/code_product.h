@@ -4,7 +4,7 @@
 // A sum is that of the row product with the unpacked weight (row_product.h), in the same order, and so are its bits. One
 // file for each instruction set has a `Simd`, as for the row product, and `Codes` for each kind of codes:
 //   BITS of a code; STEP, the numbers that are made at a time; GROUPS of a row that make one `Group`;
-//   takes(weight, columns of a group);
+//   takes(weight, columns of a group): whether these are its codes;
 //   Group: what the numbers of a group have in common; start(weight, scales, out of the tile, place of its scale) and
 //   numbers(codes, vectors).
 
@@ -27,9 +27,6 @@ constexpr int64_t MAX_GROUPS = 2048;
 
 alignas(64) constexpr float INTEGERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// A scale whose NaN stays one when its last bits are rounded away.
-inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
-
 // Distance at which scales are asked for, of which there are fewer than codes.
 constexpr int64_t SCALES_AHEAD = CODES_AHEAD / 4;
 
@@ -40,6 +37,9 @@ struct Scales {
 
 // Scales widened one by one.
 struct PlainScales {
+  static constexpr bool ANY_SIZE = true;  // of scales; otherwise those that are ordinary (`are_ordinary`)
+
+
   static void widen_bfloat16(const uint16_t* from, int64_t count, float* to) {
     for (int64_t one = 0; one < count; ++one) to[one] = float_of(static_cast<uint32_t>(from[one]) << 16);
   }
@@ -48,6 +48,7 @@ struct PlainScales {
   }
 };
 
+// Whether all are zero or of a size at which numbers, of two factors at most, are rounded by products (wide_codes.h).
 // Scales of `count` groups from place `at` on, widened where they are not stored so.
 template <typename Simd>
 Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, float* scale, float* zero) {
@@ -73,6 +74,24 @@ Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, floa
   return found;
 }
 
+// Whether all sizes are zero, or from 2^-50 to 2^50: of a number that has two of them as factors neither its own size nor
+// that of any step on the way to it (wide_codes.h) is one that float32 cannot hold.
+inline bool are_ordinary(const float* sizes, int64_t count) {
+  constexpr uint32_t LEAST = 77u << 24, MOST = 177u << 24;
+  uint32_t least = ~0u, most = 0;
+  for (int64_t one = 0; sizes != nullptr && one < count; ++one) {
+    const uint32_t size = bits_of(sizes[one]) << 1;  // without the sign
+    most = size > most ? size : most;
+    least = size - 1 < least ? size - 1 : least;  // zero is the largest
+  }
+  return most <= MOST && least >= LEAST - 1;
+}
+
+inline bool are_ordinary(const Scales& scales, int64_t outputs, int64_t groups) {
+  return are_ordinary(scales.scale, outputs * groups) && are_ordinary(scales.zero, outputs * groups) &&
+         are_ordinary(scales.whole, outputs);
+}
+
 // With KEPT, the numbers are written to `kept` as well, one row of the weight behind the other.
 // Not inlined: compilers would keep what does not change between tiles in registers that the sums need.
 template <typename Simd, typename Codes, int ROWS, bool KEPT>
@@ -89,26 +108,26 @@ __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& 
     typename Codes::Group own[OUTPUTS];
     for (int out = 0; out < OUTPUTS; ++out) own[out].start(given, scales, out, out * given.groups + group);
     for (int64_t k = 0; k < width; k += Codes::STEP, x += Codes::STEP, codes += BYTES) {
-      typename Simd::Numbers numbers[OUTPUTS][VECTORS];
       for (int out = 0; out < OUTPUTS; ++out) {
+        typename Simd::Numbers numbers[VECTORS];
         __builtin_prefetch(codes + out * stored + CODES_AHEAD);
-        own[out].numbers(codes + out * stored, numbers[out]);
+        own[out].numbers(codes + out * stored, numbers);
         for (int one = 0; KEPT && one < VECTORS; ++one)
-          Simd::keep(kept + out * given.inputs + one * Simd::STEP, numbers[out][one]);
+          Simd::keep(kept + out * given.inputs + one * Simd::STEP, numbers[one]);
+        for (int one = 0; one < VECTORS; ++one)
+          for (int row = 0; row < ROWS; ++row)
+            sums[row][out] = Simd::add_product(sums[row][out], x + row * x_stride + one * Simd::STEP, numbers[one]);
       }
-      for (int one = 0; one < VECTORS; ++one)
-        for (int row = 0; row < ROWS; ++row)
-          for (int out = 0; out < OUTPUTS; ++out)
-            sums[row][out] = Simd::add_product(sums[row][out], x + row * x_stride + one * Simd::STEP, numbers[out][one]);
       kept += KEPT ? Codes::STEP : 0;
     }
   }
   for (int row = 0; row < ROWS; ++row) Simd::template store_totals<OUTPUTS>(sums[row], y + row * outputs);
 }
 
-// The outputs first to last of ROWS rows; a last tile that is not full computes outputs of the one before again.
+// The outputs first to last of ROWS rows; false where `Simd` does not take the size of a scale. A last tile that is not full
+// computes outputs of the one before again.
 template <typename Simd, typename Codes, int ROWS, bool KEPT>
-void rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+bool rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS);
   const auto* const x = static_cast<const typename Simd::Row*>(all.x);
   alignas(64) float scale[OUTPUTS * MAX_GROUPS], zero[OUTPUTS * MAX_GROUPS];
@@ -116,8 +135,10 @@ void rows_of_codes(const Packed& given, const Product& all, int64_t first, int64
     const int64_t out = next + OUTPUTS <= last ? next : last - OUTPUTS;
     uint16_t* const to = KEPT ? kept + (out - first) * given.inputs : nullptr;
     const Scales scales = widened<Simd>(given, out, out * given.groups, OUTPUTS * given.groups, scale, zero);
+    if (!Simd::ANY_SIZE && !are_ordinary(scales, OUTPUTS, given.groups)) return false;
     tile_of_codes<Simd, Codes, ROWS, KEPT>(given, scales, x, all.x_stride, out, all.y + out, all.outputs, to);
   }
+  return true;
 }
 
 template <typename Simd, typename Codes, int ROWS = Simd::MAX_ROWS>
@@ -127,10 +148,8 @@ bool product_of_codes(const Packed& given, const Product& all, int64_t first, in
     if (last - first < outputs_of_codes<Simd>(ROWS) || given.groups > MAX_GROUPS) return false;
     if (!Codes::takes(given, given.inputs / given.groups)) return false;
     if (ROWS == Simd::MAX_ROWS && kept != nullptr)
-      rows_of_codes<Simd, Codes, ROWS, ROWS == Simd::MAX_ROWS>(given, all, first, last, kept);
-    else
-      rows_of_codes<Simd, Codes, ROWS, false>(given, all, first, last, kept);
-    return true;
+      return rows_of_codes<Simd, Codes, ROWS, ROWS == Simd::MAX_ROWS>(given, all, first, last, kept);
+    return rows_of_codes<Simd, Codes, ROWS, false>(given, all, first, last, kept);
   }
   return false;
 }
@@ -160,14 +179,10 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
   return true;
 }
 
-// By `Codes` of bytes (float8 or integers, with offsets or without) and of four bits.
-template <typename Simd, template <typename, bool, bool> class Bytes, template <typename> class FourBits>
+// By the first of `Codes` that takes a weight.
+template <typename Simd, typename... Codes>
 bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
-  if (given.kind == Kind::e4m3) return product_of_codes<Simd, Bytes<Simd, true, false>>(given, all, first, last, kept);
-  if (given.kind == Kind::int8)
-    return product_of_codes<Simd, Bytes<Simd, false, false>>(given, all, first, last, kept) ||
-           product_of_codes<Simd, Bytes<Simd, false, true>>(given, all, first, last, kept);
-  return product_of_codes<Simd, FourBits<Simd>>(given, all, first, last, kept);
+  return (product_of_codes<Simd, Codes>(given, all, first, last, kept) || ...);
 }
 
 }  // namespace

@@ -10,6 +10,9 @@
 
 namespace {
 
+// A scale whose NaN stays one when its last bits are rounded away.
+inline float quiet(float scale) { return scale == scale ? scale : float_of(0x7FC00000u); }
+
 inline float32x4_t of_bits(uint32x4_t bits) { return vreinterpretq_f32_u32(bits); }
 
 // Four numbers rounded to bfloat16; a scale that is NaN has been made quiet.
@@ -22,7 +25,7 @@ inline uint16x4_t rounded_words(float32x4_t numbers) {
 template <typename Simd>
 struct FourBits {
   static constexpr int BITS = 4, STEP = 16, GROUPS = 1;
-  static bool takes(const Packed&, int64_t width) { return width % STEP == 0; }
+  static bool takes(const Packed& given, int64_t width) { return is_four_bits(given.kind) && width % STEP == 0; }
   struct Group {
     uint8x16x2_t table;
     void start(const Packed& given, const Scales& all, int out, int64_t at) {
@@ -59,7 +62,8 @@ template <typename Simd, bool FLOAT8, bool OFFSETS>
 struct Bytes {
   static constexpr int BITS = 8, STEP = 8, GROUPS = 1;
   static bool takes(const Packed& given, int64_t width) {
-    return width % STEP == 0 && !given.whole && !given.zero && (given.offset != nullptr) == OFFSETS;
+    return given.kind == (FLOAT8 ? Kind::e4m3 : Kind::int8) && width % STEP == 0 && !given.whole && !given.zero &&
+           (given.offset != nullptr) == OFFSETS;
   }
   struct Group {
     float scale, offset;
@@ -78,6 +82,10 @@ struct Bytes {
     }
   };
 };
+
+template <typename Simd>
+constexpr auto product_by_neon = product_of_packed<Simd, FourBits<Simd>, Bytes<Simd, true, false>,
+                                                         Bytes<Simd, false, false>, Bytes<Simd, false, true>>;
 
 }  // namespace
 

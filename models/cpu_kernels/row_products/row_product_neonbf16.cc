@@ -41,8 +41,7 @@ struct Bfloat16 : PlainScales {
 }  // namespace
 
 extern const Forms neonbf16_forms = {form<Bfloat16>(), {}};
-extern const Unpack neonbf16_unpack = {unpack<uint16_t>, nullptr, product_of_packed<Bfloat16, Bytes, FourBits>,
-                                       Bfloat16::MAX_ROWS};
+extern const Unpack neonbf16_unpack = {unpack<uint16_t>, nullptr, product_by_neon<Bfloat16>, Bfloat16::MAX_ROWS};
 #else
 extern const Forms neonbf16_forms = {};
 extern const Unpack neonbf16_unpack = {};

@@ -1,4 +1,6 @@
-// Codes of packed weights where numbers of bfloat16 are multiplied as float32 (code_product.h).
+// Codes of packed weights where numbers of bfloat16 are multiplied as float32 (code_product.h). `Simd` has
+//   product_less(x, y, z): x * y - z, rounded once;
+//   of_int8(codes), and part_of_e4m3(codes), which is 1/256 of the numbers.
 
 #ifndef MODELS_CPU_KERNELS_WIDE_CODES_H_
 #define MODELS_CPU_KERNELS_WIDE_CODES_H_
@@ -7,44 +9,46 @@
 
 namespace {
 
-template <typename Simd, bool FLOAT8, bool OFFSETS>
+// Numbers rounded to the nearest bfloat16, ties to even, by two products. Let the 24 bits of one be M = 65536 h + l. The
+// first product, M - M / 65536 = M - h - l / 65536, is rounded to M - h, or to M - h - 1 where l is more than half of 65536;
+// where it is half, M is even, and the even one of them leaves an even h or h + 1. M less that, which is exact, is the number
+// rounded. A first product below the power of two that M begins at has a bit more, and l is too small there to reach it.
+template <typename Simd>
+inline typename Simd::Numbers rounded(typename Simd::Numbers x) {
+  return Simd::product_less(x, Simd::all(65536.0f), x * Simd::all(65535.0f));
+}
+
+// Codes of a byte. With NARROW scales, those of 8 bits, a code times a scale is exact, and so is 65535 times a scale: the two
+// products that round scale as well.
+template <typename Simd, bool FLOAT8, bool OFFSETS, bool NARROW>
 struct Bytes {
   static constexpr int BITS = 8, STEP = Simd::STEP, GROUPS = 1;
   static bool takes(const Packed& given, int64_t width) {
-    return width % STEP == 0 && !given.whole && !given.zero && (given.offset != nullptr) == OFFSETS;
+    return given.kind == (FLOAT8 ? Kind::e4m3 : Kind::int8) && width % STEP == 0 && !given.whole && !given.zero &&
+           (given.offset != nullptr) == OFFSETS && (given.scale_dtype == ScaleDtype::bfloat16) == NARROW;
   }
   struct Group {
-    typename Simd::Numbers scale, offset;
+    typename Simd::Numbers scale, other;  // the offset, or of NARROW ones the factor of the first product
     void start(const Packed&, const Scales& all, int, int64_t at) {
-      scale = Simd::all(quiet(all.scale[at]));
-      if (OFFSETS) offset = Simd::all(all.zero[at]);
+      const float own = FLOAT8 ? all.scale[at] * 256 : all.scale[at];
+      scale = Simd::all(NARROW ? own * 65536 : own);
+      other = Simd::all(NARROW ? own * 65535 : OFFSETS ? all.zero[at] : 0);
     }
     void numbers(const uint8_t* codes, typename Simd::Numbers* to) const {
-      const typename Simd::Numbers scaled = (FLOAT8 ? Simd::of_e4m3(codes) : Simd::of_int8(codes)) * scale;
-      to[0] = Simd::rounded(OFFSETS ? scaled - offset : scaled);
+      const typename Simd::Numbers values = FLOAT8 ? Simd::part_of_e4m3(codes) : Simd::of_int8(codes);
+      if constexpr (NARROW)
+        to[0] = Simd::product_less(values, scale, values * other);
+      else
+        to[0] = rounded<Simd>(OFFSETS ? values * scale - other : values * scale);
     }
   };
 };
 
-// Codes of four bits choose among the sixteen numbers of their group.
-template <typename Simd>
-struct FourBits {
-  static constexpr int BITS = 4, STEP = Simd::STEP, GROUPS = 1;
-  static bool takes(const Packed&, int64_t width) { return width % STEP == 0; }
-  struct Group {
-    typename Simd::Numbers table[16 / STEP];
-    void start(const Packed& given, const Scales& all, int out, int64_t at) {
-      const float* const values = given.kind == Kind::e2m1 ? E2M1 : INTEGERS;
-      const auto scale = Simd::all(quiet(all.scale[at]));
-      const auto zero = Simd::all(given.zero != nullptr ? all.zero[at] : zero_of(given, 0));
-      const auto offset = Simd::all(given.offset != nullptr ? all.zero[at] : 0.0f);
-      const auto whole = Simd::all(quiet(all.whole == nullptr ? 1.0f : all.whole[out]));
-      for (int part = 0; part < 16 / STEP; ++part)
-        table[part] = Simd::rounded((Simd::load(values + part * STEP) - zero) * scale * whole - offset);
-    }
-    void numbers(const uint8_t* codes, typename Simd::Numbers* to) const { to[0] = Simd::chosen(table, codes); }
-  };
-};
+// With all codes of a byte, and `FourBits`.
+template <typename Simd, typename... FourBits>
+constexpr auto product_of_wide =
+    product_of_packed<Simd, Bytes<Simd, false, false, true>, Bytes<Simd, false, false, false>, Bytes<Simd, false, true, false>,
+                      Bytes<Simd, true, false, true>, Bytes<Simd, true, false, false>, FourBits...>;
 
 }  // namespace
 

@@ -36,8 +36,8 @@ Processor processor_of(const Cpuid& said, const Permits& permits_tiles) {
   const auto bit = [](uint32_t word, int place) { return (word >> place & 1u) != 0; };
   const auto keeps = [&](uint32_t states) { return (said.kept & states) == states; };
   Processor found;
-  // Of AVX, states 1 and 2, and FMA.
-  found.avx2 = keeps(0x6) && bit(said.basic, 28) && bit(said.basic, 12) && bit(said.b, 5);
+  // Of AVX, states 1 and 2, FMA and F16C.
+  found.avx2 = keeps(0x6) && bit(said.basic, 28) && bit(said.basic, 12) && bit(said.basic, 29) && bit(said.b, 5);
   // States 5 to 7.
   found.avx512 = found.avx2 && keeps(0xE0) && bit(said.b, 16) && bit(said.b, 17) && bit(said.b, 30) && bit(said.b, 31);
   found.avx512bf16 = found.avx512 && bit(said.c, 1) && bit(said.a_of_next, 5);  // with VBMI

@@ -1,10 +1,11 @@
 // Checks of products with packed weights in every instruction set that this processor runs: the numbers of the portable
 // loops, the bits of the row product with the unpacked weight, equal bits of a row alone and in any batch, and no byte read
-// or written outside of the buffers, behind and in front of which there is no memory. Exit status 1 and a line for each
-// fault.
+// or written outside of the buffers, behind and in front of which there is no memory. Also of the rounding by two products,
+// for every number that there is of one size. Exit status 1 and a line for each fault.
 //
 //   packed_product_check [brief]
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -13,6 +14,7 @@
 
 #include "checks.h"
 #include "row_products/packed_product_call.h"
+#include "row_products/wide_codes.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);
@@ -20,7 +22,7 @@ extern "C" int64_t hybridlm_sets();
 
 namespace {
 
-using Bytes = Guarded<char>;
+using Memory = Guarded<char>;
 
 struct Sizes {
   int64_t inputs, groups, outputs;
@@ -32,23 +34,26 @@ constexpr int64_t EXPERTS = 3;
 // What a weight has beside codes and scales.
 enum class Beside { nothing, whole, zero, offset };
 
-void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const Sizes& sizes, bool at_end) {
+// Every seventh scale has an exponent larger by `exponent`.
+void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const Sizes& sizes, bool at_end, int exponent) {
   const auto [inputs, groups, outputs] = sizes;
   const bool with_whole = beside == Beside::whole, with_zero = beside == Beside::zero, with_offset = beside == Beside::offset;
   const int64_t scale_bytes = dtype == ScaleDtype::float32 ? 4 : 2;
   const bool four = kind == Kind::e2m1 || kind == Kind::int4;
   const int64_t all = EXPERTS * outputs, stored = four ? inputs / 2 : inputs;
   std::mt19937 random(static_cast<unsigned>(inputs * 100 + outputs));
-  Bytes codes(all * stored, at_end), scale(all * groups * scale_bytes, at_end), whole(all * 4, at_end);
-  Bytes zero(all * groups, at_end), offset(all * groups * 4, at_end);
+  Memory codes(all * stored, at_end), scale(all * groups * scale_bytes, at_end), whole(all * 4, at_end);
+  Memory zero(all * groups, at_end), offset(all * groups * 4, at_end);
   for (int64_t k = 0; k < all * stored; ++k) codes.as<uint8_t>()[k] = static_cast<uint8_t>(random());
   // Numbers of ordinary sizes, both signs, the same for two rows; float16 also of those without a leading bit.
   const uint32_t least = dtype == ScaleDtype::float16 ? 0x0300 : 0x3E00;
   for (int64_t k = 0; k < all * groups; ++k) {
     auto bits = static_cast<uint16_t>(least + random() % 0x200 + (random() % 2 << 15));
     if (k / groups % 2) bits = scale.as<uint16_t>()[(k - groups) * scale_bytes / 2 + scale_bytes / 2 - 1];
+    if (k % 7 == 2) bits = static_cast<uint16_t>(bits + exponent * 128);
+    // With offsets, a code times a scale is exact.
     if (dtype == ScaleDtype::float32)
-      scale.as<uint32_t>()[k] = static_cast<uint32_t>(bits) << 16 | (random() % 4 << 14);
+      scale.as<uint32_t>()[k] = static_cast<uint32_t>(bits) << 16 | (with_offset ? random() % 4 << 14 : random() % 65536);
     else
       scale.as<uint16_t>()[k] = bits;
     offset.as<float>()[k] = static_cast<float>(random() % 2000) / 64 - 15;
@@ -66,9 +71,10 @@ void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const
     const std::string name = "set " + std::to_string(set) + " kind " + std::to_string(static_cast<int>(kind)) + " bytes " +
                              std::to_string(bytes) + " " + std::to_string(inputs) + " / " + std::to_string(groups) + " x " +
                              std::to_string(outputs) + " scales " + std::to_string(static_cast<int>(dtype)) +
-                             (with_whole ? " whole" : "") + (with_zero ? " zero" : "") + (with_offset ? " offset" : "");
-    Bytes numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
-    const auto unpack = [&](const Unpack& by, Bytes& to) {
+                             (with_whole ? " whole" : "") + (with_zero ? " zero" : "") + (with_offset ? " offset" : "") +
+                             " exponent " + std::to_string(exponent);
+    Memory numbers(all * inputs * bytes, at_end), expected(all * inputs * bytes, at_end);
+    const auto unpack = [&](const Unpack& by, Memory& to) {
       if (bytes == 2)
         by.bfloat16(weight, 0, all, to.as<uint16_t>());
       else
@@ -86,8 +92,8 @@ void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const
     check(equal, name + ": other numbers than the portable loops");
     const cpu_kernels::PackedCall call{form, *hybridlm_unpack(own), bytes};
     for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 33}) {
-      Bytes x(rows * inputs * 4, at_end), y(rows * outputs * 4, at_end), z(rows * outputs * 4, at_end);
-      Bytes expert(rows * 4, at_end);
+      Memory x(rows * inputs * 4, at_end), y(rows * outputs * 4, at_end), z(rows * outputs * 4, at_end);
+      Memory expert(rows * 4, at_end);
       for (int64_t k = 0; k < rows * inputs; ++k) x.as<float>()[k] = static_cast<float>(random() % 2000) / 1000 - 1;
       Alone alone;
       Late late;
@@ -118,19 +124,37 @@ void check_weight(int64_t set, Kind kind, ScaleDtype dtype, Beside beside, const
   }
 }
 
+// One number at a time, as the vectors of AVX2 and AVX-512 have eight and sixteen.
+struct One {
+  using Numbers = float;
+  static float all(float x) { return x; }
+  static float product_less(float x, float y, float z) { return std::fma(x, y, -z); }
+};
+
+// All numbers from 1 to 2, where roundings go up to 2, and of the least and the largest size that vectors round so.
+void check_rounding() {
+  for (const uint32_t first : {0x3F800000u, 0x00800000u, 0x76800000u}) {
+    bool equal = true;
+    for (uint32_t bits = first; bits < first + 0x800000u; ++bits)
+      equal &= bits_of(rounded<One>(float_of(bits))) == rounded_bits(bits);
+    check(equal, "numbers are rounded in another way than one by one");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const bool brief = count > 1 && std::string(arguments[1]) == "brief";
   int sets = 0;
+  check_rounding();
   for (int64_t set = 0; set < hybridlm_sets(); ++set) {
     if (!hybridlm_can_run(set)) continue;
     ++sets;
     for (const bool at_end : {true, false})
       for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {256, 2, 17}, {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
         if (brief && sizes.outputs > 20) continue;
-        const auto has = [&](Kind kind, ScaleDtype dtype, Beside beside) {
-          check_weight(set, kind, dtype, beside, sizes, at_end);
+        const auto has = [&](Kind kind, ScaleDtype dtype, Beside beside, int exponent = 0) {
+          check_weight(set, kind, dtype, beside, sizes, at_end, exponent);
         };
         has(Kind::e4m3, ScaleDtype::bfloat16, Beside::nothing);
         has(Kind::e2m1, ScaleDtype::bfloat16, Beside::whole);
@@ -142,6 +166,10 @@ int main(int count, char** arguments) {
           has(kind, ScaleDtype::float32, Beside::offset);
         }
         has(Kind::int8, ScaleDtype::float32, Beside::nothing);
+        if (sizes.groups != 2 && sizes.groups != 10) continue;
+        for (const Kind kind : {Kind::e4m3, Kind::int8, Kind::int4}) has(kind, ScaleDtype::bfloat16, Beside::nothing, 106);
+        for (const int exponent : {106, -100}) has(Kind::e4m3, ScaleDtype::float32, Beside::nothing, exponent);
+        has(Kind::e2m1, ScaleDtype::bfloat16, Beside::whole, 106);
       }
   }
   std::printf("%d instruction sets, %d faults\n", sets, faults);

@@ -53,18 +53,16 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     """
     if given is False:
         return Cache(None, None)
-    own = jax.config.values["jax_compilation_cache_dir"]
-    if given is None and own is None:
+    own: str | None = jax.config.values["jax_compilation_cache_dir"]
+    chosen = own if given is None else os.fspath(given)
+    if chosen is None:
         try:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         except RuntimeError as error:
             _warn_once(f"compiled steps are not kept: {error} Give compilation_cache or set XDG_CACHE_HOME")
             return Cache(None, None)
-        given = home / "hybridlm" / "xla"
-    elif given is None:
-        given = own
-    path = os.fspath(given)
-    return Cache(None if path == own else path, None if "://" in path else Path(path))
+        chosen = str(home / "hybridlm" / "xla")
+    return Cache(None if chosen == own else chosen, None if "://" in chosen else Path(chosen))
 
 
 @cache

@@ -92,11 +92,10 @@ inline bool are_ordinary(const Scales& scales, int64_t outputs, int64_t groups) 
          are_ordinary(scales.whole, outputs);
 }
 
-// With KEPT, the numbers are written to `kept` as well, one row of the weight behind the other.
 // Not inlined: compilers would keep what does not change between tiles in registers that the sums need.
-template <typename Simd, typename Codes, int ROWS, bool KEPT>
+template <typename Simd, typename Codes, int ROWS>
 __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& scales, const typename Simd::Row* x,
-                                             int64_t x_stride, int64_t first, float* y, int64_t outputs, uint16_t* kept) {
+                                             int64_t x_stride, int64_t first, float* y, int64_t outputs) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS), VECTORS = Codes::STEP / Simd::STEP;
   constexpr int BYTES = Codes::STEP * Codes::BITS / 8;
   typename Simd::Sums sums[ROWS][OUTPUTS];
@@ -112,13 +111,10 @@ __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& 
         typename Simd::Numbers numbers[VECTORS];
         __builtin_prefetch(codes + out * stored + CODES_AHEAD);
         own[out].numbers(codes + out * stored, numbers);
-        for (int one = 0; KEPT && one < VECTORS; ++one)
-          Simd::keep(kept + out * given.inputs + one * Simd::STEP, numbers[one]);
         for (int one = 0; one < VECTORS; ++one)
           for (int row = 0; row < ROWS; ++row)
             sums[row][out] = Simd::add_product(sums[row][out], x + row * x_stride + one * Simd::STEP, numbers[one]);
       }
-      kept += KEPT ? Codes::STEP : 0;
     }
   }
   for (int row = 0; row < ROWS; ++row) Simd::template store_totals<OUTPUTS>(sums[row], y + row * outputs);
@@ -126,36 +122,33 @@ __attribute__((noinline)) void tile_of_codes(const Packed& given, const Scales& 
 
 // The outputs first to last of ROWS rows; false where `Simd` does not take the size of a scale. A last tile that is not full
 // computes outputs of the one before again.
-template <typename Simd, typename Codes, int ROWS, bool KEPT>
-bool rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+template <typename Simd, typename Codes, int ROWS>
+bool rows_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last) {
   constexpr int OUTPUTS = outputs_of_codes<Simd>(ROWS);
   const auto* const x = static_cast<const typename Simd::Row*>(all.x);
   alignas(64) float scale[OUTPUTS * MAX_GROUPS], zero[OUTPUTS * MAX_GROUPS];
   for (int64_t next = first; next < last; next += OUTPUTS) {
     const int64_t out = next + OUTPUTS <= last ? next : last - OUTPUTS;
-    uint16_t* const to = KEPT ? kept + (out - first) * given.inputs : nullptr;
     const Scales scales = widened<Simd>(given, out, out * given.groups, OUTPUTS * given.groups, scale, zero);
     if (!Simd::ANY_SIZE && !are_ordinary(scales, OUTPUTS, given.groups)) return false;
-    tile_of_codes<Simd, Codes, ROWS, KEPT>(given, scales, x, all.x_stride, out, all.y + out, all.outputs, to);
+    tile_of_codes<Simd, Codes, ROWS>(given, scales, x, all.x_stride, out, all.y + out, all.outputs);
   }
   return true;
 }
 
 template <typename Simd, typename Codes, int ROWS = Simd::MAX_ROWS>
-bool product_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
+bool product_of_codes(const Packed& given, const Product& all, int64_t first, int64_t last) {
   if constexpr (ROWS > 0) {
-    if (all.rows < ROWS) return product_of_codes<Simd, Codes, ROWS - 1>(given, all, first, last, kept);
+    if (all.rows < ROWS) return product_of_codes<Simd, Codes, ROWS - 1>(given, all, first, last);
     if (last - first < outputs_of_codes<Simd>(ROWS) || given.groups > MAX_GROUPS) return false;
     if (!Codes::takes(given, given.inputs / given.groups)) return false;
-    if (ROWS == Simd::MAX_ROWS && kept != nullptr)
-      return rows_of_codes<Simd, Codes, ROWS, ROWS == Simd::MAX_ROWS>(given, all, first, last, kept);
-    return rows_of_codes<Simd, Codes, ROWS, false>(given, all, first, last, kept);
+    return rows_of_codes<Simd, Codes, ROWS>(given, all, first, last);
   }
   return false;
 }
 
 // Write the numbers of rows `first` to before `last`, one row behind the other; false where there is no such code for a
-// weight.
+// weight, and then the numbers may be half written.
 template <typename Simd, typename Codes>
 bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
   if (given.groups > MAX_GROUPS || !Codes::takes(given, given.inputs / given.groups)) return false;
@@ -165,6 +158,7 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
   alignas(64) float scale[MAX_GROUPS], zero[MAX_GROUPS];
   for (int64_t out = first; out < last; ++out) {
     const Scales scales = widened<Simd>(given, out, out * given.groups, given.groups, scale, zero);
+    if (!Simd::ANY_SIZE && !are_ordinary(scales, 1, given.groups)) return false;
     for (int64_t group = 0; group < given.groups; group += Codes::GROUPS) {
       typename Codes::Group own;
       own.start(given, scales, 0, group);
@@ -181,9 +175,14 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
 
 // By the first of `Codes` that takes a weight.
 template <typename Simd, typename... Codes>
-bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
-  return (product_of_codes<Simd, Codes>(given, all, first, last, kept) || ...);
-}
+struct ByCodes {
+  static bool product(const Packed& given, const Product& all, int64_t first, int64_t last) {
+    return (product_of_codes<Simd, Codes>(given, all, first, last) || ...);
+  }
+  static void unpack(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
+    if (!(unpack_codes<Simd, Codes>(given, first, last, to) || ...)) unpack_rows(given, first, last, to);
+  }
+};
 
 }  // namespace
 

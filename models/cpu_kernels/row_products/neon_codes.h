@@ -84,8 +84,7 @@ struct Bytes {
 };
 
 template <typename Simd>
-constexpr auto product_by_neon = product_of_packed<Simd, FourBits<Simd>, Bytes<Simd, true, false>,
-                                                         Bytes<Simd, false, false>, Bytes<Simd, false, true>>;
+using Packs = ByCodes<Simd, FourBits<Simd>, Bytes<Simd, true, false>, Bytes<Simd, false, false>, Bytes<Simd, false, true>>;
 
 }  // namespace
 

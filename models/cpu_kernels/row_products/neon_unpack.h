@@ -1,5 +1,5 @@
-// Numbers of packed weights for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at once. Codes
-// of a byte are the plain loops', in vectors.
+// Numbers of packed weights in float32 for aarch64 with NEON: codes of four bits choose theirs from a table, sixteen at
+// once. Codes of a byte are the plain loops', in vectors.
 
 #ifndef MODELS_CPU_KERNELS_NEON_UNPACK_H_
 #define MODELS_CPU_KERNELS_NEON_UNPACK_H_
@@ -14,20 +14,14 @@ namespace {
 inline uint8x16x2_t table_of(const uint16_t* numbers) { return vld2q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
 inline uint8x16x4_t table_of(const float* numbers) { return vld4q_u8(reinterpret_cast<const uint8_t*>(numbers)); }
 
-inline void store_chosen(const uint8x16x2_t& table, uint8x16_t codes, uint16_t* to) {
-  const uint8x16x2_t chosen = {{vqtbl1q_u8(table.val[0], codes), vqtbl1q_u8(table.val[1], codes)}};
-  vst2q_u8(reinterpret_cast<uint8_t*>(to), chosen);
-}
-
 inline void store_chosen(const uint8x16x4_t& table, uint8x16_t codes, float* to) {
   uint8x16x4_t chosen;
   for (int one = 0; one < 4; ++one) chosen.val[one] = vqtbl1q_u8(table.val[one], codes);
   vst4q_u8(reinterpret_cast<uint8_t*>(to), chosen);
 }
 
-template <typename Number>
-void store_group(const Number* numbers, const uint8_t* codes, int64_t width, Number* to) {
-  const auto table = table_of(numbers);
+inline void store_group(const float* numbers, const uint8_t* codes, int64_t width, float* to) {
+  const uint8x16x4_t table = table_of(numbers);
   int64_t k = 0;
   for (; k + 32 <= width; k += 32) {
     const uint8x16_t pairs = vld1q_u8(codes + k / 2);
@@ -38,11 +32,9 @@ void store_group(const Number* numbers, const uint8_t* codes, int64_t width, Num
   store_pairs(numbers, codes, k, width, to);
 }
 
-template <typename Number>
-void unpack(const Packed& given, int64_t first, int64_t last, Number* to) {
-  if (!is_four_bits(given.kind)) return unpack_rows<Number>(given, first, last, to);
-  for (int64_t out = first; out < last; ++out, to += given.inputs)
-    over_groups_of_four_bits(given, out, to, store_group<Number>);
+inline void unpack(const Packed& given, int64_t first, int64_t last, float* to) {
+  if (!is_four_bits(given.kind)) return unpack_rows(given, first, last, to);
+  for (int64_t out = first; out < last; ++out, to += given.inputs) over_groups_of_four_bits(given, out, to, store_group);
 }
 
 }  // namespace

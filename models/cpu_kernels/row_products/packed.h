@@ -37,10 +37,9 @@ struct Product;
 struct Unpack {
   void (*bfloat16)(const Packed&, int64_t first, int64_t last, uint16_t* numbers);
   void (*float32)(const Packed&, int64_t first, int64_t last, float* numbers);
-  // Compute outputs `first` to before `last` of the first `code_rows` rows at most, straight from the codes, with the bits of
-  // the row product with the numbers in bfloat16, which are kept for more rows where `kept` is not null. False where there
-  // is no such code for a weight; null where there is none at all.
-  bool (*product)(const Packed&, const Product&, int64_t first, int64_t last, uint16_t* kept) = nullptr;
+  // Compute outputs `first` to before `last` of `code_rows` rows at most, straight from the codes, with the bits of the row
+  // product with the numbers in bfloat16. False where there is no such code for a weight; null where there is none at all.
+  bool (*product)(const Packed&, const Product&, int64_t first, int64_t last) = nullptr;
   int64_t code_rows = 0;
 };
 

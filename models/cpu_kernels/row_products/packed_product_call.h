@@ -1,6 +1,6 @@
-// Products of rows with packed weights on the threads of a pool: straight from the codes where an instruction set has code
-// for them; otherwise, and for further rows, a few rows of a weight are unpacked at a time, into memory that stays in the
-// cache of a core, and multiplied by the row product. A result has the bits of the unpacked weight's.
+// Products of rows with packed weights on the threads of a pool: of few rows straight from the codes where an instruction set
+// has code for them; otherwise a few rows of a weight are unpacked at a time, into memory that stays in the cache of a core,
+// and multiplied by the row product. A result has the bits of the unpacked weight's.
 
 #ifndef MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
 #define MODELS_CPU_KERNELS_PACKED_PRODUCT_CALL_H_
@@ -27,9 +27,8 @@ struct PackedCall {
   // Compute outputs first to last of some rows: x is prepared, y has rows of `outputs` numbers.
   void outputs(const Packed& weight, const void* x, int64_t x_stride, float* y, int64_t rows, int64_t outputs,
                int64_t first, int64_t last) const {
-    const bool from_codes = number_bytes == 2 && unpack.product != nullptr, few = rows <= unpack.code_rows;
-    const Product whole{x, x_stride, nullptr, y, rows, weight.inputs, outputs};
-    if (from_codes && few && unpack.product(weight, whole, first, last, nullptr)) return;
+    Product all{x, x_stride, nullptr, y, rows, weight.inputs, outputs};
+    if (number_bytes == 2 && rows <= unpack.code_rows && unpack.product(weight, all, first, last)) return;
     thread_local Scratch scratch;
     const int64_t row_bytes = weight.inputs * number_bytes;
     const int64_t tiles = std::max<int64_t>(1, UNPACKED_BYTES / (form.outputs * std::max<int64_t>(1, row_bytes)));
@@ -37,19 +36,12 @@ struct PackedCall {
     auto* const numbers = static_cast<char*>(scratch.of_size(static_cast<std::size_t>(most * row_bytes)));
     for (int64_t out = first; out < last; out += most) {
       const int64_t end = std::min(out + most, last);
-      Product all = whole;
-      all.weight = numbers;
-      auto* const narrow = reinterpret_cast<uint16_t*>(numbers);
-      if (from_codes && !few && unpack.product(weight, all, out, end, narrow)) {
-        all.x = static_cast<const char*>(x) + unpack.code_rows * x_stride * form.number_bytes;
-        all.y += unpack.code_rows * outputs;
-        all.rows -= unpack.code_rows;
-      } else if (number_bytes == 2) {
-        unpack.bfloat16(weight, out, end, narrow);
-      } else {
+      if (number_bytes == 2)
+        unpack.bfloat16(weight, out, end, reinterpret_cast<uint16_t*>(numbers));
+      else
         unpack.float32(weight, out, end, reinterpret_cast<float*>(numbers));
-      }
-      all.y += out;
+      all.weight = numbers;
+      all.y = y + out;
       form.product(all, 0, end - out);
     }
   }

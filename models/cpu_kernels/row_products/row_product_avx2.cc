@@ -131,13 +131,12 @@ struct FourBits {
   };
 };
 
+using Packs = ByWideCodes<Unpacked, FourBits<1, true>, FourBits<2, true>, FourBits<1, false>, FourBits<2, false>>;
+
 }  // namespace
 
 extern const Forms avx2_forms = {form<Bfloat16>(), form<Float32>()};
-extern const Unpack avx2_unpack = {
-    unpack_rows<uint16_t>, unpack_rows<float>,
-    product_of_wide<Unpacked, FourBits<1, true>, FourBits<2, true>, FourBits<1, false>, FourBits<2, false>>,
-    Unpacked::MAX_ROWS};
+extern const Unpack avx2_unpack = {Packs::unpack, unpack_rows<float>, Packs::product, Unpacked::MAX_ROWS};
 #else
 extern const Forms avx2_forms = {};
 extern const Unpack avx2_unpack = {};

@@ -69,11 +69,12 @@ struct FourBits {
   };
 };
 
+using Packs = ByWideCodes<Unpacked, FourBits>;
+
 }  // namespace
 
 extern const Forms avx512_forms = {form<Bfloat16>(), form<Float32>()};
-extern const Unpack avx512_unpack = {unpack_rows<uint16_t>, unpack_rows<float>, product_of_wide<Unpacked, FourBits>,
-                                     Unpacked::MAX_ROWS};
+extern const Unpack avx512_unpack = {Packs::unpack, unpack_rows<float>, Packs::product, Unpacked::MAX_ROWS};
 #else
 extern const Forms avx512_forms = {};
 extern const Unpack avx512_unpack = {};

@@ -185,9 +185,8 @@ bool with_codes(const Packed& given, const Use& use) {
   }
 }
 
-bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last, uint16_t* kept) {
-  return with_codes(
-      given, [&](auto codes) { return product_of_codes<Bfloat16, decltype(codes)>(given, all, first, last, kept); });
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last) {
+  return with_codes(given, [&](auto codes) { return product_of_codes<Bfloat16, decltype(codes)>(given, all, first, last); });
 }
 
 void unpack(const Packed& given, int64_t first, int64_t last, uint16_t* to) {

@@ -68,7 +68,7 @@ struct Unpacked : Float32, PlainScales {
 }  // namespace
 
 extern const Forms neon_forms = {form<Bfloat16>(), form<Float32>()};
-extern const Unpack neon_unpack = {unpack<uint16_t>, unpack<float>, product_by_neon<Unpacked>, Unpacked::MAX_ROWS};
+extern const Unpack neon_unpack = {Packs<Unpacked>::unpack, unpack, Packs<Unpacked>::product, Unpacked::MAX_ROWS};
 #else
 extern const Forms neon_forms = {};
 extern const Unpack neon_unpack = {};

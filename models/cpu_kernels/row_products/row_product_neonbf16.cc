@@ -41,7 +41,7 @@ struct Bfloat16 : PlainScales {
 }  // namespace
 
 extern const Forms neonbf16_forms = {form<Bfloat16>(), {}};
-extern const Unpack neonbf16_unpack = {unpack<uint16_t>, nullptr, product_by_neon<Bfloat16>, Bfloat16::MAX_ROWS};
+extern const Unpack neonbf16_unpack = {Packs<Bfloat16>::unpack, nullptr, Packs<Bfloat16>::product, Bfloat16::MAX_ROWS};
 #else
 extern const Forms neonbf16_forms = {};
 extern const Unpack neonbf16_unpack = {};

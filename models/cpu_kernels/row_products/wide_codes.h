@@ -46,9 +46,9 @@ struct Bytes {
 
 // With all codes of a byte, and `FourBits`.
 template <typename Simd, typename... FourBits>
-constexpr auto product_of_wide =
-    product_of_packed<Simd, Bytes<Simd, false, false, true>, Bytes<Simd, false, false, false>, Bytes<Simd, false, true, false>,
-                      Bytes<Simd, true, false, true>, Bytes<Simd, true, false, false>, FourBits...>;
+using ByWideCodes = ByCodes<Simd, Bytes<Simd, false, false, true>, Bytes<Simd, false, false, false>,
+                            Bytes<Simd, false, true, false>, Bytes<Simd, true, false, true>, Bytes<Simd, true, false, false>,
+                            FourBits...>;
 
 }  // namespace
 

@@ -667,9 +667,7 @@ def test_caches_are_masked_by_position() -> None:
     serve(strict, (4,))
     with pytest.raises(SanitizerError, check=lambda error: error.ids == (LabelFault.OWNER,)):
         serve(strict, (4, 5))
-    with pytest.raises(
-        ValueError, match=re.escape(r"masked: ['cache'] are no pools of the step; pools: ['args\[0\]']")
-    ):
+    with pytest.raises(ValueError, match=re.escape(r"masked: ['cache'] are no pools of the step; pools: ['args[0]']")):
         sanitize(cache_step, args, CACHE, masked=["cache"])
 
 

@@ -465,7 +465,7 @@ def test_what_is_finished_is_printed_before_the_end(
 
 
 def test_completions_that_the_context_cuts_are_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    ends: list[tuple[str, int]] = []
+    ends: list[tuple[Any, int]] = []
 
     def events(self: hybridlm.LM, prompts: Any, params: Any, n: int) -> Iterator[Event]:
         for index, (reason, tokens) in enumerate(ends):

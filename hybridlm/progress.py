@@ -193,8 +193,15 @@ def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
 
 
 @contextmanager
-def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens) -> Iterator[Advance]:
-    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept."""
+def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, total: int = 0) -> Iterator[Advance]:
+    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept.
+
+    Args:
+        show: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
+        what: description of the work.
+        tokens: counts what has been computed.
+        total: bytes of the file; 0 while they are not known.
+    """
     lines, show_bar = _lines_or_bar(show)
     columns = (
         TextColumn(what),
@@ -206,12 +213,13 @@ def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens) -> 
     with _bar(show_bar, *columns) as bar:
         if lines:
             printed = _Lines(what, tokens)
+            printed.begin(0, total, 0)
             with _every(SECONDS_BETWEEN_LINES, printed.tick):
                 yield printed.advance
         elif bar is None:
             yield lambda done, total, kept: None
         else:
-            rate, task = _Rate(tokens), bar.add_task(what, total=None, rate="")
+            rate, task = _Rate(tokens), bar.add_task(what, total=total or None, rate="")
             with _every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
                 # A pipe has no size.
                 yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)

@@ -99,7 +99,7 @@ def batch_file(
     with (
         _rereadable(Path(input)) as (source, sha256),
         parts_of(path) as parts,
-        file_progress(progress, "answering", model.computed) as bar,
+        file_progress(progress, "answering", model.computed, os.fstat(source.fileno()).st_size) as bar,
         _custom_ids() as first_use,
     ):
         _require_lines(source, input)

@@ -239,8 +239,7 @@ def test_lines_of_progress_come_while_a_window_is_computed(
         scorer = replace(TOY, score=score, computed=lambda: next(tokens))
         score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")
     else:
-        with file_progress("lines", "answering", lambda: next(tokens)) as advance:
-            advance(0, 100, 0)
+        with file_progress("lines", "answering", lambda: next(tokens), 100) as advance:
             assert written.wait(60)
             advance(100, 100, 0)
     lines = capsys.readouterr().err.splitlines()

@@ -267,7 +267,8 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
             return carry
 
         def in_turn(eqn: ir.JaxprEqn, results: list[Value], runs: Value, going: Value = going) -> None:
-            if observe is not None:
+            # Mapped by vmap, a loop ends for each entry by itself: nothing is said of entries that have ended.
+            if observe is not None and going.ndim == 1:
                 observe(eqn, results, runs & going)
 
         new = evaluate(body, [*values[split[0] : split[1]], *carry], in_turn)

@@ -81,7 +81,8 @@ def _while(operands: Operands) -> list[Array]:
         i, x, y = state
         return i + 1, _mixing(operands, x, y), _mixing(operands, y, x)
 
-    return list(lax.while_loop(lambda state: state[0] < count, body, (jnp.int32(0), x, y)))
+    # A count that is an operand of its own may be any number.
+    return list(lax.while_loop(lambda state: state[0] < jnp.minimum(count, 3), body, (jnp.int32(0), x, y)))
 
 
 def _scan(operands: Operands) -> list[Array]:

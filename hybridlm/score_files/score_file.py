@@ -79,7 +79,8 @@ def score_file(
         progress: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
     """
     texts, (index, count) = Path(input), _shard(shard)
-    path = check_file(texts, Path(output), window=window, shard=shard, sort_window=sort_window)
+    requests = scorer.request is not None
+    path = check_file(texts, Path(output), requests=requests, window=window, shard=shard, sort_window=sort_window)
     make_target, source = target_for(path), open_source(texts, scorer.row_fields, scorer.request)
     window = window if scorer.most_rows is None else min(window, scorer.most_rows)
     window_bytes = min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // scorer.ids)

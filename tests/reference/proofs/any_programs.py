@@ -106,10 +106,10 @@ for _name in (*INTEGERS, "bfloat16", "float16", "complex64"):
 
 
 def _of_keys(generator: str) -> None:
-    words = 2 if generator.startswith("threefry") else 4
-    numbers = np.arange((1 + LANES) * words, dtype=np.uint32).reshape(1 + LANES, words)
+    size = 2 if generator.startswith("threefry") else 4
+    numbers = np.arange((1 + LANES) * size, dtype=np.uint32).reshape(1 + LANES, size)
     # Of arrays of the host: nothing is compiled as tests are collected.
-    key, keys = (jax.random.wrap_key_data(data, impl=generator) for data in (numbers[0], numbers[1:]))
+    key, keys = (jax.random.wrap_key_data(jnp.asarray(data), impl=generator) for data in (numbers[0], numbers[1:]))
 
     def captured_key(x):
         return x + jax.random.normal(key, x.shape)

@@ -1140,14 +1140,14 @@ class LM:
         """
         return warm_up(self.engine, every_bucket, progress)
 
-    def follow(self) -> bool:
+    def run_worker(self) -> bool:
         """Run the worker loop if the mesh spans several processes: repeat the commands of process 0 until it ends.
 
         Call it in every process once the model is loaded. In process 0, and without such a mesh, it returns False at
         once; in the others it returns True when nothing is left to do::
 
             lm = hybridlm.load("DIRECTORY", mesh=hybridlm.mesh(data=len(jax.devices())))
-            if not lm.follow():
+            if not lm.run_worker():
                 print(lm.generate(prompts))
 
         A process that cannot go on, because another one ended, does not answer or sent something else, reports why and

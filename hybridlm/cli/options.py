@@ -119,7 +119,7 @@ class Loading:
     def leading(self, model: str) -> LM | None:
         """Load the model of a command; None where this process has followed another one to its end."""
         lm = self.load(model)
-        return None if lm.follow() else lm
+        return None if lm.run_worker() else lm
 
 
 def loads(

@@ -493,7 +493,7 @@ from hybridlm.session import Event
 class Endless(LM):
     def __init__(self):
         self.tokenizer = "some"
-    def follow(self):
+    def run_worker(self):
         return False
     def stream(self, prompts, params, n):
         for i in itertools.count():

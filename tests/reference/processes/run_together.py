@@ -174,7 +174,7 @@ def main() -> None:
             )
             directory /= "saved"
         lm = hybridlm.load(directory, mesh=mesh, certify=certify, prefix_cache="1MB", **SETTINGS)
-        if lm.follow():
+        if lm.run_worker():
             return
         found = work(lm, fault)
     except (environment.ProcessLost, environment.Disagreement) as error:

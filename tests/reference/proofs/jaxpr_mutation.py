@@ -18,6 +18,7 @@ import numpy as np
 from isolation_oracle import Claims, Leaves, runs
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from numpy_indexing import gather_fill
 from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
@@ -180,7 +181,10 @@ def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]
     if "mode" in p and name.startswith(("gather", "scatter")):
         for mode in MODES:
             if mode != p["mode"]:
-                yield f"mode {mode.name}", {"mode": mode}
+                # as `lax.gather` does before it binds: without a value to fill with it cannot be lowered
+                fills = name == "gather" and mode == lax.GatherScatterMode.FILL_OR_DROP
+                fill = {"fill_value": gather_fill(np.dtype(eqn.invars[0].aval.dtype))} if fills else {}
+                yield f"mode {mode.name}", {"mode": mode, **fill}
     if name == "iota":
         for dim, size in enumerate(out):
             if dim != p["dimension"] and size > 1:

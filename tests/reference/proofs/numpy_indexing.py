@@ -59,7 +59,8 @@ def _starts(
     return starts
 
 
-def _fill(dtype: np.dtype, value: Any) -> Any:
+def gather_fill(dtype: np.dtype, value: Any = None) -> Any:
+    """Return what `lax.gather` writes for rows outside of the operand, where no other value is given."""
     if value is not None:
         return value
     if np.issubdtype(dtype, np.signedinteger):
@@ -77,7 +78,7 @@ def gather(params: Params, operand: np.ndarray, indices: np.ndarray) -> np.ndarr
     found = operand[_windows(inside, sizes)]
     if Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP:
         outside = (inside != starts).any(axis=-1)
-        found[outside] = _fill(operand.dtype, params["fill_value"])
+        found[outside] = gather_fill(operand.dtype, params["fill_value"])
     points = starts.shape[:-1]
     dropped = (*numbers.collapsed_slice_dims, *batching)
     inner = [size for dim, size in enumerate(sizes) if dim not in dropped]

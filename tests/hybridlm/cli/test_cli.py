@@ -250,7 +250,7 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
     """Others have no standard input, and may not see the files."""
 
     def load(model: str, **settings: Any) -> Any:
-        return types.SimpleNamespace(follow=lambda: True)
+        return types.SimpleNamespace(run_worker=lambda: True)
 
     monkeypatch.setattr(options, "load", load)
     monkeypatch.setattr(jax, "process_index", lambda: 1)

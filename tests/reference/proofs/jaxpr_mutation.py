@@ -183,7 +183,8 @@ def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]
             if mode != p["mode"]:
                 # as `lax.gather` does before it binds: without a value to fill with it cannot be lowered
                 fills = name == "gather" and mode == lax.GatherScatterMode.FILL_OR_DROP
-                fill = {"fill_value": gather_fill(np.dtype(eqn.invars[0].aval.dtype))} if fills else {}
+                dtype = getattr(eqn.invars[0].aval, "dtype", None)
+                fill = {"fill_value": gather_fill(np.dtype(dtype))} if fills else {}
                 yield f"mode {mode.name}", {"mode": mode, **fill}
     if name == "iota":
         for dim, size in enumerate(out):

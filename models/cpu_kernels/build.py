@@ -60,29 +60,30 @@ def sources_hash(machine: str = "") -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Whether there is a library, built from the sources that are here now and no newer headers than this jaxlib's."""
-    if not library.is_file():
-        return False
-    content = library.read_bytes()
-    return sources_hash().encode() in content and not is_too_new(content)
+    """Whether there is a library that can be used as it is; see `why_stale`."""
+    return library.is_file() and why_stale(library.read_bytes()) is None
 
 
-def is_too_new(content: bytes) -> bool:
-    """Whether a library was built with headers of a jaxlib that is newer than this one, which refuses its handlers.
+def why_stale(content: bytes) -> str | None:
+    """Say why a library, given the content of its file, has to be built anew; None if it need not.
 
-    False where jaxlib is not installed: a build hook that has none does not run the library either.
+    It was built from other sources than those here, or with headers of a newer jaxlib, which an older one refuses. Any
+    headers will do where no jaxlib is installed, as in a build hook: the library does not run there.
     """
+    if sources_hash().encode() not in content:
+        return "was built from other sources than those beside it"
     try:
         header = headers() / "xla/ffi/api/c_api.h"
     except BuildError:
-        return False
+        return None
     here = re.search(
         rb"#define XLA_FFI_API_MAJOR (\d+)\b.*#define XLA_FFI_API_MINOR (\d+)\b", header.read_bytes(), re.DOTALL
     )
     built = re.search(rb"XLA_FFI_API (\d+)\.(\d+)\0", content)
     if here is None or built is None:
-        return False
-    return tuple(map(int, built.groups())) > tuple(map(int, here.groups()))
+        return None
+    newer = tuple(map(int, built.groups())) > tuple(map(int, here.groups()))
+    return "was built with headers of a newer jaxlib" if newer else None
 
 
 def compiler() -> list[str] | None:

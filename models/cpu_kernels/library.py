@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from models.cpu_kernels.build import LIBRARY, is_current, is_too_new
+from models.cpu_kernels.build import LIBRARY, why_stale
 
 INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "amx")
 """Instruction sets that there is code for, each with all of its architecture that stand before it."""
@@ -71,10 +71,9 @@ def _load() -> tuple[Library | None, str | None]:
     """Return the library, or why there is none."""
     if not LIBRARY.is_file():
         return None, "not built, because there was no C++ compiler when the package was installed"
-    if is_too_new(LIBRARY.read_bytes()):
-        return None, f"{LIBRARY.name} was built with headers of a newer jaxlib"
-    if not is_current():
-        return None, f"{LIBRARY.name} was built from other sources than those beside it"
+    content = LIBRARY.read_bytes()
+    if (stale := why_stale(content)) is not None:
+        return None, f"{LIBRARY.name} {stale}"
     try:
         # The file lies beside this one, which nobody may write who may not write this one.
         loaded: Any = ctypes.CDLL(str(LIBRARY))
@@ -88,7 +87,7 @@ def _load() -> tuple[Library | None, str | None]:
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
     can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
-    return Library(up_to(os.environ.get(FASTEST), can_run), hashlib.sha256(LIBRARY.read_bytes()).hexdigest()), None
+    return Library(up_to(os.environ.get(FASTEST), can_run), hashlib.sha256(content).hexdigest()), None
 
 
 def up_to(fastest: str | None, can_run: tuple[str, ...]) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ def test_without_a_library_products_are_xlas(
     path = tmp_path / build.NAME
     CASES[why](path)
     monkeypatch.setattr(module, "LIBRARY", path)
-    monkeypatch.setattr(module, "is_current", lambda: build.is_current(path))
     x, weight, devices = jnp.ones((2, 8)), jnp.ones((4, 8), jnp.bfloat16), Devices(kernels="auto")
     with caplog.at_level(logging.WARNING, "hybridlm"):
         for _ in range(2):

@@ -33,8 +33,9 @@ ffi::Error run(ffi::ThreadPool& pool, Lanes lengths, Lanes positions, Numbers qu
   const int64_t lanes = sizes[0], tokens = sizes[1], heads = sizes[2], kv_heads = kept[1], context = kept[2];
   const bool bfloat16 = keys.element_type() == ffi::BF16;
   const bool fits =
-      has_sizes(lengths, {lanes}) && has_sizes(positions, {lanes}) && has_sizes(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 &&
-      heads % kv_heads == 0 && has_sizes(key, {lanes, tokens, kv_heads, kept[3]}) && kept[0] == lanes &&
+      has_sizes(lengths, {lanes}) && has_sizes(positions, {lanes}) &&
+      has_sizes(query, {lanes, tokens, heads, kept[3]}) && kv_heads > 0 && heads % kv_heads == 0 &&
+      has_sizes(key, {lanes, tokens, kv_heads, kept[3]}) && kept[0] == lanes &&
       has_sizes(out, {lanes, tokens, heads, shown[3]}) && (bfloat16 || keys.element_type() == ffi::F32) &&
       (value == nullptr ? shown[3] <= kept[3]
                         : has_sizes(*value, {lanes, tokens, kv_heads, shown[3]}) &&

@@ -39,7 +39,6 @@ struct Scales {
 struct PlainScales {
   static constexpr bool ANY_SIZE = true;  // of scales; otherwise those that are ordinary (`are_ordinary`)
 
-
   static void widen_bfloat16(const uint16_t* from, int64_t count, float* to) {
     for (int64_t one = 0; one < count; ++one) to[one] = float_of(static_cast<uint32_t>(from[one]) << 16);
   }
@@ -48,7 +47,6 @@ struct PlainScales {
   }
 };
 
-// Whether all are zero or of a size at which numbers, of two factors at most, are rounded by products (wide_codes.h).
 // Scales of `count` groups from place `at` on, widened where they are not stored so.
 template <typename Simd>
 Scales widened(const Packed& given, int64_t out, int64_t at, int64_t count, float* scale, float* zero) {

@@ -146,15 +146,37 @@ def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
+class _Speed:
+    """Seconds and tokens since the beginning, and tokens per second as a text, for a bar."""
+
+    def __init__(self, tokens: Tokens):
+        self._count = tokens
+        self.begin()
+
+    def begin(self) -> None:
+        self._begin, self._first = time.monotonic(), self._count()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    @property
+    def tokens(self) -> int:
+        return self._count() - self._first
+
+    def __str__(self) -> str:
+        return f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
+
+
 class _Lines:
     """Lines of progress, as often as `tick` is called, and one when all is done."""
 
     def __init__(self, what: str, tokens: Tokens):
-        self._what, self._tokens = what, tokens
-        self.begin(0, 0, 0)
+        self._what, self._speed, self._amounts = what, _Speed(tokens), (0, 0, 0)
 
     def begin(self, done: int, total: int, kept: int) -> None:
-        self._begin, self._first, self._amounts = time.monotonic(), self._tokens(), (done, total, kept)
+        self._speed.begin()
+        self._amounts = done, total, kept
 
     def advance(self, done: int, total: int, kept: int) -> None:
         self._amounts = done, total, kept
@@ -168,22 +190,8 @@ class _Lines:
 
     def _print(self) -> None:
         done, total, kept = self._amounts
-        seconds, tokens = time.monotonic() - self._begin, self._tokens() - self._first
-        print(progress_line(self._what, done, total, seconds, kept, tokens), file=sys.stderr, flush=True)
-
-
-class _Rate:
-    """The number of tokens each second, for a bar."""
-
-    def __init__(self, tokens: Tokens):
-        self._tokens = tokens
-        self.begin()
-
-    def begin(self) -> None:
-        self._begin, self._first = time.perf_counter(), self._tokens()
-
-    def __str__(self) -> str:
-        return f"{(self._tokens() - self._first) / max(time.perf_counter() - self._begin, 1e-9):,.0f} tokens/s"
+        line = progress_line(self._what, done, total, self._speed.seconds, kept, self._speed.tokens)
+        print(line, file=sys.stderr, flush=True)
 
 
 def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
@@ -219,7 +227,7 @@ def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, tot
         elif bar is None:
             yield lambda done, total, kept: None
         else:
-            rate, task = _Rate(tokens), bar.add_task(what, total=total or None, rate="")
+            rate, task = _Speed(tokens), bar.add_task(what, total=total or None, rate="")
             with _every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
                 # A pipe has no size.
                 yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)
@@ -228,7 +236,7 @@ def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, tot
 class RowProgress:
     """Progress over the rows of a file that is scored; without a bar or lines the methods do nothing."""
 
-    def __init__(self, bar: Progress | None, lines: _Lines | None, rate: _Rate):
+    def __init__(self, bar: Progress | None, lines: _Lines | None, rate: _Speed):
         self._bar, self._lines, self._rate = bar, lines, rate
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
         self._done = self._total = self._kept = 0
@@ -276,7 +284,7 @@ def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[R
     )
     lines, show_bar = _lines_or_bar(show)
     with _bar(show_bar, *columns) as bar:
-        rows = RowProgress(bar, _Lines("scoring", tokens) if lines else None, _Rate(tokens))
+        rows = RowProgress(bar, _Lines("scoring", tokens) if lines else None, _Speed(tokens))
         if not lines and bar is None:
             yield rows
             return

@@ -1,5 +1,6 @@
 """Random lanes for kernels of recurrences, the comparison with the plain forms, and the proof of a step with one."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,22 @@ def check(form: str, given: RecurrenceInputs, found: Any) -> None:
     reference = ssd_reference if form.startswith("ssd") else delta_rule_reference
     for one, expected in zip(found, jax.jit(reference)(given), strict=True):
         np.testing.assert_allclose(one, expected, rtol=2e-5, atol=2e-6)
+
+
+def check_lanes_keep_their_bits(given: RecurrenceInputs, kernel: Callable[[RecurrenceInputs], Any]) -> None:
+    """Check that idle lanes keep their state, that NaN in one lane or in all others reaches no lane, and each alone."""
+    output, state = kernel(given)
+    np.testing.assert_array_equal(state[1], given.state[1])
+    assert not np.any(output[1])
+    for lane in range(LANES):
+        others = np.delete(np.arange(LANES), lane)
+        for bad, kept in ((lane, others), (others, lane)):
+            poisoned = replace(given, state=given.state.at[bad].set(jnp.nan), value=given.value.at[bad].set(jnp.nan))
+            for found, expected in zip(kernel(poisoned), (output, state), strict=True):
+                np.testing.assert_array_equal(found[kept], expected[kept])
+        alone = jax.tree.map(operator.itemgetter(slice(lane, lane + 1)), given)
+        for found, expected in zip(kernel(alone), (output, state), strict=True):
+            np.testing.assert_array_equal(found[0], expected[lane])
 
 
 def arguments(given: RecurrenceInputs) -> tuple[Any, Any, dict[str, Any]]:

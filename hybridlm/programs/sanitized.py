@@ -52,7 +52,7 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        """ "off": steps are proved, and run with shadow labels instead of being rewritten and audited."""
+        """The setting "off": steps are proved, and run with shadow labels instead of being rewritten and audited."""
         return "off"
 
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

@@ -178,7 +178,7 @@ def test_workspace_of_cublas_is_not_moved() -> None:
 
 
 def test_pools_of_a_compiled_step() -> None:
-    """A step for the CPU, whose executables give out the buffer assignment."""
+    """Pools are known by the buffer assignment, which JAX returns of executables for CPUs."""
     step = compile_step(fori_loop, (pool(), slots(), x()), ONE)
     touched = [one for one in step.kernels.kernels if one.pools]
     assert touched and {one.pools for one in touched} == {("args[0]",)}

@@ -181,7 +181,7 @@ def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]
     if "mode" in p and name.startswith(("gather", "scatter")):
         for mode in MODES:
             if mode != p["mode"]:
-                # as `lax.gather` does before it binds: without a value to fill with it cannot be lowered
+                # A gather that fills needs a value to fill with, or it cannot be lowered; `lax.gather` sets this one.
                 fills = name == "gather" and mode == lax.GatherScatterMode.FILL_OR_DROP
                 dtype = getattr(eqn.invars[0].aval, "dtype", None)
                 fill = {"fill_value": gather_fill(np.dtype(dtype))} if fills else {}

@@ -1,201 +1,50 @@
-// Row products for x86-64 with AMX: tiles of a weight as it is stored, 16 outputs of 32 numbers, with tiles of rows, 16
-// pairs of numbers of 16 rows. Denormal numbers are taken for zero.
-//
-// An instruction sums the 16 products at even places of a tile and the 16 at odd ones, one after the other, and adds both to
-// the result: an order that vectors do not have, which keep 16 partial sums. So that a row has the same bits in any batch,
-// tiles compute all numbers of rows. Few rows wait for memory: a tile of a weight takes 16 cycles, and longer to arrive.
+// Row products for x86-64 with AMX, also with packed weights, of whose codes a few tiles at a time are made.
 
-#include "row_product.h"
+#include "packed.h"
+#include "products.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512F__)
-#include <immintrin.h>
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512F__)
+#include "amx_tiles.h"
+#include "avx512bf16_codes.h"
 
 namespace {
 
-// Outputs or rows, and pairs of numbers, of a tile.
-constexpr int TILE = 16;
-constexpr int NUMBERS = 2 * TILE;
-// Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two of the weight, so that few
-// instructions wait for the sum of the one before, which takes as long as three.
-constexpr int MAX_BLOCKS = 4;
+// A weight as it is stored. Behind its inputs, where they do not fill a tile, are zeros.
+template <int WEIGHTS>
+struct Stored {
+  const uint16_t* weight;
+  int64_t inputs, outputs;  // of a tile, or two
+  alignas(64) uint16_t last[WEIGHTS * TILE * NUMBERS];
 
-inline __mmask16 first_of(int64_t count) {
-  return static_cast<__mmask16>(count >= TILE ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u);
-}
-
-// Where the words of two vectors come from when halves of 2, 4, 8 and 16 words change places between them: those from 16 on
-// are the second's.
-struct Places {
-  alignas(64) int32_t first[4][TILE], second[4][TILE];
-  constexpr Places() : first(), second() {
-    for (int stage = 0; stage < 4; ++stage)
-      for (int word = 0; word < TILE; ++word) {
-        const int half = 1 << stage;
-        first[stage][word] = word & half ? TILE + word - half : word;
-        second[stage][word] = word & half ? TILE + word : word + half;
-      }
-  }
-};
-constexpr Places PLACES;
-
-// 16 vectors of 16 words, rows to columns.
-inline void transpose(__m512i* rows) {
-  for (int stage = 0; stage < 4; ++stage) {
-    const __m512i first = _mm512_load_si512(PLACES.first[stage]), second = _mm512_load_si512(PLACES.second[stage]);
-    for (int row = 0; row < TILE; ++row) {
-      const int other = row | 1 << stage;
-      if (other == row) continue;
-      const __m512i one = rows[row], two = rows[other];
-      rows[row] = _mm512_permutex2var_epi32(one, first, two);
-      rows[other] = _mm512_permutex2var_epi32(one, second, two);
-    }
-  }
-}
-
-// 16 rows at a time, and those that are left: of all of them the first pair of numbers, then the second.
-void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
-  auto* to = static_cast<uint32_t*>(prepared);
-  for (int64_t first = 0; first < rows; first += TILE) {
-    const int64_t count = rows - first < TILE ? rows - first : TILE;
-    for (int64_t k = 0; k < x_stride; k += NUMBERS) {
-      __m512i pairs[TILE] = {};
-      for (int64_t row = 0; row < count; ++row) {
-        const float* const from = x + (order == nullptr ? first + row : order[first + row]) * inputs + k;
-        const __m512 low = _mm512_maskz_loadu_ps(first_of(inputs - k), from);
-        const __m512 high = _mm512_maskz_loadu_ps(first_of(inputs - k - TILE), from + TILE);
-        pairs[row] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-      }
-      transpose(pairs);
-      for (int pair = 0; pair < TILE; ++pair, to += count) _mm512_mask_storeu_epi32(to, first_of(count), pairs[pair]);
-    }
-  }
-}
-
-// What has been written is in memory before an instruction on tiles reads it: to GCC, none of them reads any.
-inline void in_memory(const void* written) { __asm__ volatile("" : : "r"(written) : "memory"); }
-
-struct alignas(64) Shapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// The rows of a product that are computed at once: tiles of 16, the last one of `last`.
-struct Block {
-  const uint16_t* x;
-  int64_t x_stride, inputs, outputs, last;
-};
-
-// Tiles 0 to 3 are sums, 4 is the weight's, 6 and 7 are rows', and 5 is the one or the other. Of the last rows are tile 7,
-// and 3 of the sums, and 2 where two tiles of the weight are read at a time.
-void set_shapes(int64_t outputs, int64_t blocks, int64_t last) {
-  Shapes shapes;
-  const auto shape = [&](int tile, int64_t rows, int64_t words) {
-    shapes.rows[tile] = static_cast<uint8_t>(rows);
-    shapes.bytes[tile] = static_cast<uint16_t>(words * 4);
-  };
-  shape(0, outputs, TILE);
-  shape(1, outputs, TILE);
-  shape(2, outputs, blocks > 2 ? TILE : last);
-  shape(3, outputs, last);
-  shape(4, outputs, TILE);
-  shape(5, TILE, TILE);
-  shape(6, TILE, TILE);
-  shape(7, TILE, last);
-  in_memory(&shapes);
-  _tile_loadconfig(&shapes);
-}
-
-// Write the sums of a tile, `count` outputs of some rows, to their places in y.
-inline void put(const float* sums, int64_t count, int64_t rows, float* y, int64_t outputs) {
-  __m512i columns[TILE] = {};
-  for (int64_t out = 0; out < count; ++out) columns[out] = _mm512_loadu_si512(sums + out * TILE);
-  transpose(columns);
-  for (int64_t row = 0; row < rows; ++row) _mm512_mask_storeu_epi32(y + row * outputs, first_of(count), columns[row]);
-}
-
-// `count` outputs, or 32 where WEIGHTS is two, of the rows in BLOCKS tiles. The number of a tile is a part of the
-// instruction's name to GCC, which is why it stands here.
-template <int WEIGHTS, int BLOCKS>
-void tiles(const Block& rows, const uint16_t* weight, int64_t count, float* y) {
-  static_assert(WEIGHTS == 1 ? BLOCKS <= MAX_BLOCKS : WEIGHTS == 2 && BLOCKS <= 2);
-  const uint16_t* const last_rows = rows.x + (BLOCKS - 1) * TILE * rows.x_stride;
-  const auto add_products = [&](const uint16_t* from, int64_t stride, int64_t k) {
-    const int64_t bytes = stride * 2;
-    _tile_loadd(4, from, bytes);
-    if constexpr (WEIGHTS == 2) {
-      _tile_loadd(5, from + TILE * stride, bytes);
-      if constexpr (BLOCKS == 2) {
-        _tile_loadd(6, rows.x + k * TILE, 4 * TILE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-      }
-      _tile_loadd(7, last_rows + k * rows.last, 4 * rows.last);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-    } else {
-      if constexpr (BLOCKS > 1) {
-        _tile_loadd(6, rows.x + k * TILE, 4 * TILE);
-        _tile_dpbf16ps(0, 4, 6);
-      }
-      if constexpr (BLOCKS > 2) {
-        _tile_loadd(5, rows.x + TILE * rows.x_stride + k * TILE, 4 * TILE);
-        _tile_dpbf16ps(1, 4, 5);
-      }
-      if constexpr (BLOCKS > 3) {
-        _tile_loadd(6, rows.x + 2 * TILE * rows.x_stride + k * TILE, 4 * TILE);
-        _tile_dpbf16ps(2, 4, 6);
-      }
-      _tile_loadd(7, last_rows + k * rows.last, 4 * rows.last);
-      _tile_dpbf16ps(3, 4, 7);
-    }
-  };
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  Stored(const uint16_t* weight, int64_t inputs, int64_t outputs) : weight(weight), inputs(inputs), outputs(outputs) {}
   // Numbers of each output that are asked for before their use; behind the last of them, those of the outputs that follow.
-  constexpr int64_t AHEAD = AHEAD_BYTES / (WEIGHTS * TILE * static_cast<int64_t>(sizeof(uint16_t)));
-  const int64_t whole = rows.inputs - rows.inputs % NUMBERS, streams = WEIGHTS == 2 ? 2 * TILE : count;
-  for (int64_t k = 0; k < whole; k += NUMBERS) {
-    const int64_t next = k + AHEAD < rows.inputs ? 0 : (streams - 1) * rows.inputs;
+  static constexpr int64_t AHEAD = AHEAD_BYTES / (WEIGHTS * TILE * static_cast<int64_t>(sizeof(uint16_t)));
+
+  Tile tile(int64_t k) {
+    if (inputs - k < NUMBERS) {
+      const auto some = static_cast<__mmask32>((1u << (inputs - k)) - 1u);
+      for (int64_t out = 0; out < outputs; ++out)
+        _mm512_store_si512(last + out * NUMBERS, _mm512_maskz_loadu_epi16(some, weight + out * inputs + k));
+      in_memory(last);
+      return {last, NUMBERS};
+    }
+    const int64_t streams = WEIGHTS == 2 ? 2 * TILE : outputs, next = k + AHEAD < inputs ? 0 : (streams - 1) * inputs;
     const char* const ahead = reinterpret_cast<const char*>(weight) + (k + AHEAD + next) * 2;
-    for (int64_t out = 0; out < streams; ++out) __builtin_prefetch(ahead + out * rows.inputs * 2);
-    add_products(weight + k, rows.inputs, k);
+    for (int64_t out = 0; out < streams; ++out) __builtin_prefetch(ahead + out * inputs * 2, 0, 2);
+    return {weight + k, inputs};
   }
-  if (whole < rows.inputs) {
-    alignas(64) uint16_t numbers[WEIGHTS * TILE * NUMBERS];
-    const auto some = static_cast<__mmask32>((1u << (rows.inputs - whole)) - 1u);
-    for (int64_t out = 0; out < streams; ++out)
-      _mm512_store_si512(numbers + out * NUMBERS, _mm512_maskz_loadu_epi16(some, weight + out * rows.inputs + whole));
-    in_memory(numbers);
-    add_products(numbers, NUMBERS, whole);
-  }
-  alignas(64) float sums[4][TILE * TILE];
-  if constexpr (BLOCKS > 1) _tile_stored(0, sums[0], 4 * TILE);
-  if constexpr (BLOCKS > 3 - WEIGHTS) _tile_stored(1, sums[1], 4 * TILE);
-  if constexpr (BLOCKS > 3 || WEIGHTS == 2) _tile_stored(2, sums[2], 4 * TILE);
-  _tile_stored(3, sums[3], 4 * TILE);
-  for (int one = 0; one < 4; ++one) {
-    const int block = WEIGHTS == 2 ? BLOCKS - 2 + one / 2 : one == 3 ? BLOCKS - 1 : one < BLOCKS - 1 ? one : -1;
-    if (block < 0) continue;
-    const int64_t outputs_before = WEIGHTS == 2 ? one % 2 * TILE : 0;
-    put(sums[one], WEIGHTS == 2 ? TILE : count, block == BLOCKS - 1 ? rows.last : TILE,
-        y + block * TILE * rows.outputs + outputs_before, rows.outputs);
-  }
-}
+};
 
 template <int BLOCKS>
 void all_outputs(const Block& rows, const uint16_t* weight, int64_t left, float* y) {
   int64_t outputs = 0;
   while (left > 0) {
     const bool two = BLOCKS <= 2 && left >= 2 * TILE;
-    const int64_t count = left < TILE ? left : TILE;
+    const int64_t count = left < TILE ? left : TILE, done = two ? 2 * TILE : count;
     if (count != outputs) set_shapes(outputs = count, BLOCKS, rows.last);
     if constexpr (BLOCKS <= 2)
-      if (two) tiles<2, BLOCKS>(rows, weight, count, y);
-    if (!two) tiles<1, BLOCKS>(rows, weight, count, y);
-    const int64_t done = two ? 2 * TILE : count;
+      if (two) tiles<2, BLOCKS>(rows, Stored<2>{weight, rows.inputs, done}, count, y);
+    if (!two) tiles<1, BLOCKS>(rows, Stored<1>{weight, rows.inputs, done}, count, y);
     weight += done * rows.inputs;
     y += done;
     left -= done;
@@ -205,31 +54,114 @@ void all_outputs(const Block& rows, const uint16_t* weight, int64_t left, float*
 // Outputs first to last of every row.
 void product_of_tiles(const Product& given, int64_t first, int64_t last) {
   const auto* const weight = static_cast<const uint16_t*>(given.weight) + first * given.inputs;
-  for (int64_t row = 0; row < given.rows; row += MAX_BLOCKS * TILE) {
-    const int64_t left = given.rows - row, blocks = left < MAX_BLOCKS * TILE ? (left + TILE - 1) / TILE : MAX_BLOCKS;
-    const Block rows{static_cast<const uint16_t*>(given.x) + row * given.x_stride, given.x_stride, given.inputs,
-                     given.outputs, left < blocks * TILE ? left - (blocks - 1) * TILE : TILE};
-    float* const y = given.y + row * given.outputs + first;
-    switch (blocks) {
-      case 1:
-        all_outputs<1>(rows, weight, last - first, y);
-        break;
-      case 2:
-        all_outputs<2>(rows, weight, last - first, y);
-        break;
-      case 3:
-        all_outputs<3>(rows, weight, last - first, y);
-        break;
-      default:
-        all_outputs<4>(rows, weight, last - first, y);
+  over_rows(given, [&](const Block& rows, float* y, auto blocks) {
+    all_outputs<blocks.VALUE>(rows, weight, last - first, y + first);
+  });
+}
+
+// Columns of a packed weight whose numbers are made at a time. While those of one span are multiplied, a tile at a time, the
+// next ones are made, a part of the outputs at a time: an instruction on tiles waits until what it reads is in the cache.
+constexpr int64_t SPAN = 4 * NUMBERS;
+// Groups of a row at most: the scales of 32 outputs are on the stack.
+constexpr int64_t MAX_TILE_GROUPS = 1024;
+
+// The codes of `outputs` outputs from `first` on, and their scales.
+struct PackedTiles {
+  const Packed& weight;
+  const Scales& scales;
+  int64_t first, outputs;
+};
+
+// Write tiles of columns `from` to before `to`, each with all outputs: the numbers of outputs `begin` to before `end`.
+template <typename Codes>
+void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers) {
+  constexpr int VECTORS = Codes::STEP / NUMBERS, BYTES = Codes::STEP * Codes::BITS / 8;
+  const int64_t groups = some.weight.groups, stored = code_bytes(some.weight), tile = some.outputs * NUMBERS;
+  const int64_t width = some.weight.inputs / groups * Codes::GROUPS;
+  for (int64_t k = from, next; k < to; k = next) {
+    const int64_t group = k / width;
+    next = (group + 1) * width < to ? (group + 1) * width : to;
+    const uint8_t* row = some.weight.codes + (some.first + begin) * stored + k * Codes::BITS / 8;
+    uint16_t* own_numbers = numbers + (k - from) / NUMBERS * tile + begin * NUMBERS;
+    for (int64_t out = begin; out < end; ++out, row += stored, own_numbers += NUMBERS) {
+      typename Codes::Group own;
+      own.start(some.weight, some.scales, static_cast<int>(out), out * groups + group * Codes::GROUPS);
+      const uint8_t* codes = row;
+      uint16_t* at = own_numbers;
+      for (int64_t left = next - k; left > 0; left -= Codes::STEP, codes += BYTES) {
+        __m512bh made[VECTORS];
+        __builtin_prefetch(codes + CODES_AHEAD, 0, 2);
+        own.numbers(codes, made);
+        for (int vector = 0; vector < VECTORS; ++vector, at += tile) Bfloat16::keep(at, made[vector]);
+      }
     }
   }
-  _tile_release();
+}
+
+using MakeTiles = void (*)(const PackedTiles&, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers);
+
+// Of the codes that take a weight; null where there are none.
+MakeTiles make_tiles_of(const Packed& given) {
+  MakeTiles found = nullptr;
+  with_codes(given, [&](auto codes) {
+    if (!codes.takes(given, given.inputs / given.groups)) return false;
+    found = make_tiles<decltype(codes)>;
+    return true;
+  });
+  return found;
+}
+
+template <int WEIGHTS>
+struct Made {
+  static constexpr int64_t OUTPUTS = WEIGHTS * TILE, PART = OUTPUTS * NUMBERS / SPAN;
+  const PackedTiles& some;
+  MakeTiles make;
+  alignas(64) uint16_t numbers[2][OUTPUTS * SPAN];
+
+  Made(const PackedTiles& some, MakeTiles make) : some(some), make(make) { make_from(0, 0, OUTPUTS); }
+  void make_from(int64_t k, int64_t begin, int64_t end) {
+    const int64_t inputs = some.weight.inputs;
+    if (k < inputs) make(some, k, k + SPAN < inputs ? k + SPAN : inputs, begin, end, numbers[k / SPAN % 2]);
+    in_memory(numbers);
+  }
+  Tile tile(int64_t k) {
+    const int64_t place = k % SPAN, part = place / NUMBERS * PART;
+    make_from(k - place + SPAN, part, part + PART);
+    return {numbers[k / SPAN % 2] + place * OUTPUTS, NUMBERS};
+  }
+};
+
+// As many outputs at a time as WEIGHTS tiles have. The last ones, where they are fewer, are computed with some of those before.
+template <int WEIGHTS, int BLOCKS>
+void packed_outputs(const Packed& given, MakeTiles make, const Block& rows, int64_t first, int64_t last, float* y) {
+  constexpr int64_t OUTPUTS = WEIGHTS * TILE;
+  alignas(64) float scale[OUTPUTS * MAX_TILE_GROUPS], zero[OUTPUTS * MAX_TILE_GROUPS];
+  for (int64_t next = first; next < last; next += OUTPUTS) {
+    const int64_t out = next + OUTPUTS <= last ? next : last - OUTPUTS;
+    const Scales scales = widened<Bfloat16>(given, out, out * given.groups, OUTPUTS * given.groups, scale, zero);
+    const PackedTiles some{given, scales, out, OUTPUTS};
+    tiles<WEIGHTS, BLOCKS>(rows, Made<WEIGHTS>{some, make}, TILE, y + out);
+  }
+}
+
+bool product_of_packed(const Packed& given, const Product& all, int64_t first, int64_t last) {
+  const MakeTiles make = make_tiles_of(given);
+  if (make == nullptr || given.groups > MAX_TILE_GROUPS || last - first < TILE) return false;
+  over_rows(all, [&](const Block& rows, float* y, auto blocks) {
+    constexpr int BLOCKS = decltype(blocks)::VALUE;
+    set_shapes(TILE, BLOCKS, rows.last);
+    if constexpr (BLOCKS <= 2)
+      if (last - first >= 2 * TILE) return packed_outputs<2, BLOCKS>(given, make, rows, first, last, y);
+    packed_outputs<1, BLOCKS>(given, make, rows, first, last, y);
+  });
+  return true;
 }
 
 }  // namespace
 
 extern const Forms amx_forms = {{prepare_tiles, product_of_tiles, sizeof(uint16_t), NUMBERS, 2 * TILE}, {}};
+extern const Unpack amx_unpack = {unpack, nullptr, product_of_packed, MAX_BLOCKS * TILE};
 #else
 extern const Forms amx_forms = {};
+extern const Unpack amx_unpack = {};
 #endif

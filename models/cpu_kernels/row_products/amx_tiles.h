@@ -1,0 +1,217 @@
+// Products of tiles with AMX: 16 outputs of a weight, 32 numbers of each, with 16 pairs of numbers of 16 rows. Denormal
+// numbers are taken for zero. Included where a compiler has these instructions, and there alone.
+//
+// An instruction sums the 16 products at even places of a tile and the 16 at odd ones, one after the other, and adds both to
+// the result: an order that vectors do not have, which keep 16 partial sums. So that a row has the same bits in any batch,
+// tiles compute all numbers of rows. Few rows wait for memory: a tile of a weight takes 16 cycles, and longer to arrive.
+
+#ifndef MODELS_CPU_KERNELS_AMX_TILES_H_
+#define MODELS_CPU_KERNELS_AMX_TILES_H_
+
+#include <immintrin.h>
+
+#include "row_product.h"
+
+namespace {
+
+// Outputs or rows, and pairs of numbers, of a tile.
+constexpr int TILE = 16;
+constexpr int NUMBERS = 2 * TILE;
+// Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two of the weight, so that few
+// instructions wait for the sum of the one before, which takes as long as three.
+constexpr int MAX_BLOCKS = 4;
+
+inline __mmask16 first_of(int64_t count) {
+  return static_cast<__mmask16>(count >= TILE ? 0xFFFFu : count <= 0 ? 0u : (1u << count) - 1u);
+}
+
+// Where the words of two vectors come from when halves of 2, 4, 8 and 16 words change places between them: those from 16 on
+// are the second's.
+struct Places {
+  alignas(64) int32_t first[4][TILE], second[4][TILE];
+  constexpr Places() : first(), second() {
+    for (int stage = 0; stage < 4; ++stage)
+      for (int word = 0; word < TILE; ++word) {
+        const int half = 1 << stage;
+        first[stage][word] = word & half ? TILE + word - half : word;
+        second[stage][word] = word & half ? TILE + word : word + half;
+      }
+  }
+};
+constexpr Places PLACES;
+
+// 16 vectors of 16 words, rows to columns.
+inline void transpose(__m512i* rows) {
+  for (int stage = 0; stage < 4; ++stage) {
+    const __m512i first = _mm512_load_si512(PLACES.first[stage]), second = _mm512_load_si512(PLACES.second[stage]);
+    for (int row = 0; row < TILE; ++row) {
+      const int other = row | 1 << stage;
+      if (other == row) continue;
+      const __m512i one = rows[row], two = rows[other];
+      rows[row] = _mm512_permutex2var_epi32(one, first, two);
+      rows[other] = _mm512_permutex2var_epi32(one, second, two);
+    }
+  }
+}
+
+// 16 rows at a time, and those that are left: of all of them the first pair of numbers, then the second.
+void prepare_tiles(const float* x, const int64_t* order, int64_t rows, int64_t inputs, void* prepared, int64_t x_stride) {
+  auto* to = static_cast<uint32_t*>(prepared);
+  for (int64_t first = 0; first < rows; first += TILE) {
+    const int64_t count = rows - first < TILE ? rows - first : TILE;
+    for (int64_t k = 0; k < x_stride; k += NUMBERS) {
+      __m512i pairs[TILE] = {};
+      for (int64_t row = 0; row < count; ++row) {
+        const float* const from = x + (order == nullptr ? first + row : order[first + row]) * inputs + k;
+        const __m512 low = _mm512_maskz_loadu_ps(first_of(inputs - k), from);
+        const __m512 high = _mm512_maskz_loadu_ps(first_of(inputs - k - TILE), from + TILE);
+        pairs[row] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+      }
+      if (count == 1) {  // pairs one behind the other, as they are
+        _mm512_storeu_si512(to, pairs[0]);
+        to += TILE;
+        continue;
+      }
+      transpose(pairs);
+      for (int pair = 0; pair < TILE; ++pair, to += count) _mm512_mask_storeu_epi32(to, first_of(count), pairs[pair]);
+    }
+  }
+}
+
+// What has been written is in memory before an instruction on tiles reads it: to GCC, none of them reads any.
+inline void in_memory(const void* written) { __asm__ volatile("" : : "r"(written) : "memory"); }
+
+struct alignas(64) Shapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// The rows of a product that are computed at once: tiles of 16, the last one of `last`.
+struct Block {
+  const uint16_t* x;
+  int64_t x_stride, inputs, outputs, last;
+};
+
+// Tiles 0 to 3 are sums, 4 is the weight's, 6 and 7 are rows', and 5 is the one or the other. Of the last rows are tile 7,
+// and 3 of the sums, and 2 where two tiles of the weight are read at a time.
+void set_shapes(int64_t outputs, int64_t blocks, int64_t last) {
+  Shapes shapes;
+  const auto shape = [&](int tile, int64_t rows, int64_t words) {
+    shapes.rows[tile] = static_cast<uint8_t>(rows);
+    shapes.bytes[tile] = static_cast<uint16_t>(words * 4);
+  };
+  shape(0, outputs, TILE);
+  shape(1, outputs, TILE);
+  shape(2, outputs, blocks > 2 ? TILE : last);
+  shape(3, outputs, last);
+  shape(4, outputs, TILE);
+  shape(5, TILE, TILE);
+  shape(6, TILE, TILE);
+  shape(7, TILE, last);
+  in_memory(&shapes);
+  _tile_loadconfig(&shapes);
+}
+
+// Write the sums of a tile, `count` outputs of some rows, to their places in y.
+inline void put(const float* sums, int64_t count, int64_t rows, float* y, int64_t outputs) {
+  __m512i columns[TILE] = {};
+  for (int64_t out = 0; out < count; ++out) columns[out] = _mm512_loadu_si512(sums + out * TILE);
+  transpose(columns);
+  for (int64_t row = 0; row < rows; ++row) _mm512_mask_storeu_epi32(y + row * outputs, first_of(count), columns[row]);
+}
+
+template <int COUNT>
+struct Count {
+  static constexpr int VALUE = COUNT;
+};
+
+// Numbers of a tile of a weight, those of one output `stride` behind those of the one before.
+struct Tile {
+  const uint16_t* from;
+  int64_t stride;
+};
+
+// `count` outputs, or 32 where WEIGHTS is two, of the rows in BLOCKS tiles; `weight.tile(k)` has their numbers from place k
+// on. The number of a tile is a part of the instruction's name to GCC, which is why it stands here.
+template <int WEIGHTS, int BLOCKS, typename Weight>
+void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
+  static_assert(WEIGHTS == 1 ? BLOCKS <= MAX_BLOCKS : WEIGHTS == 2 && BLOCKS <= 2);
+  const uint16_t* const last_rows = rows.x + (BLOCKS - 1) * TILE * rows.x_stride;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < rows.inputs; k += NUMBERS) {
+    const Tile own = weight.tile(k);
+    const int64_t bytes = own.stride * 2;
+    _tile_loadd(4, own.from, bytes);
+    if constexpr (WEIGHTS == 2) {
+      _tile_loadd(5, own.from + TILE * own.stride, bytes);
+      if constexpr (BLOCKS == 2) {
+        _tile_loadd(6, rows.x + k * TILE, 4 * TILE);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      _tile_loadd(7, last_rows + k * rows.last, 4 * rows.last);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    } else {
+      if constexpr (BLOCKS > 1) {
+        _tile_loadd(6, rows.x + k * TILE, 4 * TILE);
+        _tile_dpbf16ps(0, 4, 6);
+      }
+      if constexpr (BLOCKS > 2) {
+        _tile_loadd(5, rows.x + TILE * rows.x_stride + k * TILE, 4 * TILE);
+        _tile_dpbf16ps(1, 4, 5);
+      }
+      if constexpr (BLOCKS > 3) {
+        _tile_loadd(6, rows.x + 2 * TILE * rows.x_stride + k * TILE, 4 * TILE);
+        _tile_dpbf16ps(2, 4, 6);
+      }
+      _tile_loadd(7, last_rows + k * rows.last, 4 * rows.last);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+  }
+  alignas(64) float sums[4][TILE * TILE];
+  if constexpr (BLOCKS > 1) _tile_stored(0, sums[0], 4 * TILE);
+  if constexpr (BLOCKS > 3 - WEIGHTS) _tile_stored(1, sums[1], 4 * TILE);
+  if constexpr (BLOCKS > 3 || WEIGHTS == 2) _tile_stored(2, sums[2], 4 * TILE);
+  _tile_stored(3, sums[3], 4 * TILE);
+  for (int one = 0; one < 4; ++one) {
+    const int block = WEIGHTS == 2 ? BLOCKS - 2 + one / 2 : one == 3 ? BLOCKS - 1 : one < BLOCKS - 1 ? one : -1;
+    if (block < 0) continue;
+    const int64_t outputs_before = WEIGHTS == 2 ? one % 2 * TILE : 0;
+    put(sums[one], WEIGHTS == 2 ? TILE : count, block == BLOCKS - 1 ? rows.last : TILE,
+        y + block * TILE * rows.outputs + outputs_before, rows.outputs);
+  }
+}
+
+// Call `use(rows, y, tiles)` for up to 64 rows at a time; the number of their tiles is a type.
+template <typename Use>
+void over_rows(const Product& given, const Use& use) {
+  for (int64_t row = 0; row < given.rows; row += MAX_BLOCKS * TILE) {
+    const int64_t left = given.rows - row, blocks = left < MAX_BLOCKS * TILE ? (left + TILE - 1) / TILE : MAX_BLOCKS;
+    const Block rows{static_cast<const uint16_t*>(given.x) + row * given.x_stride, given.x_stride, given.inputs,
+                     given.outputs, left < blocks * TILE ? left - (blocks - 1) * TILE : TILE};
+    float* const y = given.y + row * given.outputs;
+    switch (blocks) {
+      case 1:
+        use(rows, y, Count<1>{});
+        break;
+      case 2:
+        use(rows, y, Count<2>{});
+        break;
+      case 3:
+        use(rows, y, Count<3>{});
+        break;
+      default:
+        use(rows, y, Count<4>{});
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+#endif  // MODELS_CPU_KERNELS_AMX_TILES_H_

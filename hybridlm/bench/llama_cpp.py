@@ -1,13 +1,11 @@
 """Benchmark side of llama.cpp: its own batched benchmark on a converted checkpoint, one process per measurement."""
 
+import signal
 import subprocess
 from pathlib import Path
 
+from hybridlm.bench.sides import SideFailed
 from hybridlm.devices.machine import cores
-
-
-class LlamaCppError(RuntimeError):
-    """The benchmark of llama.cpp failed or printed no table."""
 
 
 class LlamaCppSide:
@@ -39,7 +37,10 @@ class LlamaCppSide:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         rows = parse_table(done.stdout)
         if done.returncode or not rows:
-            raise LlamaCppError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+            number = done.returncode
+            ended = f"by signal {signal.Signals(-number).name}" if number < 0 else f"with status {number}"
+            printed = done.stderr[-2000:].strip() or "nothing on standard error"
+            raise SideFailed(f"expected a table of {' '.join(command)}, which ended {ended}; it printed: {printed}")
         return rows[0]
 
 

@@ -8,8 +8,15 @@ from typing import Protocol
 import numpy as np
 
 
+class SideFailed(RuntimeError):
+    """Another engine cannot be measured: says what was run, how it ended and what it printed."""
+
+
 class Side(Protocol):
-    """One engine with a checkpoint, a number of sequences and a prompt length, warmed up."""
+    """One engine with a checkpoint, a number of sequences and a prompt length, warmed up.
+
+    Another engine than ours raises `SideFailed` where it cannot be measured.
+    """
 
     name: str
 
@@ -43,13 +50,29 @@ class Timing:
         return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def in_turns(sides: Sequence[Side], measure: Callable[[Side], float], rounds: int) -> list[Timing]:
-    """Measure every side once in each round (A B A B), so that other load of the machine affects all of them."""
-    found: list[list[float]] = [[] for _ in sides]
+def in_turns(
+    sides: Sequence[Side],
+    measure: Callable[[Side], float],
+    rounds: int,
+    left_out: Callable[[str, SideFailed], None] | None = None,
+) -> list[Timing]:
+    """Measure every side once in each round (A B A B), so that other load of the machine affects all of them.
+
+    Args:
+        left_out: is told the name of a side that fails, which has no turn from then on and no timing; without it,
+            a failure is raised.
+    """
+    found: dict[str, list[float]] = {side.name: [] for side in sides}
     for _ in range(rounds):
-        for times, side in zip(found, sides, strict=True):
-            times.append(measure(side))
-    return [Timing(side.name, tuple(times)) for side, times in zip(sides, found, strict=True)]
+        for side in [side for side in sides if side.name in found]:
+            try:
+                found[side.name].append(measure(side))
+            except SideFailed as failure:
+                if left_out is None:
+                    raise
+                del found[side.name]
+                left_out(side.name, failure)
+    return [Timing(name, tuple(times)) for name, times in found.items()]
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:

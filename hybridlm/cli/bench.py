@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Side, Timing, in_turns
+from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
@@ -28,6 +29,7 @@ from hybridlm.lm import LM
 
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
+EXIT_SIDES_FAILED = 3
 
 
 class Against(StrEnum):
@@ -82,7 +84,8 @@ def bench(
 
     The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
     once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step. Times are medians;
-    every engine has a turn in each round, and ratios are within a round (least to most in brackets).
+    every engine has a turn in each round, and ratios are within a round (least to most in brackets). Another engine
+    that fails is left out, and the exit status is 3 then.
 
     With --start, processes of their own load the model and generate one token: the first with an empty cache.
     """
@@ -114,12 +117,18 @@ def bench(
     _print_machine(console, lm, limits)
     traffic = {name: Traffic.of(one.model, one.params, one._cache_dtype) for name, one in loaded.items()}
     found: list[Measured] = []
+    failed = set[str]()
+
+    def left_out(side: str, failure: SideFailed) -> None:
+        failed.add(side)
+        typer.echo(f"{side} is left out: {failure}", err=True)
+
     for number in lanes:
         sides: list[Side] = [EngineSide(one, number, prompt, name) for name, one in loaded.items()]
         sides += _others(against or [], lm, number, prompt, context, llama_bench, gguf or [])
         ours = sides[0]
         assert isinstance(ours, EngineSide)
-        timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds)
+        timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds, left_out)
         floors = {name: floor_seconds(one, limits, number, prompt + tokens) for name, one in traffic.items()}
         floor = floors[ours.name]
         host = statistics.median(ours.engine_steps(tokens)) - timings[0].seconds
@@ -130,7 +139,7 @@ def bench(
         found.append(decoded)
         _print_rows(console, title, decoded)
         if prefill:
-            found += _measure_texts(console, sides, number, prefill, rounds)
+            found += _measure_texts(console, sides, number, prefill, rounds, left_out)
         if with_profile:
             _print_profiles(console, ours, tokens, prefill)
         if json_to is not None:
@@ -141,10 +150,13 @@ def bench(
     if plot_to is not None:
         name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
         decoding = [one for one in found if one.what == "decode"]
-        speeds = {side.name: [one.speed(side.name) for one in decoding] for side in decoding[0].timings}
+        names = [side.name for side in decoding[0].timings if side.name not in failed]
+        speeds = {name: [one.speed(name) for one in decoding] for name in names}
         fractions = {side: [one.of_floor(side) for one in decoding] for side in speeds}
         with replacing(plot_to) as file:
             file.buffer.write(plot(name, lanes, speeds, fractions).encode())
+    if failed:
+        raise typer.Exit(EXIT_SIDES_FAILED)
 
 
 @dataclass(frozen=True)
@@ -204,7 +216,14 @@ def _others(
     return sides
 
 
-def _measure_texts(console: Console, sides: list[Side], lanes: int, tokens: int, rounds: int) -> list[Measured]:
+def _measure_texts(
+    console: Console,
+    sides: list[Side],
+    lanes: int,
+    tokens: int,
+    rounds: int,
+    left_out: Callable[[str, SideFailed], None],
+) -> list[Measured]:
     """Measure prefill and scoring; other engines' prefill time is shown beside both."""
 
     def prefill(side: Side) -> float:
@@ -219,7 +238,7 @@ def _measure_texts(console: Console, sides: list[Side], lanes: int, tokens: int,
             side.score(tokens)
     found = list[Measured]()
     for what, measure in (("prefill", prefill), ("score", score)):
-        found.append(Measured(what, lanes, lanes * tokens, in_turns(sides, measure, rounds)))
+        found.append(Measured(what, lanes, lanes * tokens, in_turns(sides, measure, rounds, left_out)))
         _print_rows(console, "", found[-1])
     return found
 

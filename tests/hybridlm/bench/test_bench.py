@@ -20,10 +20,10 @@ from hybridlm import demo
 from hybridlm.bench.engine_side import WARM_UP, EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import MachineLimits, measure_limits
-from hybridlm.bench.llama_cpp import parse_table
+from hybridlm.bench.llama_cpp import LlamaCppSide, parse_table
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import part_of, parts_of_instructions, self_times
-from hybridlm.bench.sides import Timing, in_turns, random_tokens
+from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns, random_tokens
 from hybridlm.cli import bench
 from hybridlm.cli.main import app
 
@@ -61,22 +61,51 @@ def test_limits_are_measured() -> None:
     assert min(limits.read_bytes, limits.float32_flops, limits.bfloat16_flops) > 0
 
 
+class Named:
+    def __init__(self, name: str):
+        self.name = name
+
+    def decode(self, steps: int) -> list[float]:
+        return []
+
+    def prefill(self, tokens: int) -> float:
+        return 0.0
+
+
 def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
     order: list[str] = []
-
-    class Named:
-        def __init__(self, name: str):
-            self.name = name
-
-        def decode(self, steps: int) -> list[float]:
-            return []
-
-        def prefill(self, tokens: int) -> float:
-            return 0.0
-
     in_turns([Named("a"), Named("b")], lambda side: float(len(order)) + (order.append(side.name) or 0), 3)
     assert order == ["a", "b"] * 3
     assert Timing("a", (1.0, 2.0, 1.0)).ratio(Timing("b", (2.0, 2.0, 3.0))) == (2.0, 1.0, 3.0)
+
+
+def test_a_side_that_fails_has_no_further_turn_and_no_timing() -> None:
+    order: list[str] = []
+
+    def measure(side: Side) -> float:
+        order.append(side.name)
+        if side.name == "b" and order.count("b") == 2:
+            raise SideFailed("as asked")
+        return 1.0
+
+    left_out: list[tuple[str, str]] = []
+    sides = [Named("a"), Named("b"), Named("c")]
+    timings = in_turns(sides, measure, 3, lambda side, failure: left_out.append((side, str(failure))))
+    assert left_out == [("b", "as asked")] and timings == [Timing("a", (1.0,) * 3), Timing("c", (1.0,) * 3)]
+    assert order == ["a", "b", "c", "a", "b", "c", "a", "c"]
+    order.clear()
+    with pytest.raises(SideFailed):
+        in_turns(sides, measure, 3)
+
+
+def test_failures_of_llama_cpp_say_how_it_ended(tmp_path: Path) -> None:
+    program = tmp_path / "llama-batched-bench"
+    for line, said in (("kill -SEGV $$", "SIGSEGV"), ("echo no model >&2; exit 2", "no model"), ("", "status 0")):
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+        with pytest.raises(SideFailed) as failed:
+            LlamaCppSide(program, tmp_path / "131M-q8_0.gguf", 1, 8).decode(2)
+        assert said in str(failed.value) and "-npl 1" in str(failed.value)
 
 
 def test_prompts_differ() -> None:
@@ -165,6 +194,31 @@ def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: 
     prompts = random_tokens(2, 6, lm.config.vocab_size).tolist()
     expected = lm.generate(prompts, max_tokens=1 + WARM_UP + 3 + 2, temperature=0, ignore_eos=True)
     assert ours.last.tolist() == [one.token_ids[-1] for one in expected]
+
+
+def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure_limits", lambda: MachineLimits(1e9, 1e9, 2e9))
+    program, figures, picture = tmp_path / "llama-batched-bench", tmp_path / "figures.json", tmp_path / "picture.svg"
+    program.write_text("#!/bin/sh\nkill -ILL $$\n")
+    program.chmod(0o755)
+    command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "2", "--rounds", "1", "--prompt", "4"]
+    command += [
+        "--context",
+        "32",
+        "--chunk",
+        "8",
+        "--kernels",
+        "off",
+        "--against",
+        "llama.cpp",
+        "--llama-bench",
+        str(program),
+    ]
+    command += ["--gguf", str(tmp_path / "demo-q8_0.gguf"), "--json", str(figures), "--plot", str(picture)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 3 and "llama.cpp q8_0 is left out" in result.stderr and "SIGILL" in result.stderr
+    (measured,) = json.loads(figures.read_text())["measured"]
+    assert list(measured["seconds"]) == ["hybridlm"] and picture.exists()
 
 
 def test_copies_beside_each_other_need_names_of_their_own() -> None:

@@ -12,14 +12,13 @@ namespace {
 // A weight as it is stored. Behind its inputs, where they do not fill a tile, are zeros.
 template <int WEIGHTS>
 struct Stored {
+  // Numbers of each output that are asked for before their use; behind the last of them, those of the outputs that follow.
+  static constexpr int64_t AHEAD = AHEAD_BYTES / (WEIGHTS * TILE * static_cast<int64_t>(sizeof(uint16_t)));
   const uint16_t* weight;
-  int64_t inputs, outputs;  // of a tile, or two
+  int64_t inputs, outputs;  // of one tile, or of two
   alignas(64) uint16_t last[WEIGHTS * TILE * NUMBERS];
 
   Stored(const uint16_t* weight, int64_t inputs, int64_t outputs) : weight(weight), inputs(inputs), outputs(outputs) {}
-  // Numbers of each output that are asked for before their use; behind the last of them, those of the outputs that follow.
-  static constexpr int64_t AHEAD = AHEAD_BYTES / (WEIGHTS * TILE * static_cast<int64_t>(sizeof(uint16_t)));
-
   Tile tile(int64_t k) {
     if (inputs - k < NUMBERS) {
       const auto some = static_cast<__mmask32>((1u << (inputs - k)) - 1u);
@@ -72,7 +71,7 @@ struct PackedTiles {
   int64_t first, outputs;
 };
 
-// Write tiles of columns `from` to before `to`, each with all outputs: the numbers of outputs `begin` to before `end`.
+// Write tiles of columns `from` to before `to`, each of all outputs: the numbers of those from `begin` to before `end`.
 template <typename Codes>
 void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers) {
   constexpr int VECTORS = Codes::STEP / NUMBERS, BYTES = Codes::STEP * Codes::BITS / 8;

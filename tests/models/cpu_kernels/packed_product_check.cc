@@ -151,7 +151,8 @@ int main(int count, char** arguments) {
     if (!hybridlm_can_run(set)) continue;
     ++sets;
     for (const bool at_end : {true, false})
-      for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {96, 3, 33}, {256, 2, 17}, {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
+      for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {96, 3, 33}, {256, 2, 17},
+                                 {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
         if (brief && sizes.outputs > 40) continue;
         const auto has = [&](Kind kind, ScaleDtype dtype, Beside beside, int exponent = 0) {
           check_weight(set, kind, dtype, beside, sizes, at_end, exponent);

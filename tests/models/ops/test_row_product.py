@@ -45,6 +45,32 @@ def test_product_is_that_of_float64(instructions: str, dtype: str):
         assert (np.abs(np.asarray(found, np.float64) - rounded @ wide.T) <= bound).all()
 
 
+def manual_of_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return what Intel's manual says that TDPBF16PS computes, 32 numbers at a time, float32.
+
+    The products at even places are added one after the other, and so are those at odd places; then both sums are added
+    to the result. A product of two bfloat16 numbers and its sum with a float32 of a like size are exact in float64.
+    """
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for first in range(0, x.shape[1], 32):
+        halves = np.zeros((2, *total.shape), np.float32)
+        for place in range(first, min(first + 32, x.shape[1])):
+            half = place % 2
+            products = x[:, None, place].astype(np.float64) * weight[None, :, place].astype(np.float64)
+            halves[half] = (halves[half] + products).astype(np.float32)
+        total += halves[0] + halves[1]
+    return total
+
+
+@pytest.mark.skipif("amx" not in instruction_sets(), reason="a processor without AMX")
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 96), (17, 70)])
+def test_bits_of_tiles_are_those_of_the_manual(rows: int, inputs: int):
+    x, weight = operands(rows, inputs, 49, "bfloat16")
+    found = row_product(x, weight, instructions="amx")
+    expected = manual_of_tiles(np.asarray(x.astype(jnp.bfloat16), np.float32), np.asarray(weight, np.float32))
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
 def test_linear_calls_the_kernel_where_it_is_chosen():
     def calls(rows: int, dtype: str, devices: Devices) -> bool:
         x, weight = operands(rows, 32, 16, dtype)

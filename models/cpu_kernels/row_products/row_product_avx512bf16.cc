@@ -1,7 +1,8 @@
 // Row products, also with packed weights, for x86-64 with AVX-512-BF16: two products of bfloat16 numbers for each partial sum
 // in one instruction, which takes denormal numbers for zero.
 
-#include "row_product.h"
+#include "packed.h"
+#include "products.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "avx512bf16_codes.h"
@@ -17,8 +18,6 @@ bool product_of_packed(const Packed& given, const Product& all, int64_t first, i
 extern const Forms avx512bf16_forms = {form<Bfloat16>(), {}};
 extern const Unpack avx512bf16_unpack = {unpack, nullptr, product_of_packed, Bfloat16::MAX_ROWS};
 #else
-#include "packed.h"
-
 extern const Forms avx512bf16_forms = {};
 extern const Unpack avx512bf16_unpack = {};
 #endif

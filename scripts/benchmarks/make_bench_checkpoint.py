@@ -4,7 +4,8 @@
 
 The weights are bfloat16 and scaled like those of a trained model, so that activations, gates and decays have ordinary
 sizes and logits differ. Each tensor depends on the seed and its name alone: a seed always gives the same bytes. The
-tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter accepts it.
+tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter takes it where its
+`get_vocab_base_pre` returns "gpt-2" for a tokenizer that it does not know.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512F__)
 #include "amx_tiles.h"
-#include "avx512bf16_codes.h"
+#include "codes/avx512bf16_codes.h"
 
 namespace {
 

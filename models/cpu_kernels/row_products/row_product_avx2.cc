@@ -1,6 +1,6 @@
 // Row products, also with packed weights, for x86-64 with AVX2, FMA and F16C.
 
-#include "wide_codes.h"
+#include "codes/wide_codes.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "shared/avx2_vectors.h"

@@ -1,9 +1,9 @@
 // Row products, also with packed weights, for x86-64 with AVX-512 (F, BW, DQ and VL).
 
-#include "wide_codes.h"
+#include "codes/wide_codes.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#include "avx512_scales.h"
+#include "codes/avx512_scales.h"
 #include "shared/avx512_vectors.h"
 
 namespace {

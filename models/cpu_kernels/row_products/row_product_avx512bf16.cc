@@ -5,7 +5,7 @@
 #include "products.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#include "avx512bf16_codes.h"
+#include "codes/avx512bf16_codes.h"
 
 namespace {
 

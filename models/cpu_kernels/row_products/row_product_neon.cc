@@ -6,7 +6,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-#include "neon_codes.h"
+#include "codes/neon_codes.h"
 #include "shared/neon_vectors.h"
 
 namespace {

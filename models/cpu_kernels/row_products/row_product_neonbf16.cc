@@ -7,7 +7,7 @@
 #if defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include <arm_neon.h>
 
-#include "neon_codes.h"
+#include "codes/neon_codes.h"
 #include "shared/neon_vectors.h"
 
 namespace {

@@ -14,7 +14,7 @@
 
 #include "checks.h"
 #include "row_products/packed_product_call.h"
-#include "row_products/wide_codes.h"
+#include "row_products/codes/wide_codes.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);

@@ -5,8 +5,8 @@
 #ifndef MODELS_CPU_KERNELS_UNPACK_H_
 #define MODELS_CPU_KERNELS_UNPACK_H_
 
-#include "packed.h"
-#include "row_product.h"
+#include "row_products/packed.h"
+#include "row_products/row_product.h"
 
 namespace {
 

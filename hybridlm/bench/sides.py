@@ -62,17 +62,18 @@ def in_turns(
         left_out: is told the name of a side that fails, which has no turn from then on and no timing; without it,
             a failure is raised.
     """
-    found: dict[str, list[float]] = {side.name: [] for side in sides}
+    found = [(side, list[float]()) for side in sides]
     for _ in range(rounds):
-        for side in [side for side in sides if side.name in found]:
+        for one in list(found):
+            side, times = one
             try:
-                found[side.name].append(measure(side))
+                times.append(measure(side))
             except SideFailed as failure:
                 if left_out is None:
                     raise
-                del found[side.name]
+                found.remove(one)
                 left_out(side.name, failure)
-    return [Timing(name, tuple(times)) for name, times in found.items()]
+    return [Timing(side.name, tuple(times)) for side, times in found]
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:

@@ -76,6 +76,8 @@ def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
     order: list[str] = []
     in_turns([Named("a"), Named("b")], lambda side: float(len(order)) + (order.append(side.name) or 0), 3)
     assert order == ["a", "b"] * 3
+    timings = in_turns([Named("a"), Named("a")], lambda side: 1.0, 2)
+    assert timings == [Timing("a", (1.0, 1.0))] * 2  # two files of one name
     assert Timing("a", (1.0, 2.0, 1.0)).ratio(Timing("b", (2.0, 2.0, 3.0))) == (2.0, 1.0, 3.0)
 
 

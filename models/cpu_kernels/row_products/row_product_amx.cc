@@ -74,7 +74,6 @@ struct PackedTiles {
 // Write tiles of columns `from` to before `to`, each of all outputs: the numbers of those from `begin` to before `end`.
 template <typename Codes>
 void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin, int64_t end, uint16_t* numbers) {
-  constexpr int VECTORS = Codes::STEP / NUMBERS, BYTES = Codes::STEP * Codes::BITS / 8;
   const int64_t groups = some.weight.groups, stored = code_bytes(some.weight), tile = some.outputs * NUMBERS;
   const int64_t width = some.weight.inputs / groups * Codes::GROUPS;
   for (int64_t k = from, next; k < to; k = next) {
@@ -85,14 +84,7 @@ void make_tiles(const PackedTiles& some, int64_t from, int64_t to, int64_t begin
     for (int64_t out = begin; out < end; ++out, row += stored, own_numbers += NUMBERS) {
       typename Codes::Group own;
       own.start(some.weight, some.scales, static_cast<int>(out), out * groups + group * Codes::GROUPS);
-      const uint8_t* codes = row;
-      uint16_t* at = own_numbers;
-      for (int64_t left = next - k; left > 0; left -= Codes::STEP, codes += BYTES) {
-        __m512bh made[VECTORS];
-        __builtin_prefetch(codes + CODES_AHEAD, 0, 2);
-        own.numbers(codes, made);
-        for (int vector = 0; vector < VECTORS; ++vector, at += tile) Bfloat16::keep(at, made[vector]);
-      }
+      write_numbers<Bfloat16, Codes, 2>(own, row, next - k, own_numbers, tile);
     }
   }
 }

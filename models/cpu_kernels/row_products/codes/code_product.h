@@ -145,12 +145,24 @@ bool product_of_codes(const Packed& given, const Product& all, int64_t first, in
   return false;
 }
 
+// Write the numbers of `columns` columns of a group, each vector of them `next` numbers behind the one before. Codes are asked
+// for into the cache that CACHE says: 3 for the first, 2 for the second.
+template <typename Simd, typename Codes, int CACHE = 3>
+inline void write_numbers(const typename Codes::Group& own, const uint8_t* codes, int64_t columns, uint16_t* to, int64_t next) {
+  constexpr int VECTORS = Codes::STEP / Simd::STEP, BYTES = Codes::STEP * Codes::BITS / 8;
+  for (int64_t k = 0; k < columns; k += Codes::STEP, codes += BYTES) {
+    typename Simd::Numbers numbers[VECTORS];
+    __builtin_prefetch(codes + CODES_AHEAD, 0, CACHE);
+    own.numbers(codes, numbers);
+    for (int one = 0; one < VECTORS; ++one, to += next) Simd::keep(to, numbers[one]);
+  }
+}
+
 // Write the numbers of rows `first` to before `last`, one row behind the other; false where there is no such code for a
 // weight, and then the numbers may be half written.
 template <typename Simd, typename Codes>
 bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to) {
   if (given.groups > MAX_GROUPS || !Codes::takes(given, given.inputs / given.groups)) return false;
-  constexpr int VECTORS = Codes::STEP / Simd::STEP, BYTES = Codes::STEP * Codes::BITS / 8;
   const int64_t width = given.inputs / given.groups * Codes::GROUPS;
   const uint8_t* codes = given.codes + first * code_bytes(given);
   alignas(64) float scale[MAX_GROUPS], zero[MAX_GROUPS];
@@ -160,12 +172,9 @@ bool unpack_codes(const Packed& given, int64_t first, int64_t last, uint16_t* to
     for (int64_t group = 0; group < given.groups; group += Codes::GROUPS) {
       typename Codes::Group own;
       own.start(given, scales, 0, group);
-      for (int64_t k = 0; k < width; k += Codes::STEP, codes += BYTES, to += Codes::STEP) {
-        typename Simd::Numbers numbers[VECTORS];
-        __builtin_prefetch(codes + CODES_AHEAD);
-        own.numbers(codes, numbers);
-        for (int one = 0; one < VECTORS; ++one) Simd::keep(to + one * Simd::STEP, numbers[one]);
-      }
+      write_numbers<Simd, Codes>(own, codes, width, to, Simd::STEP);
+      codes += width * Codes::BITS / 8;
+      to += width;
     }
   }
   return true;

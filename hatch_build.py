@@ -79,9 +79,6 @@ class KernelsHook(BuildHookInterface):
             return
         if mode == "off":
             return
-        if mode == "auto" and builder.compiler() is None:
-            self.app.display_warning("no C++ compiler: no kernels for CPUs are built, products are XLA's")
-            return
         try:
             library = builder.LIBRARY if _is_built(builder) else builder.build()
         except builder.BuildError as error:

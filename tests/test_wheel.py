@@ -55,6 +55,15 @@ def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_p
     assert contents(zipfile.ZipFile(path)) == contents(wheel) | {LIBRARY}
 
 
+def test_wheel_without_the_compiler_that_was_asked_for_has_no_kernels_and_says_so(tmp_path: Path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    environment = os.environ | {"CXX": "no-such-compiler", "HYBRIDLM_KERNELS": "auto"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0 and "CXX='no-such-compiler'" in result.stdout + result.stderr, result.stderr
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+
+
 REQUIRED = "import hatchling.build as build; print(*build.get_requires_for_build_wheel(), sep=chr(10))"
 
 

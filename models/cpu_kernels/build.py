@@ -95,6 +95,13 @@ def compiler() -> list[str] | None:
     return None if found is None else [found, *asked[1:]]
 
 
+def missing_compiler() -> str:
+    """Say what `compiler` looked for where it found none."""
+    asked = os.environ.get("CXX")
+    expected = f"that of CXX={asked!r}" if asked else f"CXX or one of {', '.join(COMPILERS)}"
+    return f"a C++ compiler: expected {expected} on the path, found none"
+
+
 def cross_compiler(tag: str) -> tuple[list[str], str]:
     """Return a compiler for a platform's tag, and its machine; it comes with the package ziglang.
 
@@ -150,7 +157,7 @@ def build(
     """
     command, machine = (compiler(), platform.machine()) if tag is None else cross_compiler(tag)
     if command is None:
-        raise BuildError(f"a C++ compiler: expected CXX or one of {', '.join(COMPILERS)} on the path, found none")
+        raise BuildError(missing_compiler())
     include = headers()
     compiled = [one for one in program if one.suffix == ".cc"] if program else sources()
     libraries = [str(one) for one in program if one.suffix != ".cc"]

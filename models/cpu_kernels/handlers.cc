@@ -1,4 +1,4 @@
-// What XLA calls: handlers of its foreign function interface, and what the library says of itself.
+// Handlers of XLA's foreign function interface, and what the library says of itself.
 
 #include <cstdint>
 #include <string>

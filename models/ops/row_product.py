@@ -71,5 +71,14 @@ def fastest() -> str:
 
 
 def instruction_number(instructions: str | None = None) -> np.int64:
-    """Return the attribute by which a call names its instruction set; None is the fastest."""
-    return np.int64(INSTRUCTIONS.index(instructions or fastest()))
+    """Return the attribute by which a call names its instruction set; None is the fastest.
+
+    Loads the library, which registers what is called.
+
+    Raises:
+        ValueError: there are no such instructions.
+    """
+    default = fastest()
+    if instructions is not None and instructions not in INSTRUCTIONS:
+        raise ValueError(f"instructions: expected one of {', '.join(INSTRUCTIONS)}, got {instructions!r}")
+    return np.int64(INSTRUCTIONS.index(instructions or default))

@@ -1,4 +1,4 @@
-// What XLA calls for steps of short convolutions.
+// Handlers that XLA calls for steps of short convolutions.
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// What XLA calls for attention of a few tokens over a KV cache.
+// Handlers that XLA calls for attention of a few tokens over a KV cache.
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// What XLA calls for steps of recurrences.
+// Handlers that XLA calls for steps of recurrences.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,8 @@
 """The kernel for rows x weight on CPUs, as XLA calls it: the product of `dot`, row by row, in every instruction set."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +32,22 @@ def test_library_is_there():
     found = library()
     assert found is not None, "no kernels: build them with `python -m models.cpu_kernels`"
     assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
+
+
+def test_the_first_call_loads_the_library():
+    code = """if True:
+        import jax.numpy as jnp
+        from models.ops.row_product import row_product
+        print(row_product(jnp.ones((1, 8)), jnp.ones((2, 8)), instructions="portable"))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[[8. 8.]]", done.stderr
+
+
+def test_unknown_instructions_are_refused():
+    x, weight = operands(1, 8, 2, "float32")
+    with pytest.raises(ValueError, match="'sse'"):
+        row_product(x, weight, instructions="sse")
 
 
 @pytest.mark.each_value

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,9 +84,9 @@ def bench(
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
     The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
-    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step. Times are medians;
-    every engine has a turn in each round, and ratios are within a round (least to most in brackets). Another engine
-    that fails is left out, and the exit status is 3 then.
+    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step, measured behind
+    the steps of each round. Times are medians; every engine has a turn in each round, and ratios are within a round
+    (least to most in brackets). Another engine that fails is left out, and the exit status is 3 then.
 
     With --start, processes of their own load the model and generate one token: the first with an empty cache.
     """
@@ -128,11 +129,11 @@ def bench(
         sides += _others(against or [], lm, number, prompt, context, llama_bench, gguf or [])
         ours = sides[0]
         assert isinstance(ours, EngineSide)
-        timings = in_turns(sides, lambda side: statistics.median(side.decode(tokens)), rounds, left_out)
+        hosts: list[float] = []
+        timings = in_turns(sides, partial(_step_seconds, steps=tokens, ours=ours, hosts=hosts), rounds, left_out)
         floors = {name: floor_seconds(one, limits, number, prompt + tokens) for name, one in traffic.items()}
         floor = floors[ours.name]
-        host = statistics.median(ours.engine_steps(tokens)) - timings[0].seconds
-        title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"
+        title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {statistics.median(hosts) * 1e3:.2f} ms per step"
         decoded = Measured(
             "decode", number, number, timings, {one.name: floors.get(one.name, floor) for one in timings}
         )
@@ -157,6 +158,14 @@ def bench(
             file.buffer.write(plot(name, lanes, speeds, fractions).encode())
     if failed:
         raise typer.Exit(EXIT_SIDES_FAILED)
+
+
+def _step_seconds(side: Side, steps: int, ours: EngineSide, hosts: list[float]) -> float:
+    """Return the median seconds of a decode step; what `generate` adds to one of `ours` is appended to `hosts`."""
+    seconds = statistics.median(side.decode(steps))
+    if side is ours:
+        hosts.append(statistics.median(ours.engine_steps(steps)) - seconds)
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,27 @@ def test_interventions_are_forward_hooks(case, lm):
     ]
     for layer, own in enumerate(sites):
         heads = {kind: count for kind, count in own.items() if kind != "expert"}
-        projections = [
-            module for name, module in layers[layer].named_modules() if name.endswith(("o_proj", "out_proj"))
-        ]
-        if len(heads) == len(projections) == 1:
-            ((kind, count),), (projection,) = heads.items(), projections
+        projections = {
+            name.rpartition(".")[2]: module
+            for name, module in layers[layer].named_modules()
+            if name.endswith(("o_proj", "out_proj"))
+        }
+        if len(projections) != len(heads):
+            continue
+        for kind, count in heads.items():
+            # In layers of both kinds attention's is `o_proj`, and the recurrence's `out_proj`.
+            of_two = "o_proj" if kind == "attention" else "out_proj"
+            projection = projections[of_two if len(heads) == 2 else next(iter(projections))]
 
             def zero(module: Any, given: Any, size: int = projection.in_features // count) -> Any:
                 x = given[0].clone()
                 x[..., size : 2 * size] = 0
                 return (x, *given[1:])
 
-            changes.append((projection.register_forward_pre_hook, zero, Intervention.ablate_head(layer, 1)))
-            if kind == "recurrent":
-                break
+            ablation = Intervention.ablate_head(layer, 1, mixer=kind if len(heads) == 2 else None)
+            changes.append((projection.register_forward_pre_hook, zero, ablation))
+        if "recurrent" in heads:
+            break
     assert len(changes) > 1 or not any("recurrent" in own for own in sites), "a head is ablated"
     for register, hook, intervention in changes:
         handle = register(hook)

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import format_bytes
+from hybridlm.files.atomic import replacing
 from hybridlm.programs.shapes import AnyShape
 from ir_passes import Certificate
 from ir_passes.compile.planned_step import PlannedStep
@@ -97,7 +98,8 @@ class CompiledReport(VerifyReport):
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
     """Write a certificate as JSON into a directory, created if necessary, under the name of its step."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{step.replace(' ', '-')}.json").write_text(certificate.to_json(), encoding="utf-8")
+    with replacing(out / f"{step.replace(' ', '-')}.json") as file:
+        file.buffer.write(certificate.to_json().encode())
 
 
 class PlannedReport(VerifyReport):

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
-from hybridlm.files.atomic import replacing
+from hybridlm.files.atomic import NO_ROOM, naming, replacing, sync
 from hybridlm.requests.result_html import preformatted, table
 from ir_passes.files.atomic import partial_path, whole_file
 
@@ -123,6 +123,30 @@ class StateEntry(NamedTuple):
     dtype: np.dtype
 
 
+class StoredRows(NamedTuple):
+    """Place of an array in a file, a row for each position.
+
+    Attributes:
+        begin: byte of the file at which it begins.
+        dtype: of its elements.
+        shape: the first dimension is that of the rows.
+    """
+
+    begin: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self.dtype.itemsize * int(np.prod(self.shape[1:]))
+
+    def read(self, path: Path, rows: int) -> np.ndarray:
+        """Return the first rows, mapped."""
+        shape = (rows, *self.shape[1:])
+        return np.memmap(path, self.dtype, "r", self.begin, shape) if np.prod(shape) else np.zeros(shape, self.dtype)
+
+
 class CaptureWriter:
     """Arrays of one sequence that are filled while it runs.
 
@@ -147,24 +171,22 @@ class CaptureWriter:
         entries = [TensorEntry(POSITIONS, (capacity,), "int32")]
         entries += [TensorEntry(HIDDEN.format(i), (capacity, hidden), "float32") for i in self._hidden]
         entries += [TensorEntry(one.name, (capacity, *one.shape), one.dtype.name) for one in self._states]
-        self._count, self._partial = 0, None
-        dtypes = {one.name: one.dtype for one in self._states}
-        if path is None:
-            self._arrays = {one.name: np.zeros(one.shape, dtypes.get(one.name, np.dtype(one.dtype))) for one in entries}
-            return
-        self._partial, header = partial_path(path), safetensors_header(entries, {})
-        self._partial.write_bytes(header)
-        self._arrays, begin = dict[str, np.ndarray](), len(header)
+        self._count, self._capacity, self._partial = 0, capacity, None
+        self._arrays, self._stored = dict[str, np.ndarray](), dict[str, StoredRows]()
+        dtypes, header = {one.name: one.dtype for one in self._states}, safetensors_header(entries, {})
+        begin = len(header)
         for one in entries:
             dtype = dtypes.get(one.name, np.dtype(one.dtype))
-            size = dtype.itemsize * int(np.prod(one.shape))
-            with open(self._partial, "r+b") as file:
-                file.truncate(begin + size)
-            if size:
-                self._arrays[one.name] = np.memmap(self._partial, dtype, "r+", begin, one.shape)
-            else:
+            if path is None:
                 self._arrays[one.name] = np.zeros(one.shape, dtype)
-            begin += size
+            else:
+                self._stored[one.name] = StoredRows(begin, dtype, one.shape)
+                begin += capacity * self._stored[one.name].row_bytes
+        if path is not None:
+            self._partial = partial_path(path)
+            with naming(self._partial), self._partial.open("xb") as file:
+                file.write(header)
+                file.truncate(begin)
 
     @property
     def finished(self) -> bool:
@@ -185,28 +207,38 @@ class CaptureWriter:
             hidden_states: float32 [hidden] by index, of those that are asked and of others.
             states: arrays by name; None for none.
             last: keep this position alone.
+
+        Raises:
+            OSError: it cannot be written; the file is named.
         """
         row = 0 if last else self._count
-        self._arrays[POSITIONS][row] = position
-        for i in self._hidden:
-            self._arrays[HIDDEN.format(i)][row] = hidden_states[i]
-        for name, values in (states or {}).items():
-            self._arrays[name][row] = values
+        rows = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
+        rows |= states or {}
+        if self._partial is None:
+            for name, values in rows.items():
+                self._arrays[name][row] = values
+        else:
+            # Writing to a mapped page of a full disk would end the process (SIGBUS) instead of raising.
+            with naming(self._partial), self._partial.open("r+b") as file:
+                for name, values in rows.items():
+                    stored = self._stored[name]
+                    file.seek(stored.begin + row * stored.row_bytes)
+                    file.write(np.broadcast_to(values, stored.shape[1:]).astype(stored.dtype, copy=False).tobytes())
         self._count = row + 1
 
     def finish(self) -> Captured:
         """Return what was captured; a file gets its name."""
         arrays = {name: array[: self._count] for name, array in self._arrays.items()}
         if self._path is not None and self._partial is not None:
-            if self._count < len(self._arrays[POSITIONS]):
-                with whole_file(self._path) as file:
+            partial = self._partial
+            arrays = {name: stored.read(partial, self._count) for name, stored in self._stored.items()}
+            if self._count < self._capacity:
+                with naming(self._path, NO_ROOM), whole_file(self._path) as file:
                     write_safetensors(file, _entries(arrays), map(np.asarray, arrays.values()), {})
                 self.close()
             else:
-                for array in self._arrays.values():
-                    if isinstance(array, np.memmap):
-                        array.flush()
-                os.replace(self._partial, self._path)
+                sync(partial)
+                os.replace(partial, self._path)
                 self._partial = None
         positions, self._arrays = np.array(arrays[POSITIONS]), {}
         hidden, states = {i: HIDDEN.format(i) for i in self._hidden}, {one.name: one.name for one in self._states}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridlm.errors import require_extra
+from hybridlm.files.atomic import NO_ROOM, naming
 from hybridlm.requests.captured import HIDDEN, StateEntry
 from ir_passes.files.atomic import whole_file
 
@@ -60,6 +61,10 @@ class CaptureTable:
 
     def _write(self) -> None:
         """Write the rows that are held, and the schema where nothing has been written."""
+        with naming(self._path, NO_ROOM):
+            self._write_rows()
+
+    def _write_rows(self) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -82,8 +87,9 @@ class CaptureTable:
     def finish(self) -> None:
         """Write what is left and give the file its name."""
         self._write()
-        self._writer.close()
-        self._file.close()
+        with naming(self._path, NO_ROOM):
+            self._writer.close()
+            self._file.close()
         self._writer = None
 
     def close(self) -> None:

@@ -26,9 +26,8 @@ def namespace() -> list[str]:
     pytest.skip(f"may not mount a small file system: {'; '.join(faults)}")
 
 
-@pytest.mark.long
-def test_every_size_of_a_full_disk(tmp_path: Path):
-    """`score` to both formats, and `batch`: a clear message, nothing damaged, and with more room the same bytes."""
+def on_a_small_disk(tmp_path: Path, script: str, *arguments: Path) -> list[str]:
+    """Run a script in a mount namespace of its own; returns the lines that it prints."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(hybridlm.__file__).parents[1]),
@@ -36,10 +35,23 @@ def test_every_size_of_a_full_disk(tmp_path: Path):
         "OPENBLAS_NUM_THREADS": "1",
         "SQLITE_TMPDIR": str(tmp_path / "disk"),
     }
-    command = [*namespace(), sys.executable, REFERENCE / "processes" / "full_disk.py", tmp_path]
+    command = [*namespace(), sys.executable, REFERENCE / "processes" / script, tmp_path, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return done.stdout.splitlines()
+
+
+def test_whole_or_nothing_of_every_other_output(tmp_path: Path):
+    """States, copies, saved models and certificates: errors that name the file, and nothing is left."""
+    found = on_a_small_disk(tmp_path, "full_outputs.py", REFERENCE.parent / "golden" / "dense_interval")
+    assert len(found) == 6
+
+
+@pytest.mark.long
+def test_every_size_of_a_full_disk(tmp_path: Path):
+    """`score` to both formats, and `batch`: a clear message, nothing damaged, and with more room the same bytes."""
+    lines = on_a_small_disk(tmp_path, "full_disk.py")
+    found = dict(line.split(" ", 1) for line in lines)
     assert set(found) == {"out.jsonl", "out.parquet", "answers.jsonl"}
     for output in ("out.jsonl", "out.parquet"):
         # Whatever is written last was what did not fit, once at least.

@@ -1,7 +1,10 @@
 """Writer of saved models: an Orbax checkpoint of the parameters, an index, and the small files of the original."""
 
+import errno
+import gc
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +23,7 @@ from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved.index import FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
-from hybridlm.files.atomic import sync
+from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
@@ -87,6 +90,7 @@ def save_checkpoint(
         for each, piece in zip(names[name], pieces, strict=True)
     }
     with new_directory(target) as directory:
+        _require_room(target, sum(array.nbytes for array in arrays.values()))
         _write_arrays(directory / WEIGHTS, arrays)
         if jax.process_index() == 0:
             fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
@@ -140,7 +144,8 @@ def new_directory(target: Path) -> Iterator[Path]:
         if first:
             partial.mkdir()
         _wait_for_all(f"{partial} is there")
-        yield partial
+        with naming(target, NO_ROOM):
+            yield partial
         if first:
             for folder, _, names in os.walk(partial):
                 for name in (*names, "."):
@@ -160,25 +165,57 @@ def _wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
+def _require_room(target: Path, size: int) -> None:
+    """Raise OSError where parameters do not fit the disk: before they are written, which may take minutes.
+
+    Several processes would not notice at the same moment, and some of them would wait for the others.
+    """
+    free = shutil.disk_usage(target.parent).free
+    if free < size and jax.process_count() == 1:
+        fault = f"{os.strerror(errno.ENOSPC)}: parameters have {size:,} bytes, and {free:,} are free"
+        raise OSError(errno.ENOSPC, fault, str(target))
+
+
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
     # Imported here because it takes as long as everything else that scoring a short file needs.
     import orbax.checkpoint as ocp
 
     # One uncompressed file for each array of a device, so that it can be mapped and read in part.
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
-    with _only_errors(logging.getLogger("absl")), ocp.Checkpointer(handler) as checkpointer:
+    with _unlogged("absl", "asyncio"), _numbered_errors(), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(dict(arrays)))
 
 
 @contextmanager
-def _only_errors(logger: logging.Logger) -> Iterator[None]:
-    """Silence warnings, because Orbax warns that OCDBT is off, which is intended."""
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _numbered_errors() -> Iterator[None]:
+    """Turn what TensorStore, by which Orbax writes, says of an error of the system into an OSError."""
+    found = None
+    try:
+        yield
+    except ValueError as error:
+        found = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+        if found is None:
+            raise
+    if found is not None:
+        gc.collect()  # the tasks that failed, too
+        raise OSError(int(found[1]), os.strerror(int(found[1])))
+
+
+@contextmanager
+def _unlogged(*names: str) -> Iterator[None]:
+    """Silence loggers.
+
+    Orbax warns that OCDBT is off, which is intended, and prints an error of each thread, asyncio one of each task: the
+    first one is raised.
+    """
+    loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in loggers.items():
+            logger.setLevel(level)
 
 
 def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str, Any]]:

@@ -25,14 +25,13 @@ from hybridlm.checkpoint import (
     resolve,
     stored_dtype,
 )
-from hybridlm.checkpoint.adapters import base_of, has_adapter
+from hybridlm.checkpoint.adapters import adapter_folder, base_of, has_adapter
 from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
-from hybridlm.decision_models.settings import adapter_folder
 from hybridlm.devices.placement import Placement, place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import (

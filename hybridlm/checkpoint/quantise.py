@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridlm.checkpoint.adapters import own_adapter
+from hybridlm.checkpoint.adapters.adapter import MERGE_ELSEWHERE
 from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, CheckpointDirectory, WeightsFile
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.checkpoint.header_check import ChosenSource, check
@@ -148,6 +150,8 @@ def quantise_checkpoint(
         raise ValueError(f"{source}: expected a checkpoint in Hugging Face's layout")
     if checkpoint.grouped.quantised or checkpoint.settings.method:
         raise ValueError(f"{source}: is quantised already; take the plain release of the model")
+    if (adapter := own_adapter(checkpoint.path)) is not None:
+        raise CheckpointError(adapter, "is a LoRA adapter of the model, expected a model without one", MERGE_ELSEWHERE)
     plan, ragged = _plan(checkpoint, check(checkpoint, family, config).choices, recipe)
     if not plan:
         why = (

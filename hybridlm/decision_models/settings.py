@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from hybridlm.checkpoint.adapters import DECISION as CONFIG
+from hybridlm.checkpoint.adapters import JUDGE
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.decision_models.decider_prompt import WORDS, decider_template
 from hybridlm.decision_models.questions import KINDS
@@ -25,8 +27,8 @@ from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object, read_text
 from models import JEV
 
-CONFIG, TEMPLATE = "decision.json", "decision_template.jinja"
-JUDGE, CALIBRATION, HEAD = "judge_config.json", "calibration.json", "head.safetensors"
+TEMPLATE = "decision_template.jinja"
+CALIBRATION, HEAD = "calibration.json", "head.safetensors"
 DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
 """Files of heads that read several places of a question, which are not implemented."""
@@ -95,25 +97,6 @@ class DecisionSettings:
         for array in () if head is None else (head.weight, head.bias):
             found.update(repr(array.shape).encode() + array.tobytes())
         return found.hexdigest()
-
-
-def adapter_folder(directory: Path) -> str | None:
-    """Return the folder of the adapter that the files of a decision model name; None for none.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
-    if (directory / JUDGE).is_file():
-        name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
-    elif (directory / CONFIG).is_file():
-        name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("adapter")
-    else:
-        return None
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise CheckpointError(directory, f"adapter: expected the name of a folder in the directory, found {name!r}")
-    return name
 
 
 def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:

@@ -5,6 +5,18 @@ belongs to no parameter.
 """
 
 from hybridlm.checkpoint.adapters.adapter import Adapter, BoundAdapter, base_of, has_adapter, open_adapter
+from hybridlm.checkpoint.adapters.beside import DECISION, JUDGE, adapter_folder, own_adapter
 from hybridlm.checkpoint.adapters.match import bind
 
-__all__ = ["Adapter", "BoundAdapter", "base_of", "bind", "has_adapter", "open_adapter"]
+__all__ = [
+    "DECISION",
+    "JUDGE",
+    "Adapter",
+    "BoundAdapter",
+    "adapter_folder",
+    "base_of",
+    "bind",
+    "has_adapter",
+    "open_adapter",
+    "own_adapter",
+]

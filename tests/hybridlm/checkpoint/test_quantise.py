@@ -1,6 +1,7 @@
 """Quantised copies of checkpoints: the nearest numbers, what stays plain, and files that load again."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
     quantise_checkpoint(dense, out, scheme="int8")
     assert "exists" in refused(source=dense, target=out, scheme="int8")
     assert "already" in refused(source=out, target=tmp_path / "twice", scheme="int8")
+
+
+@pytest.mark.parametrize("named", [None, "decision.json", "judge_config.json"])
+def test_a_copy_that_would_be_without_the_adapter(tmp_path: Path, named: str | None) -> None:
+    """An adapter beside the weights, or in the folder that the files of a decision model name."""
+    source, out = Path(shutil.copytree(GOLDEN / "dense_interval", tmp_path / "in")), tmp_path / "out"
+    place = source if named is None else source / "adapter"
+    if named is None:
+        (source / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    else:
+        (source / named).write_text('{"adapter": "adapter"}')
+    with pytest.raises(CheckpointError) as caught:
+        quantise_checkpoint(source, out, scheme="int8")
+    assert caught.value.where == str(place) and not out.exists()
+    if named is None:
+        return
+    (source / named).write_text('{"adapter": null, "adapter_subfolder": null}')
+    assert quantise_checkpoint(source, out, scheme="int8").quantised > 0
 
 
 @pytest.mark.parametrize("scheme", ["int8", "nvfp4"])

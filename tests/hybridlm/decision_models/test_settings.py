@@ -10,9 +10,10 @@ from decision_checkpoint import write_decider, write_jev
 from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint.adapters import adapter_folder
 from hybridlm.decision_models.heads import RowsHead
 from hybridlm.decision_models.questions import read_questions
-from hybridlm.decision_models.settings import DecisionSettings, adapter_folder, read_settings
+from hybridlm.decision_models.settings import DecisionSettings, read_settings
 from hybridlm.decision_models.slot_head import SlotHead
 
 HIDDEN = 8

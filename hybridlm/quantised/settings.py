@@ -160,6 +160,20 @@ def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
     return _MODELOPT.get(name, frozenset())
 
 
+_MERGED = frozenset({"weight_input", "weight_output"})
+"""Places of a transform of compressed-tensors that is part of the stored weights."""
+
+
+def _places(transforms: Any) -> set[str]:
+    """Return where transforms of compressed-tensors are applied; what cannot be read is a place that is not known."""
+    found = set[str]()
+    for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
+        applied = scheme.get("apply") if isinstance(scheme, dict) else None
+        for one in applied if isinstance(applied, list) else [scheme]:
+            found.add(str(one.get("location")) if isinstance(one, dict) else repr(one))
+    return found
+
+
 def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
     """Read `quantization_config` of compressed-tensors (llm-compressor, vLLM)."""
     faults: list[str] = []
@@ -193,11 +207,14 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
     if len(blocks) > 1:
         faults.append(f"quantization_config.config_groups: expected one block_structure, found {sorted(blocks)}")
     hints = Hints(min(blocks), True, frozenset(bits)) if blocks else Hints(bits=frozenset(bits))
-    if (
-        settings.get("sparsity_config") not in (None, {})
-        and settings["sparsity_config"].get("format", "dense") != "dense"
-    ):
+    sparsity = settings.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         faults.append("quantization_config.sparsity_config: sparse weights are not implemented")
+    transforms = settings.get("transform_config") or {}
+    places = _places(transforms.get("config_groups") or {}) if isinstance(transforms, dict) else {repr(transforms)}
+    if not places <= _MERGED:
+        found = ", ".join(sorted(places - _MERGED))
+        faults.append(f"quantization_config.transform_config: rotations at run time are not implemented: {found}")
     ignored = _names(settings, "ignore", faults)
     return QuantisationSettings("compressed-tensors", frozenset(schemes) or None, hints, ignored, faults=tuple(faults))
 

@@ -181,6 +181,16 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
     assert len(grouped.quantised) == 2000 and not grouped.faults and Counting.scans <= 3
 
 
+def rotated(*places: str) -> dict[str, Any]:
+    """Transforms of compressed-tensors, as SpinQuant and QuIP have them."""
+    return {
+        "config_groups": {
+            f"R{i}": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": place, "inverse": False}]}
+            for i, place in enumerate(places)
+        }
+    }
+
+
 @pytest.mark.parametrize(
     ("config", "beside", "words"),
     [
@@ -201,6 +211,12 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "nf"}}}}, None, "nf"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, None, "config_groups.g"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse"),
+        ({"quant_method": "compressed-tensors", "sparsity_config": ["2:4"]}, None, "sparsity_config"),
+        ({"quant_method": "compressed-tensors", "transform_config": rotated("weight_output", "input")}, None, "input"),
+        ({"quant_method": "compressed-tensors", "transform_config": rotated("k_cache")}, None, "k_cache"),
+        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": 1}}}, None, "transform"),
+        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": [1]}}, None, "transform"),
+        ({"quant_method": "compressed-tensors", "transform_config": ["R1"]}, None, "transform_config"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
     ],
 )
@@ -208,6 +224,12 @@ def test_configurations_that_are_refused(config: Any, beside: Any, words: str) -
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
         settings = read_settings(outer, beside)
         assert any(words in one for one in settings.faults), settings
+
+
+@pytest.mark.parametrize("transforms", [None, {}, {"config_groups": {}}, rotated("weight_input", "weight_output")])
+def test_transforms_that_are_part_of_the_weights(transforms: Any) -> None:
+    config = {"quant_method": "compressed-tensors", "transform_config": transforms}
+    assert not read_settings({"quantization_config": config}, None).faults
 
 
 def test_the_second_description_counts_alone() -> None:

@@ -71,6 +71,10 @@ def inspect(
     which pools it touches.
     """
     if weights:
+        beside = {"--html": html is not None, "--target": target is not None, "--step": step is not StepKind.DECODE}
+        if any(beside.values()):
+            said = ", ".join(name for name, given in beside.items() if given)
+            raise ValueError(f"--weights: lists tensors, not a step; expected no {said} beside it")
         _list_weights(model)
         return
     if html is not None:

@@ -209,6 +209,9 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     assert "fp8-tensor" in rows[name] and "32" in rows[name]
     assert "nvfp4" in rows["model.layers.1.mlp.experts.3.up_proj.weight"]
     assert "BF16" in rows["model.layers.0.linear_attn.conv1d.weight"]
+    for more in (["--html", str(folder / "page.html")], ["--step", "score"], ["--target", "nvidia-h100"]):
+        result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised"), *more])
+        assert result.exit_code == 1 and more[0] in result.output, "an option without effect"
 
 
 def test_health_counts() -> None:

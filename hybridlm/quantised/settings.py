@@ -6,7 +6,7 @@ The tensors decide; the configuration fills in what tensors cannot tell (`Hints`
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from hybridlm.quantised.module_names import module_name
@@ -102,7 +102,12 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
     if method not in readers:
         fault = f"quantisation method {method!r} is not known, expected one of {', '.join(readers)}"
         return QuantisationSettings(method, faults=(fault,))
-    return readers[method]()
+    chosen = readers[method]()
+    other = _modelopt({}, modelopt) if modelopt and not method.startswith("modelopt") else QuantisationSettings()
+    if chosen.schemes and other.schemes and not chosen.schemes & other.schemes:
+        fault = f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo'] if modelopt else ''}"
+        return replace(chosen, faults=(*chosen.faults, fault))
+    return chosen
 
 
 def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:

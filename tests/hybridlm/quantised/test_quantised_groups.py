@@ -201,6 +201,8 @@ def rotated(*places: str) -> dict[str, Any]:
         (modelopt("NVFP4_SVD"), None, "NVFP4_SVD"),
         (modelopt("W2"), None, "W2"),
         (modelopt("FP8"), {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+        (FP8, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+        (LAYOUTS["ct-int8"].config, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
         ({}, {"quantization": 3}, "hf_quant_config.json"),
         ("fp8", None, "'fp8'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, None, "weight_block_size"),
@@ -250,6 +252,7 @@ MIXED = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.m
     [
         ("modelopt-nvfp4", modelopt("FP8"), "fp8-tensor"),
         ("ct-int4", LAYOUTS["ct-nvfp4"].config, "nvfp4"),
+        ("ct-int3", LAYOUTS["ct-int4"].config, "integers of 4 bits"),
         ("gptq", {"quant_method": "awq"}, "awq"),
         ("fp8-block-f32", FP8 | {"modules_to_not_convert": ["layers.0.mlp.down_proj"]}, "plainly"),
         ("modelopt-nvfp4", modelopt("NVFP4") | {"exclude_modules": ["backbone.layers.0.mlp*"]}, "plainly"),

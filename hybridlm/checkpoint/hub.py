@@ -56,7 +56,10 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
         return Path(path)
     if os.path.exists(path):
         raise CheckpointError(
-            given, "is a file", "Give a GGUF file, or the directory that holds config.json and the safetensors files."
+            given,
+            "is a file",
+            "Give a GGUF file, or the directory that holds config.json (of an adapter: adapter_config.json) and the "
+            "safetensors files.",
         )
     if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(given):
         raise CheckpointError(

@@ -22,6 +22,7 @@ from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.quantise import quantise
+from hybridlm.cli.standard_output import standard_output
 from hybridlm.cli.verify import verify
 from hybridlm.cli.warmup import warmup
 from hybridlm.version import __version__
@@ -64,4 +65,5 @@ def hybridlm(
 
 def main() -> None:
     """The console script."""
-    app(prog_name="hybridlm")
+    with standard_output():
+        app(prog_name="hybridlm")

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
@@ -215,10 +216,11 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
                 typer.echo(note, err=True)
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # Buffered output would raise again when the interpreter exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_rest()
             raise typer.Exit(141) from None
         except EXPECTED as error:
+            if concerns_standard_output(error):
+                drop_rest()
             if debug:
                 raise
             typer.echo(f"error: {'; '.join([_message(error), *_notes(error)])}", err=True)

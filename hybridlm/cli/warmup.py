@@ -6,6 +6,7 @@ import typer
 from rich.text import Text
 
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
+from hybridlm.programs.compilation_cache import STEPS, cache_of
 
 
 @loads()
@@ -19,7 +20,7 @@ def warmup(
     """Compile and keep every step that generating and scoring use, so that later processes compile nothing.
 
     Give the settings that the model is loaded with later: other lanes, contexts, chunks, dtypes or meshes have other
-    steps.
+    steps. The exit status is 1 if a step could not be kept.
     """
     if (lm := loading.leading(model)) is None:
         return
@@ -32,3 +33,12 @@ def warmup(
     console_for_table().print(table)
     compiled = sum(not origin.stored for origin in origins.values())
     typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")
+    if lost := sum(not origin.kept for origin in origins.values()):
+        folder = cache_of(None).folder
+        typer.echo(
+            f"error: {'no cache' if folder is None else folder / STEPS}: {lost} of {len(origins)} steps are not kept, "
+            "later processes compile them again: make room (hybridlm cache clear) or set XDG_CACHE_HOME to a folder of "
+            "another disk, and run this again",
+            err=True,
+        )
+        raise typer.Exit(1)

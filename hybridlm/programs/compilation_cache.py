@@ -65,6 +65,11 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     return Cache(None if chosen == own else chosen, None if "://" in chosen else Path(chosen))
 
 
+def has_cache(setting: str | None) -> bool:
+    """Whether programs that are compiled under the setting of a `Cache` are kept between processes."""
+    return bool(setting or jax.config.values["jax_compilation_cache_dir"])
+
+
 @cache
 def _warn_once(message: str) -> None:
     _log.warning("%s", message)

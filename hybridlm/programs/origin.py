@@ -10,10 +10,12 @@ class Origin:
     Attributes:
         stored: whether it was taken from the store instead of being compiled.
         seconds: by part: "load", or the phases of a compilation and "keep".
+        kept: whether later processes find it, in the store or in JAX's own cache.
     """
 
     stored: bool
     seconds: dict[str, float]
+    kept: bool
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {took:.2f}" for name, took in self.seconds.items() if took >= 0.005)

@@ -22,7 +22,7 @@ from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.programs.compilation_cache import NOWHERE, use_cache
+from hybridlm.programs.compilation_cache import NOWHERE, has_cache, use_cache
 from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
@@ -239,22 +239,22 @@ class Programs:
         if self._stored is None:
             all_have(False)
             compiled = self._compile(shape, given)
-            self._note(shape, Origin(False, asdict(compiled.certificate.seconds)))
+            self._note(shape, Origin(False, asdict(compiled.certificate.seconds), has_cache(self.cache)))
             return compiled
         _, args, _ = self._whole_step(shape, given)
         types, key = types_of(args), self._stored.key(shape, args)
         found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
         if all_have(found is not None) and found is not None:
             step, seconds = found
-            self._note(shape, Origin(True, {"load": seconds}))
+            self._note(shape, Origin(True, {"load": seconds}, kept=True))
             self._warn_not_audited(shape, step.certificate)
             return step
         # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
         compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
         began = time.perf_counter()
-        self._stored.keep(key, shape, compiled, types)
+        kept = self._stored.keep(key, shape, compiled, types)
         seconds = asdict(compiled.certificate.seconds) | {"keep": time.perf_counter() - began}
-        self._note(shape, Origin(False, seconds))
+        self._note(shape, Origin(False, seconds, kept))
         return compiled
 
     def _note(self, shape: AnyShape, origin: Origin) -> None:

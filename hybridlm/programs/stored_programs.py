@@ -83,10 +83,14 @@ class StoredPrograms:
             return None
         return step, time.perf_counter() - began
 
-    def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> None:
-        """Keep a step that was compiled; what cannot be kept is compiled by each process."""
+    def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> bool:
+        """Keep a step that was compiled; what cannot be kept is compiled by each process.
+
+        Returns:
+            Whether it is kept; one without a key is left to JAX's cache.
+        """
         if key is None:
-            return
+            return True
         certificate = step.certificate
         took = certificate.seconds
         seconds = took.trace + took.prove + took.rewrite + took.lower + took.compile + took.audit
@@ -94,8 +98,8 @@ class StoredPrograms:
             description, program = describe(step, args, RESULTS)
         except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
             _log.info("%s is not kept: %s", shape, error)
-            return
-        self._store.keep(key, Entry(f"{shape}, {self._model}", seconds, description, certificate, program))
+            return False
+        return self._store.keep(key, Entry(f"{shape}, {self._model}", seconds, description, certificate, program))
 
 
 def types_of(args: tuple[Any, ...]) -> tuple[Any, ...]:

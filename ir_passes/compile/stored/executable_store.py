@@ -53,7 +53,7 @@ class ExecutableStore(FileStore):
     def __init__(self, directory: Path, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__(directory)
         self.max_bytes = max_bytes
-        self._refused = False
+        self._refused = self._full = False
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key; None where there is none to be trusted, and a line in the log says so."""
@@ -78,6 +78,11 @@ class ExecutableStore(FileStore):
                 return False
             self.write_file(key + self.suffix, content)
             self.forget(self.max_bytes, but=key + self.suffix)
+        except OSError as error:
+            if not self._full:
+                _log.warning("%s: compiled steps are not kept: %s", self.directory, error.strerror or error)
+            self._full = True
+            return False
         except UNUSABLE as error:
             self.damaged(key, error)
             return False

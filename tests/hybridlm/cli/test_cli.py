@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import inspect
+import io
 import json
 import math
 import resource
@@ -24,8 +25,9 @@ import hybridlm
 from hybridlm import demo
 from hybridlm.cli import bench, generate, options
 from hybridlm.cli import demo as cli_demo
-from hybridlm.cli.main import app
+from hybridlm.cli.main import app, main
 from hybridlm.demo import story
+from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import Shape
 from hybridlm.session import Event
 from hybridlm.text.tokenizer import Tokenizer
@@ -503,6 +505,46 @@ class Endless(LM):
 _cli_options.load = lambda *args, **settings: Endless()
 main()
 """
+
+
+@pytest.mark.parametrize("buffering", [0, -1], ids=["unbuffered", "buffered"])
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("cache", "list"), ("generate", "-m", "tiny", "A")])
+def test_a_full_disk_behind_standard_output_is_named(
+    lm: hybridlm.LM,
+    arguments: tuple[str, ...],
+    buffering: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    monkeypatch.setattr(lm, "stream", lambda *given, **settings: iter([Event(0, 1, "word", None)]))
+    full = io.TextIOWrapper(open("/dev/full", "wb", buffering), write_through=not buffering)
+    monkeypatch.setattr(sys, "stdout", full)
+    monkeypatch.setattr(sys, "argv", ["hybridlm", *arguments])
+    with full, pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: standard output: ")
+
+
+def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "argv", ["hybridlm", "cache", "list"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    origins = {Shape("generate", 1, 1): Origin(True, {}, True), Shape("generate", 2, 1): Origin(False, {}, kept)}
+    monkeypatch.setattr(lm.engine.programs, "origins", origins)
+    monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
+    result = run("warmup", "-m", "tiny")
+    assert result.exit_code == (0 if kept else 1)
+    assert len(result.stderr.splitlines()) == (0 if kept else 1)
 
 
 @pytest.mark.long

@@ -232,6 +232,16 @@ def test_folder_that_others_may_write_is_not_used(
         assert error.value.folder
 
 
+def test_a_folder_that_cannot_be_written_is_named_once(
+    entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    store = ExecutableStore(tmp_path / "file" / "steps")
+    assert not store.keep("1" * 64, entry) and not store.keep("2" * 64, entry)
+    (record,) = caplog.records
+    assert str(store.directory) in record.getMessage()
+
+
 def test_file_of_another_user_is_not_loaded(
     store: ExecutableStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,77 @@
+"""Standard output of the commands: errors of writing have its name, also those of help and version."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from hybridlm.files.atomic import naming
+
+NAME = "standard output"
+
+
+class _Named(io.FileIO):
+    """A descriptor whose errors of writing name it; it stays open."""
+
+    def __init__(self, descriptor: int):
+        super().__init__(descriptor, "wb", closefd=False)
+
+    def write(self, content, /) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with naming(Path(NAME)):
+            return super().write(content)
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Give errors of writing to standard output its name, and report those that no command has reported.
+
+    Without standard output (`>&-`) there is nobody to read, and what is printed is dropped.
+
+    Raises:
+        SystemExit: an error was reported.
+    """
+    before = sys.stdout
+    if before is None:
+        sys.stdout = open(os.devnull, "w")
+    elif isinstance(before, io.TextIOWrapper):
+        before.flush()
+        raw = _Named(before.fileno())
+        unbuffered = isinstance(before.buffer, io.FileIO)  # with `python -u`
+        sys.stdout = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),
+            before.encoding,
+            before.errors,
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if not concerns_standard_output(error):
+            raise
+        drop_rest()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(141) from None
+        typer.echo(f"error: {NAME}: {error.strerror}", err=True)
+        raise SystemExit(1) from None
+    finally:
+        if before is None:
+            sys.stdout.close()
+        sys.stdout = before
+
+
+def concerns_standard_output(error: BaseException) -> bool:
+    """Whether it is an error of writing to standard output."""
+    return isinstance(error, OSError) and error.filename == NAME
+
+
+def drop_rest() -> None:
+    """Write what is buffered, and what comes, nowhere: it would raise again when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,9 +62,9 @@ def standard_output() -> Iterator[None]:
         typer.echo(f"error: {NAME}: {error.strerror}", err=True)
         raise SystemExit(1) from None
     finally:
-        if before is None:
-            sys.stdout.close()
-        sys.stdout = before
+        named, sys.stdout = sys.stdout, before
+        if named is not before:
+            named.close()  # nothing is buffered: it was flushed, or goes nowhere
 
 
 def concerns_standard_output(error: BaseException) -> bool:

@@ -17,12 +17,17 @@ PACKAGES = ("hybridlm", "ir_passes", "models")
 LIBRARY = f"models/cpu_kernels/{NAME}"
 
 
-def built(folder: Path, **environment: str) -> Path:
+def build(folder: Path, **environment: str) -> tuple[Path, str]:
+    """Build a wheel; returns its path and what was printed."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
     assert result.returncode == 0, result.stderr
     (path,) = folder.glob("*.whl")
-    return path
+    return path, result.stdout + result.stderr
+
+
+def built(folder: Path, **environment: str) -> Path:
+    return build(folder, **environment)[0]
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +61,8 @@ def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_p
 
 
 def test_wheel_without_the_compiler_that_was_asked_for_has_no_kernels_and_says_so(tmp_path: Path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    environment = os.environ | {"CXX": "no-such-compiler", "HYBRIDLM_KERNELS": "auto"}
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0 and "CXX='no-such-compiler'" in result.stdout + result.stderr, result.stderr
-    (path,) = tmp_path.glob("*.whl")
+    path, said = build(tmp_path, CXX="no-such-compiler", HYBRIDLM_KERNELS="auto")
+    assert "CXX='no-such-compiler'" in said
     assert path.name.endswith("-py3-none-any.whl")
 
 

@@ -66,7 +66,7 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
 
 
 def has_cache(setting: str | None) -> bool:
-    """Whether programs that are compiled under the setting of a `Cache` are kept between processes."""
+    """Whether JAX keeps compiled programs for later processes, given the setting of a `Cache`."""
     return bool(setting or jax.config.values["jax_compilation_cache_dir"])
 
 

@@ -103,10 +103,11 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
         fault = f"quantisation method {method!r} is not known, expected one of {', '.join(readers)}"
         return QuantisationSettings(method, faults=(fault,))
     chosen = readers[method]()
-    other = _modelopt({}, modelopt) if modelopt and not method.startswith("modelopt") else QuantisationSettings()
-    if chosen.schemes and other.schemes and not chosen.schemes & other.schemes:
-        fault = f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo'] if modelopt else ''}"
-        return replace(chosen, faults=(*chosen.faults, fault))
+    if modelopt and not method.startswith("modelopt"):
+        schemes = _modelopt({}, modelopt).schemes
+        if chosen.schemes and schemes and not chosen.schemes & schemes:
+            fault = f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo']}"
+            return replace(chosen, faults=(*chosen.faults, fault))
     return chosen
 
 
@@ -170,7 +171,7 @@ _MERGED = frozenset({"weight_input", "weight_output"})
 
 
 def _places(transforms: Any) -> set[str]:
-    """Return where transforms of compressed-tensors are applied; what cannot be read is a place that is not known."""
+    """Return the locations of compressed-tensors' transforms; for one that cannot be read, its own text."""
     found = set[str]()
     for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
         applied = scheme.get("apply") if isinstance(scheme, dict) else None

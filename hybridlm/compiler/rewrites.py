@@ -1,16 +1,13 @@
 """Rewrites of a step's jaxpr: the passes, the pipeline that proves after each, and the base of a pass of your own."""
 
-from ir_passes.rewrites import DEFAULT_PASSES, CarryPools, DropDead, GuardIndices, HoistReads, Rebatch
+from ir_passes.rewrites import DEFAULT_PASSES, DropDead, Rebatch
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import PassPipeline
 
 __all__ = [
     "DEFAULT_PASSES",
-    "CarryPools",
     "DropDead",
     "Graph",
-    "GuardIndices",
-    "HoistReads",
     "Pass",
     "PassPipeline",
     "Rebatch",

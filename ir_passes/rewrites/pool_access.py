@@ -62,14 +62,6 @@ class Box:
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
 
-def apart(one: Box, other: Box) -> bool:
-    """Whether constants show that two boxes of a pool have no element in common."""
-    return any(
-        isinstance(a, int) and isinstance(b, int) and (a + length <= b or b + other_length <= a)
-        for a, length, b, other_length in zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)
-    )
-
-
 class PoolAccesses:
     """The versions and boxes of every pool of a graph.
 
@@ -132,13 +124,6 @@ class PoolAccesses:
             for dim, (start, length, size) in enumerate(zip(starts, sizes, whole, strict=True))
         ]
         return Box(axis, tuple(known), tuple(sizes))
-
-    def other_rows(self, one: Box, other: Box) -> bool:
-        """Whether two boxes are in rows of different entries of one slot map; the null row is not counted."""
-        a, b = one.row, other.row
-        return (
-            isinstance(a, SlotIndex) and isinstance(b, SlotIndex) and a.map == b.map and a.lane != b.lane
-        ) and a.map in self.distinct
 
     def _inside(self, start: IndexFact | None, length: int, size: int, row_axis: bool) -> IndexFact | None:
         """A start that is known to be in bounds, so that no mode of any primitive moves or drops it."""

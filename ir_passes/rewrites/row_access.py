@@ -21,18 +21,6 @@ def clamped(start: Start, length: int, size: int) -> Start:
     return lax.clamp(jnp.zeros((), start.dtype), start, jnp.full((), size - length, start.dtype))
 
 
-def read_box(pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int]) -> jax.Array:
-    """`dynamic_slice(pool, starts, sizes)`, filled where the row is out of range.
-
-    Args:
-        axis: the row axis.
-        starts: along each dimension; an int is a constant.
-    """
-    dims, index = _index(pool, axis, starts, sizes)
-    numbers = lax.GatherDimensionNumbers(tuple(range(pool.ndim)), (), dims)
-    return lax.gather(pool, index, numbers, tuple(sizes), mode="fill", unique_indices=True, indices_are_sorted=True)
-
-
 def read_rows(pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int], count: int) -> jax.Array:
     """`count` boxes of different rows, stacked along a new first dimension.
 
@@ -60,32 +48,11 @@ def row_index(
     return columns[0] if len(columns) == 1 else lax.concatenate(columns, 1)
 
 
-def write_box(pool: jax.Array, update: jax.Array, axis: int, starts: Sequence[Start]) -> jax.Array:
-    """`dynamic_update_slice(pool, update, starts)`, dropped where the row is out of range."""
-    dims, index = _index(pool, axis, starts, update.shape)
-    numbers = lax.ScatterDimensionNumbers(tuple(range(pool.ndim)), (), dims)
-    return lax.scatter(pool, index, update, numbers, mode="drop", unique_indices=True, indices_are_sorted=True)
-
-
 def indexed_dims(shape: Sequence[int], axis: int, starts: Sequence[Start], sizes: Sequence[int]) -> tuple[int, ...]:
     """The row axis and the dimensions that a box does not fill."""
     return tuple(
         dim for dim in range(len(shape)) if dim == axis or (sizes[dim] < shape[dim] and not _is_zero(starts[dim]))
     )
-
-
-def _index(
-    pool: jax.Array, axis: int, starts: Sequence[Start], sizes: Sequence[int]
-) -> tuple[tuple[int, ...], jax.Array]:
-    dims = indexed_dims(pool.shape, axis, starts, sizes)
-    row = starts[axis]
-    wide = isinstance(row, jax.Array) and row.dtype.itemsize >= 4
-    dtype = row.dtype if isinstance(row, jax.Array) and wide else jnp.int32
-    parts = [
-        jnp.asarray(starts[dim] if dim == axis else clamped(starts[dim], sizes[dim], pool.shape[dim]), dtype)
-        for dim in dims
-    ]
-    return dims, parts[0][None] if len(parts) == 1 else jnp.stack(parts)
 
 
 def _is_zero(start: Start) -> bool:

@@ -3,12 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from ir_passes.contract.contract import BoundContract, SlotMap
+from ir_passes.contract.contract import SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Columns, SlotEntry, Value
 from ir_passes.rewrites.graph import Graph
 
@@ -59,14 +58,6 @@ def facts_of(graph: Graph) -> IndexFacts:
     prover = Prover(graph.bound)
     walk(prover, graph.program)
     return IndexFacts(prover, graph.program.jaxpr)
-
-
-def facts_in(body: ir.ClosedJaxpr, bound: BoundContract) -> IndexFacts:
-    """Return the facts that hold in a body for any arguments: it may run at several places and many times."""
-    prover = Prover(bound)
-    consts = [prover.constant(const) for const in body.consts]
-    interpret(prover, body.jaxpr, consts, [Value(number=prover.fresh()) for _ in body.jaxpr.invars])
-    return IndexFacts(prover, body.jaxpr)
 
 
 def shape(atom: ir.Atom) -> tuple[int, ...]:

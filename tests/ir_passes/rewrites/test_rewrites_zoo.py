@@ -16,24 +16,22 @@ from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pipeline import PassPipeline, Rewritten
 
-# What their passes did is more than to guard an index.
-REWRITTEN = {
-    "layers scanned over with their pools": "carry-pools",
-    "loop over lanes, unrolled": "rebatch",
-    "loop over lanes, unrolled, by brackets": "rebatch",
-    "loop over lanes, all reads first": "rebatch",
-    "loop over row pools": "rebatch",
-    "loop over row pools, in place": "rebatch",
-}
+REBATCHED = (
+    "loop over lanes, unrolled",
+    "loop over lanes, unrolled, by brackets",
+    "loop over lanes, all reads first",
+    "loop over row pools",
+    "loop over row pools, in place",
+)
 
 
 def check(graph: Graph) -> None:
     prove_jaxpr(graph.program, graph.bound)
 
 
-def rewritten(program: Program, *without: str) -> tuple[Graph, Rewritten]:
+def rewritten(program: Program) -> tuple[Graph, Rewritten]:
     graph = Graph(flatten(ir.trace(program.step, *program.args())), program.bound())
-    return graph, PassPipeline(check=check).without(*without).run(graph)
+    return graph, PassPipeline(check=check).run(graph)
 
 
 def compare(program: Program, before: Graph, after: Graph) -> None:
@@ -53,17 +51,10 @@ def test_rewritten_programs_are_proved_and_rewritten_once(name: str) -> None:
     assert again.graph is done.graph, again.report()
 
 
-@pytest.mark.parametrize("name", REWRITTEN)
-def test_they_compute_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", REBATCHED)
+def test_loops_over_lanes_are_batched_and_compute_the_same(name: str) -> None:
     before, done = rewritten(PROGRAMS[name])
-    assert REWRITTEN[name] in [report.name for report in done.reports if report.changed]
-    compare(PROGRAMS[name], before, done.graph)
-
-
-@pytest.mark.parametrize("name", ["loop over lanes, unrolled", "loop over lanes, unrolled, by brackets"])
-def test_reads_are_hoisted_where_rebatching_is_off(name: str) -> None:
-    before, done = rewritten(PROGRAMS[name], "rebatch")
-    assert "hoist-reads" in [report.name for report in done.reports if report.changed]
+    assert "rebatch" in [report.name for report in done.reports if report.changed]
     compare(PROGRAMS[name], before, done.graph)
 
 

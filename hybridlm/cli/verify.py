@@ -73,8 +73,8 @@ def verify(
     If a backend of XLA does not report its buffer assignment, a step is proved and "not audited", which is no failure.
     There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
     "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
-    time in seconds. "plan" is the scratch that the step needs by hybridlm's own plan, "state of a row" the state of one
-    sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
+    time in seconds. "scratch" is the most bytes that are live at once before XLA fuses, "state of a row" the bytes of
+    one sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
     the devices need not exist. With --target the exit status is 1 also if the model does not fit. There are 8 lanes by
     default, with --abstract or --target 64 and chunks of 256 tokens. --group-size, --mixers, --head go with --scheme.
     """
@@ -158,7 +158,7 @@ def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> boo
     if target is None or target.memory is None:
         return True
     # Beside its scratch a step has results of the same order: XLA says how much, once it is compiled.
-    fit = fit_of(engine, target.memory, target.platform, max(one.plan.size for one in report.found), None)
+    fit = fit_of(engine, target.memory, target.platform, max(one.plan.lower_bound for one in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
         console.print(Text(line))
     return fit.fits

@@ -106,7 +106,7 @@ class PlannedReport(VerifyReport):
     """Report on steps without weights, which are proved and planned but not compiled."""
 
     def __init__(self, engine: Engine):
-        super().__init__(engine, "equations", "proved", "plan", "state of a row", "seconds")
+        super().__init__(engine, "equations", "proved", "scratch", "state of a row", "seconds")
         numbers, size = engine.parameters_on_a_device
         each = " on each device" if self._over_mesh else ""
         self.title = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
@@ -114,7 +114,7 @@ class PlannedReport(VerifyReport):
     @property
     def summary(self) -> str:
         """Return what holds of all steps so far, for the report's last line."""
-        return "proved and planned; nothing was compiled"
+        return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
 
     def cells(self, shape: AnyShape) -> Cells:
         """Prove and plan a step without compiling it, and return its row of the table."""
@@ -123,7 +123,7 @@ class PlannedReport(VerifyReport):
         return (
             str(step.equations),
             Text("yes", "green"),
-            f"{step.plan.size:,} B",
+            f"{step.plan.lower_bound:,} B",
             f"{self._engine.row_bytes_on_a_device:,} B",
             f"{sum(step.seconds.values()):.1f}",
             *self.exchanges(shape, step),

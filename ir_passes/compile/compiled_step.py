@@ -13,17 +13,12 @@ from ir_passes.compile.planned_step import plan_graph
 from ir_passes.compile.running import Running, successors_of
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.jaxpr.timing import paused
-from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
-from ir_passes.report.svg import arena_map, key, live_ranges
 from ir_passes.rewrites.graph import Graph
 from ir_passes.scratch.plan import Plan
 from ir_passes.targets import Target, TargetError
 from ir_passes.xla_audit.audit import AuditReport
 from ir_passes.xla_audit.kernels import Kernels, kernels_of
-
-MAX_BARS = 60
-"""Live ranges in a notebook's picture: those of the largest values."""
 
 
 def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
@@ -84,22 +79,16 @@ class CompiledStep(Running, Stage):
         return f"CompiledStep({self.certificate.step}, lanes={self.bound.lanes}, {self.certificate.state})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the certificate, the pools, and the scratch in figures and pictures."""
-        memory, owners = self.certificate.memory, ownership(self.jaxpr, self.bound)
+        """Return HTML for notebooks: the certificate, the pools and the scratch."""
         pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
         scratch = [
-            ("planned for the program", self.plan.size),
-            ("of which live at once", self.plan.lower_bound),
-            ("if nothing were shared", self.plan.naive),
-            ("allocated by XLA", memory.temp),
+            ("live at once before fusion", self.plan.lower_bound),
+            ("allocated by XLA", self.certificate.memory.temp),
         ]
         return (
             self.certificate._repr_html_()
             + table(("pool", "written in place as", "bytes", "copies of its type"), pools)
             + table(("scratch", "bytes"), scratch)
-            + key(self.bound.lanes)
-            + live_ranges(self.plan, owners, MAX_BARS)[0]
-            + arena_map(self.plan, owners)
         )
 
     def report(self) -> str:

@@ -1,4 +1,4 @@
-"""A self-contained page about a compiled step: its certificate, its scratch by lane, its pools, its copies."""
+"""A self-contained page about a compiled step: its certificate, its pools, its copies, its kernels."""
 
 from collections.abc import Iterable
 from html import escape
@@ -6,13 +6,12 @@ from html import escape
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.measure.dependence import Dependence
-from ir_passes.proof.ownership import ownership
 from ir_passes.report.html import table
-from ir_passes.report.svg import arena_map, key, live_ranges
 
-MAX_BARS = 150
 MAX_KERNELS = 40
 """Operations on the page: those that move most."""
+OWN_COLOUR = "e6f4ea"
+"""Background of the cells that relate a lane to itself."""
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:#202124;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse;margin:.6em 0}
@@ -20,8 +19,8 @@ td,th{border:1px solid #dadce0;padding:.2em .6em;text-align:left;vertical-align:
 code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 .yes{color:#137333;font-weight:600}.no{color:#c5221f;font-weight:600}
 .matrix td{width:2.4em;text-align:center;padding:.15em}.matrix small{display:block}
-.own{background:#e6f4ea}.apart{color:#9aa0a6}.open{background:#fce8e6}
-"""
+.own{background:#OWN}.apart{color:#9aa0a6}.open{background:#fce8e6}
+""".replace("OWN", OWN_COLOUR)
 
 
 def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = None) -> str:
@@ -33,8 +32,7 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
         measured: the dependence measured by changing one lane after the other, shown beside the proof's.
     """
     certificate = step.certificate
-    owners, plan, seconds = ownership(step.jaxpr, step.bound), step.plan, certificate.seconds
-    bars, left_out = live_ranges(plan, owners, MAX_BARS)
+    plan, seconds = step.plan, certificate.seconds
     state = f'<span class="{"yes" if certificate.holds else "no"}">{escape(certificate.state)}</span>'
     sections = [
         f"<h1>{escape(title)}: {state}</h1>",
@@ -51,14 +49,9 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
             ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
         ),
         *_kernels(step),
-        "<h2>Scratch: when each value is live</h2>",
-        key(certificate.lanes),
-        f"<p>Equations to the right. {_left_out(left_out)}</p>",
-        bars,
-        "<h2>The arena</h2>",
-        f"<p>{plan.size:,} bytes planned, {plan.lower_bound:,} live at once, {plan.naive:,} if nothing were shared. "
-        f"XLA allocates {certificate.memory.temp:,} for the fused program. Bytes upwards, equations to the right.</p>",
-        arena_map(plan, owners),
+        "<h2>Scratch</h2>",
+        f"<p>{plan.lower_bound:,} bytes are live at once before fusion. XLA allocates {certificate.memory.temp:,} for "
+        "the fused program.</p>",
         "<h2>Certificate</h2>",
         f"<details><summary>as JSON</summary><pre>{escape(certificate.to_json())}</pre></details>",
     ]
@@ -118,7 +111,3 @@ def _kernels(step: CompiledStep) -> Iterable[str]:
         for one in found.largest(MAX_KERNELS)
     )  # fmt: skip
     yield table(("kernel", "kind", "made for", "runs", "reads", "writes", "operations", "pools"), rows)
-
-
-def _left_out(count: int) -> str:
-    return f"{count} smaller values are left out of this picture; the arena below has all of them." if count else ""

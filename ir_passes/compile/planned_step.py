@@ -97,9 +97,8 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
 
 def plan_graph(graph: Graph) -> Plan:
     """The arena of a step's scratch on one device, verified."""
-    lanes = graph.bound.lanes
-    scratch = declared_scratch(graph.bound.opaque, lanes)
+    scratch = declared_scratch(graph.bound.opaque, graph.bound.lanes)
     with paused():
-        plan = plan_liveness(liveness_of(of_one_device(graph.program)), lanes=lanes, opaque_scratch=scratch)
+        plan = plan_liveness(liveness_of(of_one_device(graph.program)), opaque_scratch=scratch)
         verify_plan(plan.jaxpr, plan, opaque_scratch=scratch)
     return plan

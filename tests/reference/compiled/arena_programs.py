@@ -170,7 +170,7 @@ def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
         live = sized_for_one_lane(live, liveness(program.fn, program.args(1)))
     else:
         assert mutant == "none", mutant
-    return plan_liveness(live, lanes=lanes)
+    return plan_liveness(live)
 
 
 # mutant -> programs that show it

@@ -74,9 +74,10 @@ def verify(
     There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
     "copies" are those of pool size; "checks" is the time of proof, rewrites and audit as a fraction of XLA's compile
     time in seconds. "scratch" is the most bytes that are live at once before XLA fuses, "state of a row" the bytes of
-    one sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with --abstract
-    the devices need not exist. With --target the exit status is 1 also if the model does not fit. There are 8 lanes by
-    default, with --abstract or --target 64 and chunks of 256 tokens. --group-size, --mixers, --head go with --scheme.
+    one sequence. On a mesh all numbers are per device, and "exchanges" counts the collectives of a step; with
+    --abstract the devices need not exist. With --target the exit status is 1 also if the model does not fit. There are
+    8 lanes by default, with --abstract or --target 64 and chunks of 256 tokens. --group-size, --mixers, --head go with
+    --scheme.
     """
     recipe = None
     if scheme is not None:

@@ -31,10 +31,10 @@ from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.output_claims import IDLE_LANES, accepted, changed_rows, outputs, repeated
 from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.repeated_runs import Run, interpret_repeating, runs_of
 from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.site import interpret
 from ir_passes.proof.values import ActiveCount, Kept, PageEntry, SegmentIds, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
@@ -94,25 +94,17 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     start = time.perf_counter()
     kernels = opaque_calls.undeclared(program, bound.opaque)
     flat = flatten(kernels.program)
-    runs = runs_of(flat.jaxpr)
-    try:
-        proved = _prove(flat, kernels, bound, runs)
-    except IsolationError:
-        if not runs:
-            raise
-        proved = _prove(flat, kernels, bound, [])  # which describes the fault where it stands
-    return replace(proved, seconds=time.perf_counter() - start)
+    return replace(_prove(flat, kernels, bound), seconds=time.perf_counter() - start)
 
 
-def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract, runs: Sequence[Run]) -> Proof:
+def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract) -> Proof:
     """Prove a flat program.
 
     Args:
         kernels: its kernels, as `undeclared` returned them.
-        runs: equations that occur several times.
     """
     prover = Prover(bound, unread=kernels.unread)
-    results = walk(prover, flat, runs)
+    results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
     violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
     proved = [*ALWAYS_PROVED]
@@ -124,17 +116,17 @@ def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract, runs: Seque
             if role == "active_count":
                 # A shared number says nothing of lanes; what is compared with it has to stay each lane's own here.
                 counted = Prover(bound, counted=True)
-                running = walk(counted, flat, runs)
+                running = walk(counted, flat)
                 found = [*counted.violations, *outputs(counted, flat, running, pools=True)]
                 violations += [_not_by_lane(one) for one in found if one not in violations]
             idle = Prover(bound, idle=role, counted=role == "active_count")
-            still = walk(idle, flat, runs)
+            still = walk(idle, flat)
             violations += changed_rows(idle, flat, running, still)
             violations += accepted(idle, flat, still, (0, 0), f"is not shown to be 0 for {IDLE_LANES[role]}")
             proved.append(claim)
     for comparison in {id(one): one for one in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
-        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat, runs))
+        violations += changed_rows(disagreeing, flat, results, walk(disagreeing, flat))
         violations += repeated(prover, flat, comparison)
     if prover.comparisons:
         proved.append(Claim.AGREEMENT)
@@ -162,20 +154,14 @@ def _not_by_lane(one: Violation) -> Violation:
     return replace(one, kind=ViolationKind.IDLE, message=message, remedy=remedy)
 
 
-def walk(prover: Prover, flat: ir.ClosedJaxpr, runs: Sequence[Run] = ()) -> list[Value]:
-    """Interpret a flat program abstractly; return its abstract results.
-
-    Args:
-        runs: equations that occur several times, to be interpreted once.
-    """
+def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
+    """Interpret a flat program abstractly; return its abstract results."""
     assert RULES
     prover.reorders = any(eqn.primitive.name == "sort" for eqn in ir.all_eqns(flat.jaxpr))
     inputs = [_input(prover, Leaf(leaf), one) for leaf, one in enumerate(prover.bound.inputs)]
     _lay_out(prover, inputs, flat)
     consts = [prover.constant(const) for const in flat.consts]
-    if prover.refine is not None:
-        runs = ()  # where tokens lie on one axis, a rule looks at the equations before its own
-    return interpret_repeating(prover, flat.jaxpr, consts, inputs, runs)
+    return interpret(prover, flat.jaxpr, consts, inputs)
 
 
 def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:

@@ -33,9 +33,6 @@ MAX_IOTA_SIZE = 1 << 16
 class Prover:
     """State of one abstract interpretation.
 
-    A table that rules look up by value numbers belongs into `renaming.Tables`, too, and a list that they append to into
-    `repeats.Template`; otherwise layers that are interpreted once would lack its entries.
-
     Attributes:
         bound: the contract.
         idle: the role of the input by which a lane is idle, if facts are about an idle lane; otherwise "".
@@ -144,12 +141,10 @@ class Prover:
         if not isinstance(atom, ir.Literal):
             return env[atom]
         # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
-        found = self._literals.get(id(atom))
-        if found is None:
-            found = self._literals[id(atom)] = self.constant(atom.val)
-        else:
-            self.numbers.of_literal(found.number)
-        return found
+        literal = self._literals.get(id(atom))
+        if literal is None:
+            literal = self._literals[id(atom)] = self.constant(atom.val)
+        return literal
 
     def constant(self, array: Any) -> Value:
         """Return the abstract value of an array that is part of the program."""

@@ -205,28 +205,16 @@ class Site:
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
     """Return the abstract results of a program without free variables, by the transfer function of each equation."""
-    env = entered_with(prover, jaxpr, consts, args)
-    interpret_part(prover, jaxpr, env, 0, len(jaxpr.eqns))
-    return [prover.read(env, atom) for atom in jaxpr.outvars]
-
-
-def entered_with(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> Env:
-    """Return the values of a program's variables before its first equation."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.known[jaxpr] = env
-    return env
-
-
-def interpret_part(prover: Prover, jaxpr: Any, env: Env, first: int, end: int) -> None:
-    """Interpret the equations from `first` to `end`; `env` has the values before them and gets theirs."""
-    for index in range(first, end):
-        eqn = jaxpr.eqns[index]
+    for index, eqn in enumerate(jaxpr.eqns):
         operands = [prover.read(env, atom) for atom in eqn.invars]
         results = Site(prover, eqn, jaxpr, index, env, ir.shapes(eqn.invars)).apply(operands)
         if prover.observe is not None:
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
+    return [prover.read(env, atom) for atom in jaxpr.outvars]
 
 
 def _frozen(params: dict[str, Any]) -> Hashable:

@@ -47,7 +47,8 @@ def score_dataset(
 
     Args:
         dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
-            every row, and maybe "id" (strings or whole numbers, which are not compared). Other columns are dropped.
+            every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
+            messages as for `LM.score_file`. Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.
         actors: each loads the model once.
         num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
@@ -59,8 +60,9 @@ def score_dataset(
     A warning is given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
 
     Returns:
-        Rows with id, token_ids, logprobs (the first is null), sum_logprob, perplexity, and error, which is null unless
-        the row could not be scored; all columns but id are null then.
+        Rows with id, token_ids, logprobs (the first of a text is null), sum_logprob, perplexity, boundary_shift if the
+        dataset has prompts or messages, and error, which is null unless the row could not be scored; all columns but id
+        are null then.
 
     Raises:
         ValueError: `actors` or `batch_size` is not a whole number of at least 1.
@@ -110,7 +112,8 @@ class _Worker:
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
         rows = list(read_rows(batch, 0))
         # A batch does not know its place in the dataset, so messages do not name rows.
-        columns = self._scorer.columns
+        prompts = {"prompt", "messages"} & set(batch.schema.names)
+        columns = {**self._scorer.columns, **(self._scorer.prompt_columns if prompts else {})}
         return table_of(score_rows(self._scorer, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 

@@ -55,8 +55,9 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     columns = {name: [read(one) for one in results] for name, read in _COLUMNS[kind].items()}
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
-    if kind is not Completion and any(np.any(result.boundary_shift) for result in results):
-        columns["boundary_shift"] = [result.boundary_shift for result in results]
+    shifts = [result.boundary_shift for result in results if not isinstance(result, Completion)]
+    if any(any(shift) if isinstance(shift, list) else shift for shift in shifts):
+        columns["boundary_shift"] = shifts
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
     fields = [score_fields(one) for one in results if isinstance(one, Score)]
     for name, column in DISTRIBUTIONS.items():

@@ -25,6 +25,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from hybridlm.loading import load
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
+from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_rows import score_rows
 
 DEFAULT_BATCH_ROWS = 1024
@@ -112,8 +113,8 @@ class _Worker:
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
         rows = list(read_rows(batch, 0))
         # A batch does not know its place in the dataset, so messages do not name rows.
-        prompts = {"prompt", "messages"} & set(batch.schema.names)
-        columns = {**self._scorer.columns, **(self._scorer.prompt_columns if prompts else {})}
+        has_prompts = not {"prompt", "messages"}.isdisjoint(batch.schema.names)
+        columns: Columns = {**self._scorer.columns, **(self._scorer.prompt_columns if has_prompts else {})}
         return table_of(score_rows(self._scorer, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 

@@ -42,7 +42,7 @@ class PartRecord:
         bytes, sha256: of the file.
         generated: tokens that were generated for its rows.
         saved: tokens that were not computed again because rows begin alike.
-        shifted: completions of its rows with a first token that begins within the prompt.
+        shifted: completions of its rows that are scored from within the prompt.
     """
 
     rows: int

@@ -84,8 +84,8 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
             None unless requested.
         prefix_tokens: number of tokens before the text.
-        boundary_shift: number of the prompt's own tokens that the joined ids do not begin with. If it is not 0, a token
-            spans prompt and completion, and `token_ids` begins within the prompt; 0 for a text without a prompt.
+        boundary_shift: number of tokens by which the boundary moved into the prompt, because a token spans prompt and
+            completion; `token_ids` then begins within the prompt. 0 for a text without a prompt.
         ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
             `start`. None unless something was asked about the distributions, as all below.
         entropy: float32 [T], entropy of the distribution in each token's place, in nats; nan where `ranks` is 0.

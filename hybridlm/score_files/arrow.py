@@ -185,7 +185,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
 
 
 def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
-    """Return a table of rows; the fields of a row with an error, and those that a row lacks, are null.
+    """Return a table of rows; missing fields are null, and all fields of a row with an error.
 
     Raises:
         OverflowError: an id has more than 64 bits.

@@ -63,7 +63,7 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """Whether the row has a prompt or messages, of which the last tokens are scored."""
+        """True if the row has a prompt or messages: only its last tokens are scored."""
         return self.key in ("prompt", "messages")
 
     @property
@@ -92,7 +92,7 @@ class OutputRow(NamedTuple):
     Attributes:
         fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
         tokens: number of tokens that the fields are of.
-        shifted: number of its completions with a first token that begins within the prompt.
+        shifted: number of completions that are scored from within the prompt.
     """
 
     id: Id

@@ -11,7 +11,7 @@ from hybridlm.scoring.distributions import DistributionSettings
 
 SCORES: dict[str, Kind] = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
 PROMPTS: dict[str, Kind] = {"boundary_shift": "count"}
-"""Further columns of a file with prompts or messages; null in rows without."""
+"""Further columns of a file with prompts or messages; null for a text."""
 DISTRIBUTIONS: dict[str, Kind] = {
     "ranks": "ranks",
     "entropy": "floats",

@@ -51,7 +51,7 @@ class ScoreFileReport:
         tokens: tokens of the texts.
         kept: how many of these rows an earlier, interrupted run had done.
         prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
-        shifted: completions with a first token that begins within the prompt, because a token spans both.
+        shifted: completions that are scored from within the prompt, because a token spans both.
     """
 
     output: Path

@@ -22,7 +22,7 @@ class RowValues(NamedTuple):
         fields: field -> value.
         tokens: number of tokens that they are of.
         wrong: index of the first token whose numbers are none; the fields have no meaning then.
-        shifted: number of its completions with a first token that begins within the prompt.
+        shifted: number of completions that are scored from within the prompt.
     """
 
     fields: Mapping[str, Any]
@@ -36,7 +36,8 @@ class ValueScorer:
     """Other values of rows than scores.
 
     Attributes:
-        columns, prompt_columns: the fields of the output, and those only of an input with prompts or messages.
+        columns: the fields of the output.
+        prompt_columns: further fields, for an input with prompts or messages.
         encode: (text, token ids or object, name in messages) -> what is computed with; raises ValueError or TypeError.
         of_rows: what was encoded of several rows -> the values of each, a function of their order and content.
         depends_on: everything that the output depends on beside the input: the model and all settings.

@@ -40,7 +40,7 @@ class Survey:
         windows: in order; they cover all rows.
         repeated: number of a row -> number of the first row with the same id.
         ids: kinds of the ids.
-        prompts: whether a row has a prompt or messages.
+        prompts: True if a row has a prompt or messages.
     """
 
     sha256: str

@@ -23,8 +23,8 @@ class Choice:
         token_ids: the scored tokens of each option; they hold the whole option.
         logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
         greedy: for each option, whether every token of it is the most likely one.
-        boundary_shift: for each option, the number of the context's own tokens that its ids do not begin with. If it is
-            not 0, a token spans context and option, and the scored tokens begin within the context.
+        boundary_shift: for each option, the number of tokens by which the boundary moved into the context, because a
+            token spans both; the scored tokens then begin within the context.
     """
 
     options: list[Any]
@@ -87,11 +87,11 @@ def choose(
     for i, one in enumerate(scores):
         if one.first_nan is not None:
             raise NumericalError(f"options[{i}]", one.first_nan)
-    scored = [own(whole, ids) for whole, ids in zip(scores, pairs, strict=True)]
+    parts = [own(text, ids) for text, ids in zip(scores, pairs, strict=True)]
     return Choice(
         options=list(options),
-        token_ids=[score.token_ids for score in scored],
-        logprobs=[score.logprobs for score in scored],
-        greedy=[bool(score.greedy.all()) for score in scored],
-        boundary_shift=[score.boundary_shift for score in scored],
+        token_ids=[part.token_ids for part in parts],
+        logprobs=[part.logprobs for part in parts],
+        greedy=[bool(part.greedy.all()) for part in parts],
+        boundary_shift=[part.boundary_shift for part in parts],
     )

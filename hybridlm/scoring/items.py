@@ -19,7 +19,7 @@ _SHORT.maxstring, _SHORT.maxlist = 100, 20
 
 
 def own(score: Score, ids: ScoredIds) -> Score:
-    """Return the part of a score behind the prompt."""
+    """Return the scored part of a text's score."""
     if not (prompt := ids.prompt):
         return score
     top = score.top_logprobs
@@ -92,7 +92,7 @@ class ItemReader:
         return read_pair(prompt, completion, "prompt", where, self.inputs, self.prefix)
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat; its last answer is scored up to its end token.
+        """Return the tokens of a chat, with its last answer scored up to the end token.
 
         The prompt is the template's text of the earlier messages with a generation prompt. The template may write the
         answer otherwise than behind that generation prompt, but not the earlier messages.
@@ -120,22 +120,22 @@ class ItemReader:
                     "with thoughts that it drops from them): expected a text that begins as the earlier messages do, "
                     f"{_difference(turns, whole)}; give prompt and completion as texts"
                 )
-        before, joined = (tokenizer.encode(text, add_special_tokens=False) for text in (start, whole))
-        ids, prompt, shift = join_ids(before, joined, self.prefix)
+        prompt_ids, joined = (tokenizer.encode(text, add_special_tokens=False) for text in (start, whole))
+        ids, prompt, shift = join_ids(prompt_ids, joined, self.prefix)
         ends = {*self.inputs.eos_token_ids, tokenizer.eos_token_id}
         last = max((i for i, token in enumerate(ids) if token in ends and i >= prompt), default=len(ids) - 1)
-        found = ScoredIds(ids[: last + 1], prompt, shift)
-        _check(found, where, self.inputs, start, messages[-1].get("content"), "text of the earlier messages")
-        return found
+        scored_ids = ScoredIds(ids[: last + 1], prompt, shift)
+        _check(scored_ids, where, self.inputs, start, messages[-1].get("content"), "text of the earlier messages")
+        return scored_ids
 
 
 def read_pair(
     prompt: Any, completion: Any, prompt_name: str, where: str, inputs: Inputs, prefix: Callable[[], int]
 ) -> ScoredIds:
-    """Return the token ids of a prompt and its completion, both texts or both token ids.
+    """Return the token ids of a prompt with its completion.
 
     Args:
-        prompt, completion: unchecked.
+        prompt, completion: both texts or both token ids, unchecked.
         prompt_name, where: names of both in messages.
         inputs: limits of the model.
         prefix: returns the token that is put before a text.
@@ -150,17 +150,17 @@ def read_pair(
             raise ValueError(
                 f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
             )
-        found = join_texts(prompt, completion, inputs.tokenizer, prefix())
+        ids = join_texts(prompt, completion, inputs.tokenizer, prefix())
     else:
-        before = inputs.encode(prompt, prompt_name)
-        after = to_token_ids(completion, where, inputs.tokenizer, inputs.vocab_size, continues=True)
-        found = ScoredIds(before + after, len(before))
-    _check(found, where, inputs, prompt, completion, prompt_name)
-    return found
+        prompt_ids = inputs.encode(prompt, prompt_name)
+        completion_ids = to_token_ids(completion, where, inputs.tokenizer, inputs.vocab_size, continues=True)
+        ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
+    _check(ids, where, inputs, prompt, completion, prompt_name)
+    return ids
 
 
 def _check(ids: ScoredIds, where: str, inputs: Inputs, prompt: Any, completion: Any, prompt_name: str) -> None:
-    """Check that some tokens are scored and that all fit the model; raises ValueError that shows both texts."""
+    """Check the number of scored tokens and the context; raises ValueError with both texts."""
     if ids.prompt >= len(ids.token_ids):
         raise ValueError(f"{where}: {_SHORT.repr(completion)} adds no token to the {prompt_name} {_SHORT.repr(prompt)}")
     try:
@@ -169,11 +169,11 @@ def _check(ids: ScoredIds, where: str, inputs: Inputs, prompt: Any, completion: 
         raise ValueError(f"{error} ({prompt_name} {_SHORT.repr(prompt)}, then {_SHORT.repr(completion)})") from error
 
 
-def _difference(expected: str, found: str) -> str:
-    """Return the places where two texts part, for a message."""
-    same = len(os.path.commonprefix([expected, found]))
-    shown = (text[max(0, same - 20) : same + 60] for text in (expected, found))
-    return "{!r}, got {!r}".format(*shown)
+def _difference(expected: str, got: str) -> str:
+    """Return the first difference between two texts, for a message."""
+    place = len(os.path.commonprefix([expected, got]))
+    excerpts = (text[max(0, place - 20) : place + 60] for text in (expected, got))
+    return "{!r}, got {!r}".format(*excerpts)
 
 
 def score_items(

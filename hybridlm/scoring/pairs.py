@@ -1,8 +1,8 @@
 """Token ids of a prompt with its completion, and the boundary between them.
 
-A prompt and its completion are tokenized together. The scored tokens begin where the joined ids leave the ids of the
-prompt alone. So they hold the whole completion, and the end of the prompt where a token spans both. lm_eval cuts by the
-number of the prompt's tokens, which can lose the first characters of a completion; only `hybridlm eval` does so.
+A prompt and its completion are tokenized together. The scored tokens begin at the first token that differs from the ids
+of the prompt alone. They hold the whole completion, and the end of the prompt if a token spans both. lm_eval cuts at
+the number of the prompt's tokens and can lose the first characters of a completion; only `hybridlm eval` does so.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 class ScoredIds(NamedTuple):
-    """Token ids of which the last ones are scored.
+    """Token ids of a text, with the scored tokens at its end.
 
     Attributes:
-        token_ids: all of them.
-        prompt: number of the first ones that are only read; 0 for a text, every token of which is scored.
-        shift: number of the prompt's own tokens that `token_ids` does not begin with; if it is not 0, the scored tokens
-            begin within the prompt.
+        token_ids: all token ids.
+        prompt: number of tokens before the scored ones; 0 for a text without a prompt.
+        shift: number of tokens by which the boundary moved into the prompt: `token_ids` does not begin with the last
+            `shift` tokens of the prompt alone.
     """
 
     token_ids: tuple[int, ...]
@@ -27,15 +27,15 @@ class ScoredIds(NamedTuple):
 
 
 def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], int]) -> ScoredIds:
-    """Return the joined ids, scored from the first token that differs from the prompt's ids.
+    """Return joined ids, scored from the first token that differs from the prompt's.
 
     Args:
         prompt: ids of the prompt alone.
         joined: ids of the prompt and its completion together.
-        prefix: returns a token to put before the joined ids, if their first token is scored.
+        prefix: returns the token that is put before the joined ids if their first token is scored.
     """
     pairs = zip(prompt, joined, strict=False)
-    boundary = next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(prompt), len(joined)))
+    boundary = next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(prompt), len(joined)))
     shift = len(prompt) - boundary
     if boundary:
         return ScoredIds(tuple(joined), boundary, shift)
@@ -43,7 +43,7 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
 
 
 def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) -> ScoredIds:
-    """Return the token ids of a prompt and its completion, of which those of the completion are scored.
+    """Return the token ids of a prompt with its completion, which is scored.
 
     Tokens that the tokenizer adds behind every text are left out: they belong to neither.
 
@@ -54,11 +54,11 @@ def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) 
         prefix: the token that is put before a text.
     """
     add_special_tokens = not _begins_with(prompt or completion, tokenizer, prefix)
-    before = tokenizer.encode_open(prompt, add_special_tokens)
+    prompt_ids = tokenizer.encode_open(prompt, add_special_tokens)
     joined = tokenizer.encode_open(prompt + completion, add_special_tokens)
-    if not prompt and not before and joined[:1] == [prefix]:
-        before = [prefix]  # the completion writes the prefix itself
-    return join_ids(before, joined, lambda: prefix)
+    if not prompt and not prompt_ids and joined[:1] == [prefix]:
+        prompt_ids = [prefix]  # the completion writes the prefix itself
+    return join_ids(prompt_ids, joined, lambda: prefix)
 
 
 def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
@@ -73,7 +73,7 @@ def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
 
 
 def _begins_with(text: str, tokenizer: Tokenizer, prefix: int) -> bool:
-    """Return whether a text begins with the name of the prefix."""
+    """Return True if a text begins with the name of the prefix."""
     name = tokenizer.decode([prefix], skip_special_tokens=False)
     return bool(name) and text.startswith(name)
 
@@ -83,8 +83,8 @@ def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: i
 
     White space at the end of the context is moved to the continuation, because most vocabularies have words that begin
     with a space. Both are then tokenized together. The context has as many of the tokens as it has alone, also if a
-    token spans the boundary; the rest is the continuation, which may be empty. Without a context the prefix is put
-    before the continuation, unless that begins with it.
+    token spans the boundary; the rest is the continuation, which may be empty. Without tokens of a context the prefix
+    is put before the continuation, unless that begins with it.
 
     Args:
         context: may be empty.
@@ -92,9 +92,9 @@ def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: i
         tokenizer: of the checkpoint.
         prefix: the token that is put before a text.
     """
-    kept = context.rstrip()
-    if kept:
-        before = encode_text(kept, tokenizer, prefix)
-        return before, encode_text(context + continuation, tokenizer, prefix)[len(before) :]
+    stripped = context.rstrip()
+    context_ids = encode_text(stripped, tokenizer, prefix) if stripped else []
+    if context_ids:
+        return context_ids, encode_text(context + continuation, tokenizer, prefix)[len(context_ids) :]
     ids = tokenizer.encode(context + continuation, add_special_tokens=False)
     return ([prefix], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids)

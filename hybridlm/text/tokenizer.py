@@ -152,13 +152,13 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_open(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text that goes on: without tokens that tokenizer.json puts behind every text."""
+        """Return the token ids of a text, without tokens that tokenizer.json adds at its end."""
         ids = self.encode(text, add_special_tokens)
         return ids[: len(ids) - self._added_behind] if add_special_tokens else ids
 
     @cached_property
     def _added_behind(self) -> int:
-        """Number of tokens that tokenizer.json puts behind every text (for example EOS)."""
+        """Number of tokens that tokenizer.json adds at the end of every text, such as EOS."""
         # An added token has an id in every vocabulary.
         mask = self._backend.encode("".join(["a", *list(self.added_tokens)[:1]])).special_tokens_mask
         return next((i for i, added in enumerate(reversed(mask)) if not added), 0)

@@ -73,8 +73,8 @@ class RowRun(Loading):
         )
         if report.shifted:
             typer.echo(
-                f"{report.output}: {report.shifted:,} completions are scored from a token that begins within the "
-                "prompt (boundary_shift)",
+                f"{report.output}: {report.shifted:,} completions are scored from within the prompt, because a token "
+                "spans both (boundary_shift)",
                 err=True,
             )
         if report.errors:

@@ -40,23 +40,20 @@ def reader(tokenizer: Tokenizer, context: int = 256) -> ItemReader:
     return ItemReader(inputs, lambda: prefix_token(tokenizer, ()))
 
 
-def spans(kind: str, prompt: str, completion: str) -> int:
-    """Check the scored ids of a prompt and a completion; return by how many tokens the boundary moved."""
+def check_boundary(kind: str, prompt: str, completion: str) -> None:
+    """Check the scored ids of a prompt and a completion against the joined ids and their bytes."""
     tokenizer = tokenizer_of(kind)
     ((ids, first, *shift),) = reader(tokenizer).read({"prompt": prompt, "completion": completion}, "item")
-    behind = len(tokenizer.encode("")) - len(tokenizer.encode("", False)) if kind.endswith("eos") else 0
-    behind -= kind.endswith("bos and eos")
-    joined = tokenizer.encode(prompt + completion)[: -behind or None]
+    added = tokenizer.encode("")[kind.count("bos") :]
+    prompt_ids, joined = (tokenizer.encode(text)[: -len(added) or None] for text in (prompt, prompt + completion))
     assert list(ids) in (joined, [prefix_token(tokenizer, ()), *joined])
     assert 0 < first < len(ids)
-    scored = joining_tokenizers.bytes_of(tokenizer, list(ids[first:]))
-    assert scored.endswith(completion.encode())
-    # No more is scored than what follows the tokens that the prompt has alone.
-    before = tokenizer.encode(prompt)[: -behind or None]
-    same = next((i for i, pair in enumerate(zip(before, joined, strict=False)) if pair[0] != pair[1]), len(before))
-    assert len(ids) - first == len(joined) - same
-    assert list(shift) == [len(before) - same]
-    return shift[0]
+    assert joining_tokenizers.bytes_of(tokenizer, list(ids[first:])).endswith(completion.encode())
+    # No token is scored before the first one that differs from the prompt's.
+    common = next((i for i, pair in enumerate(zip(prompt_ids, joined, strict=False)) if len({*pair}) > 1), None)
+    common = len(prompt_ids) if common is None else common
+    assert len(ids) - first == len(joined) - common
+    assert shift == [len(prompt_ids) - common]
 
 
 TEXTS = st.text(st.sampled_from("theqxu  日本\n🙂é")) | st.lists(
@@ -75,7 +72,7 @@ TEXTS = st.text(st.sampled_from("theqxu  日本\n🙂é")) | st.lists(
 def test_scored_tokens_hold_the_whole_completion(kind: str, text: str, cut: int):
     cut = min(cut, len(text) - 1)
     if cut >= 0:
-        spans(kind, text[:cut], text[cut:])
+        check_boundary(kind, text[:cut], text[cut:])
 
 
 @pytest.mark.parametrize(
@@ -95,8 +92,8 @@ def test_scored_tokens_hold_the_whole_completion(kind: str, text: str, cut: int)
 )
 def test_boundaries(kind: str, prompt: str, completion: str, shift: int):
     tokenizer = tokenizer_of(kind)
-    ((ids, first, *found),) = reader(tokenizer).read({"prompt": prompt, "completion": completion}, "item")
-    assert found == [shift]
+    ((ids, first, *shifts),) = reader(tokenizer).read({"prompt": prompt, "completion": completion}, "item")
+    assert shifts == [shift]
     text = tokenizer.decode(ids[first:])
     assert text.endswith(completion.removeprefix("<s>").removeprefix("s>"))
     assert ids.count(tokenizer.bos_token_id) <= 1
@@ -124,13 +121,13 @@ def chat_lm(merging_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Any:
     return with_template
 
 
-def check_numbers(lm: hybridlm.LM, score: hybridlm.Score, text: str, shown: str) -> None:
-    """The scored tokens are the last ones of the text, decode to `shown`, and have the numbers of `forward`."""
+def check_numbers(lm: hybridlm.LM, score: hybridlm.Score, text: str, ending: str) -> None:
+    """Check that the scored tokens end the text, decode to its ending and have the numbers of `forward`."""
     assert lm.tokenizer is not None
     ids = lm.tokenizer.encode(text)
     assert ids[-len(score.token_ids) :] == score.token_ids
-    assert lm.tokenizer.decode(score.token_ids, skip_special_tokens=False) == shown
-    # One length for all, so that it is compiled once: no token sees those behind it.
+    assert lm.tokenizer.decode(score.token_ids, skip_special_tokens=False) == ending
+    # One length for all texts is compiled once; no token depends on later ones.
     assert len(ids) <= 128
     logprobs = np.asarray(lm.forward(ids + [0] * (128 - len(ids))).logprobs)[: len(ids) - 1]
     np.testing.assert_allclose(score.logprobs, logprobs[-len(score.token_ids) :], rtol=1e-4)
@@ -163,13 +160,13 @@ def test_positions_count_from_the_scored_tokens(merging_lm: hybridlm.LM):
 
 def test_each_option_has_its_own_boundary(merging_lm: hybridlm.LM):
     options = ["ck", "ck brown fox", "ckck", "et fox", " fox", "z"]
-    context = "the brown fox, the brown fox, the qui"
+    context = "the brown fox. the brown fox! the qui"
     choice = merging_lm.choose(context, options)
     scores = merging_lm.score([{"prompt": context, "completion": options}])
     assert choice.boundary_shift == [2, 2, 2, 0, 0, 0] == [score.boundary_shift for score in scores]
     for i, (option, score) in enumerate(zip(options, scores, strict=True)):
-        shown = " qui" + option if choice.boundary_shift[i] else option
-        check_numbers(merging_lm, score, context + option, shown)
+        ending = " qui" + option if choice.boundary_shift[i] else option
+        check_numbers(merging_lm, score, context + option, ending)
         assert choice.token_ids[i] == score.token_ids
         np.testing.assert_allclose(choice.logprobs[i], score.logprobs, rtol=1e-5)
         assert choice.greedy[i] == bool(score.greedy.all())
@@ -196,8 +193,8 @@ def test_thoughts_are_written_otherwise_than_the_prompt_begins_them(chat_lm: Any
     answer = ANSWERED[1] | {"reasoning_content": "see"}
     item = {"messages": [ANSWERED[0], answer], "chat_template_kwargs": {"enable_thinking": False}}
     (score,) = lm.score([item])
-    shown = lm.tokenizer.decode(score.token_ids, skip_special_tokens=False)
-    assert shown == f"\nsee\n</think>\n\nBen has it.{END}" and score.boundary_shift == 3
+    text = lm.tokenizer.decode(score.token_ids, skip_special_tokens=False)
+    assert text == f"\nsee\n</think>\n\nBen has it.{END}" and score.boundary_shift == 3
 
 
 def test_a_template_that_changes_earlier_turns_is_refused(chat_lm: Any):
@@ -273,8 +270,8 @@ def test_a_list_of_completions_has_a_boundary_for_each(merging_lm: hybridlm.LM, 
     (tmp_path / "in.jsonl").write_text(json.dumps(row))
     report = merging_lm.score_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     written = json.loads((tmp_path / "out.jsonl").read_text())
-    found = [(one["prompt_tokens"], one["boundary_shift"]) for one in written["completions"]]
-    assert found == [(1, 2), (3, 0), (3, 0)] and written["prompt_tokens"] == 3 and report.shifted == 1
+    boundaries = [(entry["prompt_tokens"], entry["boundary_shift"]) for entry in written["completions"]]
+    assert boundaries == [(1, 2), (3, 0), (3, 0)] and written["prompt_tokens"] == 3 and report.shifted == 1
 
 
 def test_tables_have_shifts_where_there_are_some(merging_lm: hybridlm.LM):

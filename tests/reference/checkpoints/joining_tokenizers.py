@@ -119,44 +119,44 @@ def make(kind: str) -> Tokenizer:
 
 
 def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
-    """Return the bytes of tokens, without the decoder's care for the beginning of a text."""
+    """Return the bytes of tokens, with the space that decoders drop at the beginning of a text."""
     byte_of = {character: value for value, character in _byte_names()}
-    found = b""
+    text = b""
     for token in ids:
         name = tokenizer._backend.id_to_token(token)
+        assert name is not None
         if tokenizer.added_tokens.get(name):
-            found += name.encode()
+            text += name.encode()
         elif isinstance(tokenizer._backend.pre_tokenizer, pre_tokenizers.ByteLevel):
-            found += bytes(byte_of[character] for character in name)
+            text += bytes(byte_of[character] for character in name)
         elif byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
-            found += bytes.fromhex(byte[1])
+            text += bytes.fromhex(byte[1])
         else:
-            found += name.replace("\u2581", " ").encode()
-    return found
+            text += name.replace("\u2581", " ").encode()
+    return text
 
 
 def _byte_names() -> Iterator[tuple[int, str]]:
     """Yield each byte with its character in byte-level vocabularies, as GPT-2 defines them."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    yield from ((byte, chr(byte)) for byte in plain)
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    yield from ((byte, chr(byte)) for byte in printable)
     yield from ((byte, chr(256 + i)) for i, byte in enumerate(others))
 
 
-MERGES = [
+PAIRS = (
     "q u", "c k", "b r", "o w", "o x", "Ġ f", "Ġ b", "Ġb r", "Ċ Ċ", "Ġ qu", "t h", "th e",
     "qu i", "qui ck", "Ġqu ick", "Ġf ox", "i ck",
-]  # fmt: skip
+)  # fmt: skip
+MERGES = [(left, right) for left, right in map(str.split, PAIRS)]
 
 
 def merging() -> tokenizers.Tokenizer:
     """Byte-level BPE of a few English words, with the markers of chats; 97 tokens at most."""
     characters = ["Ġ", "Ċ", *"abcdefghijklmnopqrstuvwxyz", *"<>|/_.?!", *"ABHW"]
-    products = dict.fromkeys(merge.replace(" ", "") for merge in MERGES)
+    products = dict.fromkeys(map("".join, MERGES))
     tokens = ["<pad>", BOS, EOS, *characters, *products, "<think>", "</think>", "<|im_start|>", "<|im_end|>"]
-    backend = tokenizers.Tokenizer(
-        models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(merge.split()) for merge in MERGES])
-    )
+    backend = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, MERGES))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<pad>", BOS, EOS, "<|im_start|>", "<|im_end|>"])

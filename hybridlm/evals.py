@@ -121,8 +121,17 @@ class HybridLM(TemplateLM):
         kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
         return text[: place + len(kept)]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        return encode_pair(context, continuation, self._texts, self.prefix_token_id)
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of each continuation, and True if every token of it is the most likely one.
+
+        Raises:
+            ValueError: a continuation has no tokens or more than the context.
+        """
+        pairs: list[Any] = []
+        for request in requests:
+            texts: Any = request.args
+            pairs.append((texts, *encode_pair(*texts, self._texts, self.prefix_token_id)))
+        return self._loglikelihood_tokens(pairs)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **unused: Any

@@ -130,7 +130,8 @@ class HybridLM(TemplateLM):
         pairs: list[Any] = []
         for request in requests:
             texts: Any = request.args
-            pairs.append((texts, *encode_pair(*texts, self._texts, self.prefix_token_id)))
+            context, continuation = texts
+            pairs.append((texts, *encode_pair(context, continuation, self._texts, self.prefix_token_id)))
         return self._loglikelihood_tokens(pairs)
 
     def _loglikelihood_tokens(

@@ -21,7 +21,7 @@ from hybridlm.eval_settings import generation_settings
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.progress import request_progress
-from hybridlm.scoring.pairs import encode_text
+from hybridlm.scoring.pairs import encode_pair, encode_text
 from hybridlm.scoring.perplexity import prefix_token, rolling_windows
 from hybridlm.scoring.scorer import checked
 from hybridlm.text.tokenizer import Tokenizer
@@ -34,6 +34,8 @@ MAX_QUEUED = 1024
 
 class HybridLM(TemplateLM):
     """A model of lm_eval. Texts are tokenized, and truncated on the left, as by lm_eval's "hf" model.
+
+    Contexts and continuations have lm_eval's boundary, not that of `LM.score` and `LM.choose` (see `encode_pair`).
 
     Args:
         pretrained: a checkpoint directory, a Hub id, or a loaded model.
@@ -119,16 +121,36 @@ class HybridLM(TemplateLM):
         kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
         return text[: place + len(kept)]
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of each continuation, and True if every token of it is the most likely one.
+
+        Raises:
+            ValueError: a continuation has no tokens or more than the context.
+        """
+        pairs: list[Any] = []
+        for request in requests:
+            texts: Any = request.args
+            context, continuation = texts
+            pairs.append((texts, *encode_pair(context, continuation, self._texts, self.prefix_token_id)))
+        return self._loglikelihood_tokens(pairs)
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **unused: Any
     ) -> list[tuple[float, bool]]:
         results = []
+        for names, _, continuation in requests:
+            if not 0 < len(continuation) <= self.max_length:
+                raise ValueError(
+                    f"loglikelihood: expected a continuation of 1..{self.max_length} tokens, got {len(continuation)}: "
+                    f"context and continuation {names!r:.1000}"
+                )
         for window in _windows(requests):
             texts = [tuple((context + continuation)[-self.max_length - 1 :]) for _, context, continuation in window]
-            for (names, _, continuation), score in zip(window, checked(self.lm._scores(texts)), strict=True):
-                count = len(continuation)
-                total = float(np.sum(score.logprobs[-count:], dtype=np.float64))
-                results.append((total, bool(score.greedy[-count:].all())))
+            scores = checked(self.lm._scores(texts))
+            for (names, _, continuation), text, score in zip(window, texts, scores, strict=True):
+                first = len(text) - len(continuation)
+                total = float(np.sum(score.logprobs[first:], dtype=np.float64))
+                results.append((total, bool(score.greedy[first:].all())))
                 self.cache_hook.add_partial("loglikelihood", names, results[-1])
         return results
 

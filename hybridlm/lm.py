@@ -401,7 +401,8 @@ class LM:
 
         Returns:
             One score per text, in order; a prompt with several completions has one for each, next to each other. Scores
-            of completions and answers have only their own tokens, with `prefix_tokens` before them.
+            of completions and answers have only their own tokens, with `prefix_tokens` before them. If a token spans
+            prompt and completion it is scored, and `boundary_shift` is not 0 (docs/scoring.md).
 
         Raises:
             TypeError, ValueError: a text is wrong (the message names it); nothing has been computed.
@@ -454,8 +455,8 @@ class LM:
             input: lines `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}`, or with `prompt` and
                 `completion` or `messages` as for `score`; or columns of these names. Ids are optional.
             output: one row per input row, in order: id, token_ids, logprobs (the first of a text is null), sum_logprob,
-                perplexity; or id and error for a row that cannot be scored. It appears, or replaces an older file, once
-                everything has been scored.
+                perplexity, and boundary_shift of a prompt; or id and error for a row that cannot be scored. It appears,
+                or replaces an older file, once everything has been scored.
             token_ids: ids whose log-probabilities and ranks are written: a list for all positions of all rows, or the
                 name of the field or column that has them for each row, as for `score`.
             top, start, temperature, entropy: as for `score`, for all rows.
@@ -829,9 +830,9 @@ class LM:
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
 
-        Texts are tokenized as lm_eval does: white space at the end of the context is moved to the option, both are
-        tokenized together, and the option is what follows as many tokens as the context has alone. An empty context is
-        the model's first token, or its end token if it has none. A space between the two has to be given.
+        Context and option are tokenized together. The scored tokens begin at the first one that differs from the tokens
+        of the context alone, so they contain the whole option (`Choice.boundary_shift`). An empty context is the
+        model's first token, or its end token if it has none. A space between the two has to be given.
 
         Args:
             context: a text, or token ids.

@@ -25,6 +25,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from hybridlm.loading import load
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
+from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_rows import score_rows
 
 DEFAULT_BATCH_ROWS = 1024
@@ -47,7 +48,8 @@ def score_dataset(
 
     Args:
         dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
-            every row, and maybe "id" (strings or whole numbers, which are not compared). Other columns are dropped.
+            every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
+            messages as for `LM.score_file`. Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.
         actors: each loads the model once.
         num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
@@ -59,8 +61,9 @@ def score_dataset(
     A warning is given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
 
     Returns:
-        Rows with id, token_ids, logprobs (the first is null), sum_logprob, perplexity, and error, which is null unless
-        the row could not be scored; all columns but id are null then.
+        Rows with id, token_ids, logprobs (the first of a text is null), sum_logprob, perplexity, boundary_shift if the
+        dataset has prompts or messages, and error, which is null unless the row could not be scored; all columns but id
+        are null then.
 
     Raises:
         ValueError: `actors` or `batch_size` is not a whole number of at least 1.
@@ -110,7 +113,8 @@ class _Worker:
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
         rows = list(read_rows(batch, 0))
         # A batch does not know its place in the dataset, so messages do not name rows.
-        columns = self._scorer.columns
+        has_prompts = not {"prompt", "messages"}.isdisjoint(batch.schema.names)
+        columns: Columns = {**self._scorer.columns, **(self._scorer.prompt_columns if has_prompts else {})}
         return table_of(score_rows(self._scorer, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 

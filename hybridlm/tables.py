@@ -26,7 +26,7 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
         completions text, token_ids, finish_reason, prompt_token_ids and logprobs; both with top_logprobs if they were
         asked for, a list of (token_id, logprob) for each token. Scores with ranks, entropy, top or chosen have their
         columns as `score_file` writes them (docs/scoring.md); `token_logprobs` reads those. For choices options, sums,
-        per_token, greedy and best.
+        per_token, greedy and best. Scores and choices have boundary_shift if a token spans a prompt and its completion.
 
     Raises:
         TypeError, ValueError: no results, or results of several kinds.
@@ -55,6 +55,9 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     columns = {name: [read(one) for one in results] for name, read in _COLUMNS[kind].items()}
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
+    shifts = [result.boundary_shift for result in results if not isinstance(result, Completion)]
+    if any(any(shift) if isinstance(shift, list) else shift for shift in shifts):
+        columns["boundary_shift"] = shifts
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
     fields = [score_fields(one) for one in results if isinstance(one, Score)]
     for name, column in DISTRIBUTIONS.items():

@@ -42,6 +42,7 @@ class PartRecord:
         bytes, sha256: of the file.
         generated: tokens that were generated for its rows.
         saved: tokens that were not computed again because rows begin alike.
+        shifted: completions of its rows that are scored from within the prompt.
     """
 
     rows: int
@@ -52,6 +53,7 @@ class PartRecord:
     sha256: str
     generated: int = 0
     saved: int = 0
+    shifted: int = 0
 
 
 class Parts:
@@ -139,11 +141,19 @@ class Parts:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
     def add(
-        self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, generated: int = 0, saved: int = 0
+        self,
+        content: bytes,
+        rows: int,
+        tokens: int,
+        errors: int,
+        error: str | None,
+        generated: int = 0,
+        saved: int = 0,
+        shifted: int = 0,
     ) -> None:
         """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
         sha256 = hashlib.sha256(content).hexdigest()
-        part = PartRecord(rows, tokens, errors, error, len(content), sha256, generated, saved)
+        part = PartRecord(rows, tokens, errors, error, len(content), sha256, generated, saved, shifted)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)

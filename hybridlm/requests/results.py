@@ -84,6 +84,8 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
             None unless requested.
         prefix_tokens: number of tokens before the text.
+        boundary_shift: number of tokens by which the boundary moved into the prompt, because a token spans prompt and
+            completion; `token_ids` then begins within the prompt. 0 for a text without a prompt.
         ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
             `start`. None unless something was asked about the distributions, as all below.
         entropy: float32 [T], entropy of the distribution in each token's place, in nats; nan where `ranks` is 0.
@@ -103,6 +105,7 @@ class Score:
     chosen: TokenLogprobs | None = None
     captured: Captured | None = field(default=None, compare=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    boundary_shift: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)

@@ -164,6 +164,7 @@ _TYPES = {
     "ranks": pa.list_(pa.int32()),
     "flags": pa.list_(pa.bool_()),
     "number": pa.float64(),
+    "count": pa.int32(),
     "text": pa.string(),
     "float lists": pa.list_(pa.list_(pa.float32())),
     "id lists": pa.list_(pa.list_(pa.int32())),
@@ -184,7 +185,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
 
 
 def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
-    """Return a table of rows; the fields of a row with an error are null.
+    """Return a table of rows; missing fields are null, and all fields of a row with an error.
 
     Raises:
         OverflowError: an id has more than 64 bits.
@@ -193,7 +194,7 @@ def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> 
     errors = [row.error and row.error.encode("utf-8", "backslashreplace").decode() for row in rows]
     arrays = [pa.array([row.id for row in rows], schema.field("id").type)]
     for name, kind in columns.items():
-        arrays.append(column_of([None if row.fields is None else row.fields[name] for row in rows], kind))
+        arrays.append(column_of([None if row.fields is None else row.fields.get(name) for row in rows], kind))
     return pa.Table.from_arrays([*arrays, pa.array(errors, pa.string())], schema=schema)
 
 

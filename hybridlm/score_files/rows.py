@@ -62,16 +62,21 @@ class InputRow(NamedTuple):
     interventions: Any = None
 
     @property
+    def has_prompt(self) -> bool:
+        """True if the row has a prompt or messages: only its last tokens are scored."""
+        return self.key in ("prompt", "messages")
+
+    @property
     def several(self) -> bool:
         """Whether the row has a list of completions."""
         given = self.item.get("completion") if isinstance(self.item, dict) else None
         return isinstance(given, list) and not all(isinstance(one, int) for one in given)
 
 
-Kind = Literal["floats", "ids", "ranks", "flags", "number", "text", "float lists", "id lists", "object"]
+Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]
 Columns = Mapping[str, Kind]
 """Names of the fields of an output, and what each has: lists of numbers, of ids, of ranks or of booleans, one number,
-one text, a list of numbers or of ids for each token (`Lists`), any JSON. NaN, and rank 0, become null."""
+one whole number, one text, a list of numbers or ids for each token (`Lists`), any JSON. NaN and rank 0 become null."""
 
 
 class Lists(NamedTuple):
@@ -87,12 +92,14 @@ class OutputRow(NamedTuple):
     Attributes:
         fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
         tokens: number of tokens that the fields are of.
+        shifted: number of completions that are scored from within the prompt.
     """
 
     id: Id
     fields: Mapping[str, Any] | None
     error: str | None
     tokens: int = 0
+    shifted: int = 0
 
 
 class TextSource(Protocol):

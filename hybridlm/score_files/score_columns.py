@@ -10,6 +10,8 @@ from hybridlm.score_files.rows import Columns, Kind, Lists
 from hybridlm.scoring.distributions import DistributionSettings
 
 SCORES: dict[str, Kind] = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
+PROMPTS: dict[str, Kind] = {"boundary_shift": "count"}
+"""Further columns of a file with prompts or messages; null for a text."""
 DISTRIBUTIONS: dict[str, Kind] = {
     "ranks": "ranks",
     "entropy": "floats",
@@ -34,7 +36,10 @@ def score_columns(settings: DistributionSettings) -> Columns:
 
 def score_fields(score: Score) -> dict[str, Any]:
     """Return the columns that a score has a value for; of what was read inside the model all positions in a row."""
-    fields: dict[str, Any] = {name: getattr(score, name) for name in (*SCORES, "ranks", "entropy")}
+    fields: dict[str, Any] = {}
+    if score.prefix_tokens:
+        fields = {"prompt_tokens": score.prefix_tokens, "boundary_shift": score.boundary_shift}
+    fields |= {name: getattr(score, name) for name in (*SCORES, "ranks", "entropy")}
     for name, part in (("top", score.top), ("chosen", score.chosen)):
         if part is not None:
             fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)

@@ -51,6 +51,7 @@ class ScoreFileReport:
         tokens: tokens of the texts.
         kept: how many of these rows an earlier, interrupted run had done.
         prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
+        shifted: completions that are scored from within the prompt, because a token spans both.
     """
 
     output: Path
@@ -59,6 +60,7 @@ class ScoreFileReport:
     tokens: int
     kept: int
     prefix_tokens_saved: int = 0
+    shifted: int = 0
 
 
 def score_file(
@@ -88,7 +90,7 @@ def score_file(
     with parts_of(path) as parts, score_progress(progress, scorer.computed) as bar:
         before = identity(texts)
         found = survey(texts, source, window, strict, bar.read, window_bytes)
-        target = make_target(found.ids, scorer.columns)
+        target = make_target(found.ids, {**scorer.columns, **(scorer.prompt_columns if found.prompts else {})})
         parts.resume(_origin(scorer, path, found, limits, shard), restart)
         kept = sum(part.rows for part in parts.done)
         if strict:
@@ -202,12 +204,13 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
 
 def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], saved: int) -> None:
     errors = [row.error for row in rows if row.error is not None]
-    tokens = sum(row.tokens for row in rows)
-    parts.add(target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None, saved=saved)
+    tokens, shifted = sum(row.tokens for row in rows), sum(row.shifted for row in rows)
+    error = errors[0] if errors else None
+    parts.add(target.part(rows), len(rows), tokens, len(errors), error, saved=saved, shifted=shifted)
 
 
 def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
-    rows, tokens, errors, saved = (
-        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "saved")
+    rows, tokens, errors, saved, shifted = (
+        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "saved", "shifted")
     )
-    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved)
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved, shifted)

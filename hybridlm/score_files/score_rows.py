@@ -1,7 +1,7 @@
 """Scoring of rows in one call; a row that cannot be scored gets an error instead."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hybridlm.errors import NumericalError
@@ -10,7 +10,7 @@ from hybridlm.requests.probes import Probe
 from hybridlm.requests.results import Score
 from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields
-from hybridlm.score_files.score_columns import score_columns, score_fields
+from hybridlm.score_files.score_columns import PROMPTS, score_columns, score_fields
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
 
@@ -22,11 +22,13 @@ class RowValues(NamedTuple):
         fields: field -> value.
         tokens: number of tokens that they are of.
         wrong: index of the first token whose numbers are none; the fields have no meaning then.
+        shifted: number of completions that are scored from within the prompt.
     """
 
     fields: Mapping[str, Any]
     tokens: int
     wrong: int | None = None
+    shifted: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ValueScorer:
 
     Attributes:
         columns: the fields of the output.
+        prompt_columns: further fields, for an input with prompts or messages.
         encode: (text, token ids or object, name in messages) -> what is computed with; raises ValueError or TypeError.
         of_rows: what was encoded of several rows -> the values of each, a function of their order and content.
         depends_on: everything that the output depends on beside the input: the model and all settings.
@@ -56,6 +59,7 @@ class ValueScorer:
     ids: int = 1
     most_rows: int | None = None
     computed: Callable[[], int] = lambda: 0
+    prompt_columns: Columns = field(default_factory=dict)
 
     def read(self, row: InputRow) -> Any:
         """Return what is computed with; raises ValueError or TypeError."""
@@ -64,7 +68,7 @@ class ValueScorer:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Log-probabilities of rows; `columns`, `depends_on`, `row_fields`, `ids` and `most_rows` as for `ValueScorer`.
+    """Log-probabilities of rows; properties as the fields of `ValueScorer`.
 
     Attributes:
         encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
@@ -98,6 +102,11 @@ class Scorer:
     def columns(self) -> Columns:
         """Columns of the output, by name."""
         return {**score_columns(self.settings), **({} if self.probed is None else self.probed.columns)}
+
+    @property
+    def prompt_columns(self) -> Columns:
+        """Further columns of the output, for an input with prompts or messages."""
+        return PROMPTS
 
     @property
     def row_fields(self) -> RowFields:
@@ -135,7 +144,7 @@ class Scorer:
         if self.probed is not None:
             given["probes"] = [one for row in rows for one in row.probes]
         scores = iter(self.score([one.token_ids for row in rows for one in row.texts], **given))
-        return [_of_row([own(next(scores), one.prompt) for one in row.texts], row.several) for row in rows]
+        return [_of_row([own(next(scores), ids) for ids in row.texts], row.several) for row in rows]
 
 
 RowScorer = ValueScorer | Scorer
@@ -153,9 +162,12 @@ class _EncodedRow(NamedTuple):
 
 def _of_row(scores: list[Score], several: bool) -> RowValues:
     wrong = next((one.first_nan for one in scores if one.first_nan is not None), None)
-    fields: dict[str, Any] = {"prompt_tokens": scores[0].prefix_tokens} if scores[0].prefix_tokens else {}
-    fields |= {"completions": list(map(score_fields, scores))} if several else score_fields(scores[0])
-    return RowValues(fields, len(scores[0].token_ids), wrong)
+    fields = score_fields(scores[0])
+    if several:
+        # A completion with a token that spans the boundary has fewer tokens of the prompt before it.
+        prompt = max(score.prefix_tokens for score in scores)
+        fields = {"prompt_tokens": prompt, "completions": list(map(score_fields, scores))}
+    return RowValues(fields, len(scores[0].token_ids), wrong, sum(score.boundary_shift > 0 for score in scores))
 
 
 def score_rows(scorer: RowScorer, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
@@ -172,9 +184,9 @@ def score_rows(scorer: RowScorer, rows: Sequence[InputRow], unit: str | None) ->
     output: list[OutputRow] = []
     for row, name, (_, fault) in zip(rows, names, given, strict=True):
         if fault is None:
-            fields, tokens, wrong = next(found)
+            fields, tokens, wrong, shifted = next(found)
             if wrong is None:
-                output.append(OutputRow(row.id, fields, None, tokens))
+                output.append(OutputRow(row.id, fields, None, tokens, shifted))
                 continue
             fault = str(NumericalError(name or row.key, wrong))
         output.append(OutputRow(row.id, None, fault))

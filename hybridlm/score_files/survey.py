@@ -40,12 +40,14 @@ class Survey:
         windows: in order; they cover all rows.
         repeated: number of a row -> number of the first row with the same id.
         ids: kinds of the ids.
+        prompts: True if a row has a prompt or messages.
     """
 
     sha256: str
     windows: list[RowWindow]
     repeated: dict[int, int]
     ids: IdKinds
+    prompts: bool = False
 
 
 def survey(
@@ -74,14 +76,14 @@ def survey(
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     windows, hashes, kinds = [], array("q"), IdKinds()
-    begin, count, size, mark = START, 0, 0, START
+    begin, count, size, mark, prompts = START, 0, 0, START, False
     for row, mark in source.rows(START):
         if row.fault is not None and strict:
             raise ValueError(f"{path}: {source.unit} {row.number}: {row.fault}")
         if row.id is not None:
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
-        count, size = count + 1, size + row.size
+        count, size, prompts = count + 1, size + row.size, prompts or row.has_prompt
         if count >= window or size >= window_bytes:
             windows.append(RowWindow(begin, count, size))
             begin, count, size = mark, 0, 0
@@ -94,7 +96,7 @@ def survey(
     if repeated and strict:
         number, first = next(iter(repeated.items()))
         raise ValueError(f"{path}: {source.unit} {number}: {used_twice(source, first)}")
-    return Survey(sha256, windows, repeated, kinds)
+    return Survey(sha256, windows, repeated, kinds, prompts)
 
 
 def used_twice(source: TextSource, first: int) -> str:

@@ -1,7 +1,7 @@
 """Multiple choice: the likelihood of several continuations of one context."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from hybridlm.engine.inputs import Inputs
 from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Score
-from hybridlm.scoring.items import token_pair
+from hybridlm.scoring.items import own, read_pair
 
 By = Literal["sum", "token", "byte"]
 
@@ -20,15 +20,18 @@ class Choice:
 
     Attributes:
         options: as given.
-        token_ids: the tokens of each option behind the context.
+        token_ids: the scored tokens of each option; they hold the whole option.
         logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
         greedy: for each option, whether every token of it is the most likely one.
+        boundary_shift: for each option, the number of tokens by which the boundary moved into the context, because a
+            token spans both; the scored tokens then begin within the context.
     """
 
     options: list[Any]
     token_ids: list[list[int]]
     logprobs: list[np.ndarray]
     greedy: list[bool]
+    boundary_shift: list[int] = field(default_factory=list)
 
     @property
     def sums(self) -> list[float]:
@@ -79,17 +82,16 @@ def choose(
     """Score every option as the continuation of the context; see `LM.choose`."""
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
-    pairs = [
-        token_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)
-    ]
-    scores = score([before + after for before, after in pairs])
+    pairs = [read_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
+    scores = score([ids.token_ids for ids in pairs])
     for i, one in enumerate(scores):
         if one.first_nan is not None:
             raise NumericalError(f"options[{i}]", one.first_nan)
-    counts = [len(after) for _, after in pairs]
+    parts = [own(text, ids) for text, ids in zip(scores, pairs, strict=True)]
     return Choice(
         options=list(options),
-        token_ids=[list(after) for _, after in pairs],
-        logprobs=[one.logprobs[-count:] for one, count in zip(scores, counts, strict=True)],
-        greedy=[bool(one.greedy[-count:].all()) for one, count in zip(scores, counts, strict=True)],
+        token_ids=[part.token_ids for part in parts],
+        logprobs=[part.logprobs for part in parts],
+        greedy=[bool(part.greedy.all()) for part in parts],
+        boundary_shift=[part.boundary_shift for part in parts],
     )

@@ -1,33 +1,26 @@
 """Items that can be scored: texts, prompts with completions, and chats whose last answer is scored."""
 
+import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
-from hybridlm.requests.validation import located
-from hybridlm.scoring.pairs import encode_pair
+from hybridlm.requests.validation import located, to_token_ids
+from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
 FORMS = ("text", "token_ids", "prompt", "messages")
 """Fields of an object, one for each form of an item; a prompt has its `completion` beside it."""
+_SHORT = reprlib.Repr()
+"""Texts and token ids in messages."""
+_SHORT.maxstring, _SHORT.maxlist = 100, 20
 
 
-class ScoredIds(NamedTuple):
-    """Token ids of which the last ones are scored.
-
-    Attributes:
-        token_ids: all of them.
-        prompt: number of the first ones that are only read; 0 for a text, every token of which is scored.
-    """
-
-    token_ids: tuple[int, ...]
-    prompt: int = 0
-
-
-def own(score: Score, prompt: int) -> Score:
-    """Return the part of a score behind its first `prompt` tokens."""
-    if not prompt:
+def own(score: Score, ids: ScoredIds) -> Score:
+    """Return the scored part of a text's score."""
+    if not (prompt := ids.prompt):
         return score
     top = score.top_logprobs
     return replace(
@@ -37,6 +30,7 @@ def own(score: Score, prompt: int) -> Score:
         greedy=score.greedy[prompt:],
         top_logprobs=None if top is None else top[prompt:],
         prefix_tokens=prompt,
+        boundary_shift=ids.shift,
         ranks=None if score.ranks is None else score.ranks[prompt:],
         entropy=None if score.entropy is None else score.entropy[prompt:],
         top=None if score.top is None else score.top.after(prompt),
@@ -95,13 +89,13 @@ class ItemReader:
         return [self._pair(item["prompt"], one, f"completion[{i}]") for i, one in enumerate(completions)]
 
     def _pair(self, prompt: Any, completion: Any, where: str) -> ScoredIds:
-        before, after = token_pair(prompt, completion, "prompt", where, self.inputs, self.prefix)
-        return ScoredIds(before + after, len(before))
+        return read_pair(prompt, completion, "prompt", where, self.inputs, self.prefix)
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat; its last answer is scored up to its end token.
+        """Return the tokens of a chat, with its last answer scored up to the end token.
 
-        The prompt is what the template writes of the messages before, with the beginning of an answer.
+        The prompt is the template's text of the earlier messages with a generation prompt. The template may write the
+        answer otherwise than behind that generation prompt, but not the earlier messages.
         """
         tokenizer, messages = self.inputs.tokenizer, fields["messages"]
         if tokenizer is None:
@@ -119,40 +113,67 @@ class ItemReader:
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
         whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **variables)
         if not whole.startswith(start):
-            raise ValueError(
-                "messages: the chat template writes the last answer otherwise than behind the beginning of an answer "
-                "(as with thoughts that it drops); give prompt and completion as texts"
-            )
-        before = self.inputs.encode(tokenizer.encode(start, add_special_tokens=False), where)
-        ids = self.inputs.encode(tokenizer.encode(whole, add_special_tokens=False), where)
+            turns = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=False, **variables)
+            if not whole.startswith(turns):
+                raise ValueError(
+                    "messages: the chat template writes the last answer otherwise than behind the earlier messages (as "
+                    "with thoughts that it drops from them): expected a text that begins as the earlier messages do, "
+                    f"{_difference(turns, whole)}; give prompt and completion as texts"
+                )
+        prompt_ids, joined = (tokenizer.encode(text, add_special_tokens=False) for text in (start, whole))
+        ids, prompt, shift = join_ids(prompt_ids, joined, self.prefix)
         ends = {*self.inputs.eos_token_ids, tokenizer.eos_token_id}
-        last = max((i for i, token in enumerate(ids) if token in ends and i >= len(before)), default=len(ids) - 1)
-        if last < len(before):
-            raise ValueError("messages: the last answer adds no token")
-        return ScoredIds(ids[: last + 1], len(before))
+        last = max((i for i, token in enumerate(ids) if token in ends and i >= prompt), default=len(ids) - 1)
+        scored_ids = ScoredIds(ids[: last + 1], prompt, shift)
+        _check(scored_ids, where, self.inputs, start, messages[-1].get("content"), "text of the earlier messages")
+        return scored_ids
 
 
-def token_pair(
-    context: Any, option: Any, context_name: str, where: str, inputs: Inputs, prefix: Callable[[], int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the token ids of a context and of what continues it, both texts or both token ids.
+def read_pair(
+    prompt: Any, completion: Any, prompt_name: str, where: str, inputs: Inputs, prefix: Callable[[], int]
+) -> ScoredIds:
+    """Return the token ids of a prompt with its completion.
+
+    Args:
+        prompt, completion: both texts or both token ids, unchecked.
+        prompt_name, where: names of both in messages.
+        inputs: limits of the model.
+        prefix: returns the token that is put before a text.
 
     Raises:
-        TypeError, ValueError: one of them is wrong; the message names it.
+        TypeError, ValueError: one of them is wrong, the completion adds no token, or both do not fit the context.
     """
-    if isinstance(context, str) != isinstance(option, str):
-        raise TypeError(f"{where}: expected what the {context_name} is, text or token ids, got {type(option)}")
-    if isinstance(context, str):
+    if isinstance(prompt, str) != isinstance(completion, str):
+        raise TypeError(f"{where}: expected what the {prompt_name} is, text or token ids, got {type(completion)}")
+    if isinstance(prompt, str):
         if inputs.tokenizer is None:
             raise ValueError(
-                f"{context_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
+                f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
             )
-        before, after = map(tuple, encode_pair(context, option, inputs.tokenizer, prefix()))
-        if not after:
-            raise ValueError(f"{where}: {option!r} adds no token to the {context_name}")
+        ids = join_texts(prompt, completion, inputs.tokenizer, prefix())
     else:
-        before, after = inputs.encode(context, context_name), inputs.encode(option, where)
-    return before, inputs.encode(before + after, where)[len(before) :]
+        prompt_ids = inputs.encode(prompt, prompt_name)
+        completion_ids = to_token_ids(completion, where, inputs.tokenizer, inputs.vocab_size, continues=True)
+        ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
+    _check(ids, where, inputs, prompt, completion, prompt_name)
+    return ids
+
+
+def _check(ids: ScoredIds, where: str, inputs: Inputs, prompt: Any, completion: Any, prompt_name: str) -> None:
+    """Check the number of scored tokens and the context; raises ValueError with both texts."""
+    if ids.prompt >= len(ids.token_ids):
+        raise ValueError(f"{where}: {_SHORT.repr(completion)} adds no token to the {prompt_name} {_SHORT.repr(prompt)}")
+    try:
+        inputs.encode(ids.token_ids, where)
+    except ValueError as error:
+        raise ValueError(f"{error} ({prompt_name} {_SHORT.repr(prompt)}, then {_SHORT.repr(completion)})") from error
+
+
+def _difference(expected: str, got: str) -> str:
+    """Return the first difference between two texts, for a message."""
+    place = len(os.path.commonprefix([expected, got]))
+    excerpts = (text[max(0, place - 20) : place + 60] for text in (expected, got))
+    return "{!r}, got {!r}".format(*excerpts)
 
 
 def score_items(
@@ -176,4 +197,4 @@ def score_items(
         except (TypeError, ValueError) as error:
             # Its field alone is named, as for rows of files.
             raise located(error, where) from error
-    return [own(one, ids.prompt) for one, ids in zip(score(found), found, strict=True)]
+    return [own(one, ids) for one, ids in zip(score(found), found, strict=True)]

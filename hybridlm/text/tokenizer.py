@@ -151,6 +151,18 @@ class Tokenizer:
             return [token for piece in cut(text, added) for token in self._backend.encode(piece).ids]
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_open(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, without tokens that tokenizer.json adds at its end."""
+        ids = self.encode(text, add_special_tokens)
+        return ids[: len(ids) - self._added_behind] if add_special_tokens else ids
+
+    @cached_property
+    def _added_behind(self) -> int:
+        """Number of tokens that tokenizer.json adds at the end of every text, such as EOS."""
+        # An added token has an id in every vocabulary.
+        mask = self._backend.encode("".join(["a", *list(self.added_tokens)[:1]])).special_tokens_mask
+        return next((i for i, added in enumerate(reversed(mask)) if not added), 0)
+
     @cached_property
     def added_tokens(self) -> dict[str, bool]:
         """Tokens that are found in texts before the model of the tokenizer is asked -> whether they are special."""

@@ -138,6 +138,32 @@ def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
         assert pair == TemplateLM._encode_pair(model, context, continuation)
 
 
+@pytest.mark.parametrize(("context", "continuation"), [("<begin>a", ""), ("", ""), ("a", "b" * 300), ("", "b" * 300)])
+def test_continuations_without_tokens_are_refused_with_both_texts(lm: hybridlm.LM, context: str, continuation: str):
+    """Also those longer than the context; lm_eval's own backend stops at an assertion."""
+    from lm_eval.api.instance import Instance
+
+    from hybridlm.evals import HybridLM
+
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate([("a", "b"), (context, continuation)])]
+    with pytest.raises(ValueError, match=r"continuation of 1\.\.256 tokens, got (0|300): ") as error:
+        HybridLM(lm).loglikelihood(requests)
+    assert repr((context, continuation)) in str(error.value)
+
+
+def test_the_boundary_is_lm_evals(lm: hybridlm.LM):
+    """White space at the end of a context is scored with the continuation, unlike in `LM.score`."""
+    from lm_eval.api.instance import Instance
+
+    from hybridlm.evals import HybridLM
+
+    ((total, _),) = HybridLM(lm).loglikelihood([Instance("loglikelihood", {}, ("Who ", "Ada"), 0)])
+    (score,) = lm.score([{"prompt": "Who", "completion": " Ada"}])
+    assert total == pytest.approx(score.sum_logprob, abs=1e-4)
+    (own,) = lm.score([{"prompt": "Who ", "completion": "Ada"}])
+    assert len(own.token_ids) == 3 and own.sum_logprob > total
+
+
 def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     from hybridlm.cli import options as cli_options
     from hybridlm.evals import HybridLM

@@ -71,6 +71,12 @@ class RowRun(Loading):
             f"(compilation included)",
             err=True,
         )
+        if report.shifted:
+            typer.echo(
+                f"{report.output}: {report.shifted:,} completions are scored from within the prompt, because a token "
+                "spans both (boundary_shift)",
+                err=True,
+            )
         if report.errors:
             typer.echo(
                 f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True

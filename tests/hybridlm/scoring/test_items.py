@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.scoring.pairs import encode_pair
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 QUESTION = {"prompt": "Who has", "completion": " the kite"}
 
 
 def parts(lm: hybridlm.LM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    """The ids of both; each character is a token, and token 2 stands for an empty prompt."""
     assert lm.tokenizer is not None
-    return encode_pair(prompt, completion, lm.tokenizer, 2)
+    return lm.tokenizer.encode(prompt) or [2], lm.tokenizer.encode(completion)
 
 
 def check(lm: hybridlm.LM, score: hybridlm.Score, before: list[int], after: list[int]) -> None:

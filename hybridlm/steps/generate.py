@@ -44,7 +44,7 @@ rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(row_product, inputs=(Lane(), Shared()), static=[{"instructions": one} for one in INSTRUCTIONS])
-rowwise(sample_rows, inputs=(Lane(),) * 6, static=[{"instructions": one} for one in INSTRUCTIONS])
+rowwise(sample_rows, inputs=(Lane(),) * 6, static=[{"instructions": name} for name in INSTRUCTIONS])
 _PACKED = [
     {"kind": kind, "dtype": dtype, "instructions": one}
     for kind, dtype, one in itertools.product(KINDS, DTYPES, INSTRUCTIONS)

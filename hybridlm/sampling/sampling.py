@@ -17,7 +17,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs, ordered
+from hybridlm.sampling.sample_rows import KERNEL as SAMPLE_ROWS
+from hybridlm.sampling.sample_rows import sample_rows
 from models.ops.layout import materialize
+from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
@@ -110,11 +113,15 @@ maps the scratch of the step anew in every call (docs/performance.md); with fewe
 """
 
 
+def _key(sampling: Sampling, position: Array) -> Array:
+    """Return the random key of one lane's token."""
+    key = jax.random.wrap_key_data(jnp.asarray(sampling.seed), impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, sampling.index), position)
+
+
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
     """Return Gumbel noise for the logits of one lane: the argmax of the sum is a sample (the Gumbel-max trick)."""
-    key = jax.random.wrap_key_data(jnp.asarray(sampling.seed), impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, sampling.index), position)
-    return jax.random.gumbel(key, (vocab,), jnp.float32)
+    return jax.random.gumbel(_key(sampling, position), (vocab,), jnp.float32)
 
 
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
@@ -176,6 +183,12 @@ def sample_tokens(
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
         devices: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
+    if SAMPLE_ROWS.chosen(devices.kernels, devices.platform, logits):
+        return lax.cond(
+            sampling_mode == GREEDY,
+            lambda: most_likely(logits, devices.platform),
+            lambda: _sampled_by_kernel(logits, sampling, positions),
+        )
     greedy = most_likely(logits, devices.platform)
 
     def alone(lane: tuple[Array, Array, Sampling, Array]) -> Array:
@@ -189,6 +202,15 @@ def sample_tokens(
         return lax.map(alone, of_lanes)
 
     return lax.cond(sampling_mode == GREEDY, lambda: greedy, sampled)
+
+
+def _sampled_by_kernel(
+    logits: Float32[Array, "lane vocab"], sampling: Sampling, positions: Int32[Array, "lane"]
+) -> Int32[Array, "lane"]:
+    """Return the tokens of `sample_tokens` by the kernel for CPUs."""
+    keys = jax.vmap(lambda sampling, position: jax.random.key_data(_key(sampling, position)))(sampling, positions)
+    limits = (jnp.asarray(limit) for limit in (sampling.top_k, sampling.top_p, sampling.min_p))
+    return sample_rows(logits, jnp.asarray(sampling.temperature), *limits, keys, instructions=fastest())
 
 
 def _sampled(

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
+from hybridlm.sampling.sample_rows import sample_rows
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
@@ -43,6 +44,7 @@ rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_
 rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
 rowwise(row_product, inputs=(Lane(), Shared()), static=[{"instructions": one} for one in INSTRUCTIONS])
+rowwise(sample_rows, inputs=(Lane(),) * 6, static=[{"instructions": name} for name in INSTRUCTIONS])
 _PACKED = [
     {"kind": kind, "dtype": dtype, "instructions": one}
     for kind, dtype, one in itertools.product(KINDS, DTYPES, INSTRUCTIONS)

@@ -26,6 +26,7 @@ TARGETS = (
     "hybridlm_conv_read",
     "hybridlm_decode_attention",
     "hybridlm_latent_decode_attention",
+    "hybridlm_sample_rows",
 )
 """Names of the handlers, which are functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"

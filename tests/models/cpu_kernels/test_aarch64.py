@@ -20,6 +20,7 @@ SETS = {
     "recurrent_step_check": (2, 2),
     "conv_step_check": (2, 2),
     "decode_attention_check": (2, 2),
+    "sample_rows_check": (2, 2),
 }
 """Instruction sets of each processor that a check has code for."""
 

@@ -16,6 +16,7 @@ SIZES = {
     "recurrent_step": "brief",
     "conv_step": "brief",
     "decode_attention": "brief",
+    "sample_rows": "brief",
 }
 """Checks of kernels, with the sizes that a build with sanitizers runs in minutes."""
 SANITIZERS = {

@@ -1,0 +1,59 @@
+"""A kernel for CPUs that samples one token for each row of logits: candidates are selected before anything is sorted.
+
+`sampling.sample_tokens` defines the distribution. The kernel draws from the same random words, so it samples the same
+tokens for the same keys, except where the rounding of an exponential or a logarithm decides between two of them.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float32, Int32, UInt32
+
+from models.cpu_kernels import library
+from models.ops.kernels import Kernel
+from models.ops.row_product import call_result, instruction_number
+from models.sharding.varying import varying_like
+
+TARGET = "hybridlm_sample_rows"
+
+
+def unsupported(logits: Any) -> str | None:
+    """Return the reason why the kernel does not take these logits, `[row, vocab]`; None if it does."""
+    if logits.dtype != jnp.float32:
+        return f"logits of {logits.dtype}: expected float32"
+    if not jax.config.jax_threefry_partitionable:
+        return "jax_threefry_partitionable is off: random words of one token depend on the size of the vocabulary"
+    return "the library of kernels is not there" if library() is None else None
+
+
+KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)
+
+
+@partial(jax.jit, static_argnames="instructions")
+def sample_rows(
+    logits: Float32[Array, "row vocab"],
+    temperature: Float32[Array, "row"],
+    top_k: Int32[Array, "row"],
+    top_p: Float32[Array, "row"],
+    min_p: Float32[Array, "row"],
+    keys: UInt32[Array, "row 2"],
+    *,
+    instructions: str,
+) -> Int32[Array, "row"]:
+    """Return the sampled token of each row; `vocab` for a row with NaN.
+
+    The token of a row does not depend on the other rows, on their number, or on the instruction set.
+
+    Args:
+        logits: after any processing.
+        temperature: 0 for the most likely token.
+        top_k, top_p, min_p: as in `sampling.Sampling`.
+        keys: words of a threefry2x32 key for each row.
+        instructions: an instruction set that the processor runs.
+    """
+    operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
+    call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")
+    return call(*operands, instructions=instruction_number(instructions))

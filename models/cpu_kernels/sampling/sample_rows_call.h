@@ -1,0 +1,228 @@
+// Sampling of one token for each row of logits on the threads of a pool.
+//
+// temperature, then top_k, then top_p of the tokens that are left, then min_p, then the Gumbel-max trick: `hybridlm.sampling`
+// defines them. Candidates are selected by the maxima of groups of tokens before anything is sorted, and random numbers are
+// converted for candidates alone. Each row is computed by itself: its token depends neither on the other rows, nor on their
+// number, nor on the thread, nor on the instruction set.
+
+#ifndef MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_
+#define MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "sample_rows.h"
+#include "shared/parallel.h"
+
+namespace cpu_kernels {
+
+// Logits and settings of N rows, in row-major order.
+struct SampledRows {
+  const float* logits;       // [row, vocab]
+  const float* temperature;  // [row]; 0 for the most likely token
+  const int32_t* top_k;      // [row]; 0 keeps all
+  const float* top_p;        // [row]; 1 keeps all
+  const float* min_p;        // [row]; 0 keeps all
+  const uint32_t* keys;      // [row, 2], of threefry2x32
+  int32_t* tokens;           // [row], `vocab` for a row with NaN
+  int64_t rows, vocab;
+};
+
+// One row of logits divided by its temperature, with the maxima of its groups.
+class ScaledRow {
+ public:
+  ScaledRow(const RowPasses& passes, const float* logits, int64_t vocab, float temperature, const uint32_t* key)
+      : passes_(passes), logits_(logits), vocab_(vocab), temperature_(temperature), key_(key) {
+    maxima_.resize((vocab + GROUP_TOKENS - 1) / GROUP_TOKENS);
+    has_nan_ = passes.group_maxima(logits, vocab, maxima_.data());
+    if (has_nan_) return;
+    const auto group = std::max_element(maxima_.begin(), maxima_.end());
+    const int64_t start = (group - maxima_.begin()) * GROUP_TOKENS;
+    first_ = std::find(logits + start, logits + std::min(start + GROUP_TOKENS, vocab), *group) - logits;
+    highest_ = *group / temperature;
+  }
+
+  bool has_nan() const { return has_nan_; }
+  int64_t most_likely() const { return first_; }
+
+  // Every filter keeps the tokens above some number, so that one cutoff is enough.
+  int64_t sample(int64_t top_k, float top_p, float min_p) const {
+    float cutoff = -std::numeric_limits<float>::infinity();
+    const bool by_k = top_k > 0 && top_k < vocab_;
+    if (by_k) cutoff = cutoff_of_rank(top_k);
+    if (top_p < 1.0f) {
+      double total = 0.0;
+      if (by_k)
+        for_each_weight(cutoff, [&](float, float weight) { total += weight; });
+      else
+        total = passes_.sum_of_exponentials(logits_, vocab_, temperature_, highest_);
+      cutoff = std::max(cutoff, cutoff_of_weight(cutoff, top_p, total));
+    }
+    return sample_from(min_p > 0.0f ? std::max(cutoff, at_least_weight(min_p)) : cutoff, min_p);
+  }
+
+ private:
+  int64_t groups() const { return static_cast<int64_t>(maxima_.size()); }
+  int64_t tokens_of(int64_t group) const { return std::min(GROUP_TOKENS, vocab_ - group * GROUP_TOKENS); }
+  float scaled(int64_t token) const { return logits_[token] / temperature_; }
+
+  // In units of the probability of the most likely token, the logit of which may be infinite.
+  float weight_of(float scaled) const { return scaled == highest_ ? 1.0f : std::exp(scaled - highest_); }
+
+  // A number that no scaled logit of at least this weight is below.
+  float at_least_weight(double weight) const {
+    if (!std::isfinite(highest_)) return highest_;
+    const double distance = std::log(weight);
+    return static_cast<float>(highest_ + distance - 1e-4 * (1.0 + std::fabs(highest_) + std::fabs(distance)));
+  }
+
+  // Call `visit(scaled, weight)` for each token of at least `least`.
+  template <typename Visit>
+  void for_each_weight(float least, const Visit& visit) const {
+    float weights[GROUP_TOKENS];
+    for (int64_t group = 0; group < groups(); ++group) {
+      if (maxima_[group] / temperature_ < least) continue;
+      const float* logits = logits_ + group * GROUP_TOKENS;
+      const int64_t count = tokens_of(group);
+      passes_.exponentials(logits, count, temperature_, highest_, weights);
+      for (int64_t k = 0; k < count; ++k) {
+        const float scaled = logits[k] / temperature_;
+        if (scaled >= least) visit(scaled, weights[k]);
+      }
+    }
+  }
+
+  // The scaled logit of the token of a rank, the first is 1.
+  float cutoff_of_rank(int64_t rank) const {
+    // Of `rank` groups each has a token that is not below their least maximum.
+    float least = -std::numeric_limits<float>::infinity();
+    if (rank <= groups()) {
+      std::vector<float> sorted = maxima_;
+      std::nth_element(sorted.begin(), sorted.begin() + (rank - 1), sorted.end(), std::greater<float>());
+      least = sorted[rank - 1] / temperature_;
+    }
+    std::vector<float> values;
+    for (int64_t group = 0; group < groups(); ++group) {
+      if (maxima_[group] / temperature_ < least) continue;
+      for (int64_t k = 0; k < tokens_of(group); ++k) {
+        const float value = scaled(group * GROUP_TOKENS + k);
+        if (value >= least) values.push_back(value);
+      }
+    }
+    std::nth_element(values.begin(), values.begin() + (rank - 1), values.end(), std::greater<float>());
+    return values[rank - 1];
+  }
+
+  // The least scaled logit, of those of at least `least`, for which all larger ones together weigh less than top_p of
+  // `total`.
+  float cutoff_of_weight(float least, float top_p, double total) const {
+    if (!std::isfinite(highest_)) return highest_;
+    const double enough = static_cast<double>(top_p) * total;
+    // Tokens of less than this weight have together less than 1 - top_p: the others are enough.
+    least = std::max(least, at_least_weight((1.0 - static_cast<double>(top_p)) * total / static_cast<double>(vocab_)));
+    // Weights by the distance from the highest logit, then a sort of the tokens at the one distance of the cutoff.
+    const float steps = (DISTANCES - 1) / std::max(highest_ - least, std::numeric_limits<float>::min());
+    const auto distance_of = [&](float scaled) {
+      return std::min(static_cast<int64_t>((highest_ - scaled) * steps), DISTANCES - 1);
+    };
+    std::vector<double> sums(DISTANCES);
+    for_each_weight(least, [&](float scaled, float weight) { sums[distance_of(scaled)] += weight; });
+    double above = 0.0;
+    int64_t distance = 0;
+    while (distance < DISTANCES - 1 && above + sums[distance] < enough) above += sums[distance++];
+    std::vector<std::pair<float, float>> tokens;
+    for_each_weight(least, [&](float scaled, float weight) {
+      if (distance_of(scaled) == distance) tokens.emplace_back(scaled, weight);
+    });
+    std::sort(tokens.begin(), tokens.end(), std::greater<>());
+    float cutoff = highest_;
+    for (std::size_t k = 0; k < tokens.size(); ++k) {
+      // Equally likely tokens are kept together.
+      if ((k == 0 || tokens[k].first != tokens[k - 1].first) && above >= enough && (above > 0.0 || k > 0)) break;
+      cutoff = tokens[k].first;
+      above += tokens[k].second;
+    }
+    return cutoff;
+  }
+  static constexpr int64_t DISTANCES = 4096;
+
+  // Gumbel noise of a random word, as jax.random.gumbel has it: 23 bits are a number in [0, 1), of which 0 is the least
+  // normal float.
+  static float noise(uint32_t word) {
+    const uint32_t mantissa = word >> 9;
+    const double uniform = mantissa ? mantissa * 0x1p-23 : std::numeric_limits<float>::min();
+    const float inner = static_cast<float>(-std::log(uniform));
+    return static_cast<float>(-std::log(static_cast<double>(inner)));
+  }
+  // No noise is larger.
+  static constexpr float MAX_NOISE = 16.0f;
+
+  // The token with the largest sum of scaled logit and noise, the first of equal ones, of the tokens of at least `least` and
+  // the most likely one. A group is left out if none of its tokens can win with the largest noise, and a token if its random
+  // word is below those that could.
+  int64_t sample_from(float least, float min_p) const {
+    uint32_t words[GROUP_TOKENS];
+    passes_.random_words(key_, first_, 1, words);
+    int64_t best = first_;
+    float most = highest_ + noise(words[0]);
+    for (int64_t group = 0; group < groups(); ++group) {
+      const float top = maxima_[group] / temperature_;
+      // In float64, with more than the rounding of a sum in float32 to spare.
+      const double spare = 1e-3 + 1e-6 * std::fabs(most);
+      if (top < least || top + MAX_NOISE + spare < most) continue;
+      const double needed = std::exp(-std::exp(top + spare - most));
+      const uint32_t lowest = static_cast<uint32_t>(std::max(0.0, needed * 0x1p23 - 2.0));
+      const int64_t start = group * GROUP_TOKENS, count = tokens_of(group);
+      passes_.random_words(key_, start, count, words);
+      for (int64_t k = 0; k < count; ++k) {
+        if ((words[k] >> 9) < lowest) continue;
+        const float value = scaled(start + k);
+        if (value < least || (min_p > 0.0f && weight_of(value) < min_p)) continue;
+        const float noisy = value + noise(words[k]);
+        if (noisy > most || (noisy == most && start + k < best)) most = noisy, best = start + k;
+      }
+    }
+    return best;
+  }
+
+  const RowPasses& passes_;
+  const float* logits_;
+  int64_t vocab_;
+  float temperature_;
+  const uint32_t* key_;
+  std::vector<float> maxima_;
+  bool has_nan_ = false;
+  int64_t first_ = 0;
+  float highest_ = 0.0f;
+};
+
+inline int32_t sample_row(const RowPasses& passes, const SampledRows& rows, int64_t row) {
+  const bool sampled = rows.temperature[row] > 0.0f;
+  const ScaledRow scaled(passes, rows.logits + row * rows.vocab, rows.vocab, sampled ? rows.temperature[row] : 1.0f,
+                         rows.keys + row * 2);
+  if (scaled.has_nan()) return static_cast<int32_t>(rows.vocab);
+  if (!sampled) return static_cast<int32_t>(scaled.most_likely());
+  return static_cast<int32_t>(scaled.sample(rows.top_k[row], rows.top_p[row], rows.min_p[row]));
+}
+
+// Bytes of logits that are worth another thread (`parts_of`).
+constexpr int64_t MIN_SAMPLED_BYTES = 128 * 1024;
+
+template <typename Pool>
+void sample_rows(Pool& pool, const RowPasses& passes, const SampledRows& rows) {
+  const int64_t bytes = rows.rows * rows.vocab * static_cast<int64_t>(sizeof(float));
+  const int64_t parts = parts_of(pool, rows.rows, bytes, MIN_SAMPLED_BYTES);
+  in_parallel(pool, parts, [&](int64_t part) {
+    for (int64_t row = part * rows.rows / parts; row < (part + 1) * rows.rows / parts; ++row)
+      rows.tokens[row] = sample_row(passes, rows, row);
+  });
+}
+
+}  // namespace cpu_kernels
+
+#endif  // MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_

@@ -1,0 +1,136 @@
+"""The kernel for CPUs samples the tokens of the plain form for the same keys, each row by itself."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybridlm.sampling.sample_rows import KERNEL
+from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling, sample_tokens
+from models.cpu_kernels import library
+from models.sharding.devices import Devices
+
+pytestmark = pytest.mark.cpu_kernels
+
+ROWS, VOCAB = 512, 1003
+WITH_KERNEL, PLAIN = Devices(kernels="auto"), Devices(kernels="off")
+run = jax.jit(sample_tokens, static_argnums=4)
+FILTERS: dict[str, dict[str, Any]] = {
+    "no filter": {},
+    "temperature 0.2": {"temperature": 0.2},
+    "top_k 1": {"top_k": 1},
+    "top_k 20": {"top_k": 20},
+    "more groups than tokens": {"top_k": 500},
+    "the whole vocabulary": {"top_k": VOCAB},
+    "top_p": {"top_p": 0.7},
+    "almost all": {"top_p": 0.9999},
+    "top_p 0": {"top_p": 0.0},
+    "min_p": {"min_p": 0.1},
+    "typical settings": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "all filters": {"temperature": 1.3, "top_k": 60, "top_p": 0.9, "min_p": 0.02},
+}
+
+
+def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, rows=ROWS) -> Sampling:
+    return Sampling(
+        np.full(rows, temperature, np.float32),
+        np.full(rows, top_k, np.int32),
+        np.full(rows, top_p, np.float32),
+        np.full(rows, min_p, np.float32),
+        np.tile(np.array([3, 11], np.uint32), (rows, 1)),
+        np.arange(rows, dtype=np.uint32),
+    )
+
+
+def logits(rows: int = ROWS, vocab: int = VOCAB, spread: float = 2.0) -> jax.Array:
+    values = np.random.default_rng(vocab).normal(size=(rows, vocab)) * spread
+    return jnp.asarray(np.round(values * 32) / 32, jnp.float32)  # some logits are equal
+
+
+def tokens(x: jax.Array, sampling: Sampling, devices: Devices, mode: int = FILTERED) -> np.ndarray:
+    positions = np.arange(x.shape[0], dtype=np.int32) % 7
+    return np.asarray(run(x, sampling, positions, np.int32(mode), devices))
+
+
+@pytest.fixture(autouse=True)
+def kernel() -> None:
+    assert library() is not None, "no kernels: build them with `python -m models.cpu_kernels`"
+    assert KERNEL.chosen("auto", "cpu", jax.ShapeDtypeStruct((ROWS, VOCAB), jnp.float32))
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+def test_tokens_are_those_of_the_plain_form(filters: dict[str, Any]) -> None:
+    x, sampling = logits(), settings(**filters)
+    np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL), tokens(x, sampling, PLAIN))
+
+
+@pytest.mark.parametrize("spread", [1e-3, 30.0, 1e6])
+def test_flat_peaked_and_large_logits(spread: float) -> None:
+    x = logits(spread=spread)
+    for sampling in (settings(), settings(top_p=0.9), settings(min_p=0.5)):
+        np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL), tokens(x, sampling, PLAIN))
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
+def test_infinite_logits(filters: dict[str, Any]) -> None:
+    x = np.array(logits(8))
+    x[0, 5] = np.inf
+    x[1] = -np.inf
+    x[2, 100:] = -np.inf
+    x[3, [7, 900]] = np.inf
+    x[4, :-1] = -np.inf
+    found = tokens(jnp.asarray(x), settings(**filters, rows=8), WITH_KERNEL)
+    np.testing.assert_array_equal(found, tokens(jnp.asarray(x), settings(**filters, rows=8), PLAIN))
+    assert found[0] == 5 and found[2] < 100 and found[3] in (7, 900) and found[4] == VOCAB - 1
+
+
+def test_a_row_is_sampled_by_itself() -> None:
+    """Alone, permuted, and beside rows of NaN, at temperature 0 too."""
+    x, sampling = logits(16), settings(0.7, top_k=40, top_p=0.9, rows=16)
+    sampling.temperature[3] = 0.0
+    positions = np.arange(16, dtype=np.int32)
+
+    def sample(x: jax.Array, rows: np.ndarray | slice) -> np.ndarray:
+        """Sample rows `x` with the settings and positions of `rows`."""
+        chosen = jax.tree.map(lambda setting: setting[rows], sampling)
+        return np.asarray(run(x, chosen, positions[rows], np.int32(FILTERED + BESIDE_GREEDY), WITH_KERNEL))
+
+    together = sample(x, slice(16))
+    assert together[3] == int(jnp.argmax(x[3]))
+    order = np.random.default_rng(0).permutation(16)
+    np.testing.assert_array_equal(sample(x[order], order), together[order])
+    for row in range(16):
+        assert sample(x[row : row + 1], slice(row, row + 1))[0] == together[row]
+        neighbours = sample(jnp.full_like(x, jnp.nan).at[row].set(x[row]), slice(16))
+        assert neighbours[row] == together[row] and (np.delete(neighbours, row) == VOCAB).all()
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED, FILTERED])
+def test_modes(mode: int) -> None:
+    x, sampling = logits(32), settings(0.0 if mode == GREEDY else 1.0, rows=32)
+    np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL, mode), tokens(x, sampling, PLAIN, mode))
+
+
+def test_frequencies_are_the_filtered_distribution() -> None:
+    """At the vocabulary of a group and one more token: five standard deviations of a binomial frequency."""
+    rows, vocab = 20_000, 65
+    row = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
+    found = tokens(jnp.tile(row, (rows, 1)), settings(0.8, top_k=30, top_p=0.9, rows=rows), WITH_KERNEL)
+    weights = np.exp(row.astype(np.float64) / 0.8)
+    weights[np.argsort(-weights)[30:]] = 0
+    order = np.argsort(-weights)
+    above = np.cumsum(weights[order]) - weights[order]
+    weights[order[above >= 0.9 * weights.sum()]] = 0
+    expected = weights / weights.sum()
+    frequency = np.bincount(found, minlength=vocab) / rows
+    assert set(np.flatnonzero(frequency)) <= set(np.flatnonzero(expected))
+    bound = 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-9
+    np.testing.assert_array_less(np.abs(frequency - expected), bound)
+
+
+def test_words_that_depend_on_the_vocabulary_are_left_to_xla() -> None:
+    shape = jax.ShapeDtypeStruct((1, VOCAB), jnp.float32)
+    with jax.threefry_partitionable(False):
+        assert not KERNEL.chosen("auto", "cpu", shape)

@@ -19,7 +19,9 @@ from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.neighbours import Neighbours, neighbours
-from ir_passes.xla_audit.pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
+from ir_passes.xla_audit.pool_copies import PoolCopy, whole_pools
+from ir_passes.xla_audit.pool_copies import findings as pool_findings
+from ir_passes.xla_audit.pools import io_aliases
 from ir_passes.xla_audit.program import TPU, Executable
 
 ALIGNMENT, TPU_ALIGNMENT = 64, 1 << 14
@@ -135,13 +137,12 @@ def audit_executable(
     """
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
-    copies = pool_copies(executable, bound, live)
+    wholes = whole_pools(executable, bound, live)
     schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
-        *copy_findings(copies, executable, may_copy),
-        *second_pools(executable, bound, live),
+        *pool_findings(wholes, executable, may_copy),
         *overlaps(executable, live),
         *misplaced(executable, live),
         *_hazards(executable, live),
@@ -150,7 +151,7 @@ def audit_executable(
     ]
     return AuditReport(
         tuple(findings),
-        tuple(copies),
+        tuple(whole.as_copy(executable) for whole in wholes if whole.copied),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),

@@ -22,7 +22,7 @@ def _list(name: str, message: WireMessage) -> Field:
 
 LAYOUT = WireMessage(
     "LayoutProto",
-    {1: _many("minor_to_major", "int"), 6: _many("tiles", "bytes"), 9: Field("element_size_in_bits", "int")},
+    {1: _many("minor_to_major", "int"), 6: _many("tiles", "bytes"), 7: Field("element_size_in_bits", "int")},
 )
 
 SHAPE = WireMessage(

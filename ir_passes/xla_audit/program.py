@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-TPU = "tpu"
+CPU, TPU = "cpu", "tpu"
 Index = tuple[int, ...]
 """A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 

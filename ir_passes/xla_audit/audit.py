@@ -14,6 +14,7 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
+from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
@@ -22,10 +23,10 @@ from ir_passes.xla_audit.neighbours import Neighbours, neighbours
 from ir_passes.xla_audit.pool_copies import PoolCopy, whole_pools
 from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.pools import io_aliases
-from ir_passes.xla_audit.program import TPU, Executable
+from ir_passes.xla_audit.program import CPU, GPU, TPU, Executable
 
-ALIGNMENT, TPU_ALIGNMENT = 64, 1 << 14
-"""XLA begins every value of its arena at a multiple of this."""
+ALIGNMENT = {CPU: 64, GPU: 256, TPU: 1 << 14}
+"""Platform -> bytes; XLA begins every value of its arena at a multiple of this."""
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
     AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
@@ -119,6 +120,7 @@ def audit(
     return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
 
 
+@hlo_errors("XLA's program")
 def audit_executable(
     executable: Executable,
     bound: BoundContract,
@@ -134,6 +136,9 @@ def audit_executable(
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest.
         started: `time.perf_counter()` when the audit began, if it began with reading.
+
+    Raises:
+        HloError: the parts of the program do not fit together.
     """
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
@@ -195,7 +200,7 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
 
 
 def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
-    most = ratio * lower + (TPU_ALIGNMENT if executable.platform == TPU else ALIGNMENT) * len(live.values)
+    most = ratio * lower + ALIGNMENT.get(executable.platform, ALIGNMENT[CPU]) * len(live.values)
     if executable.temp_bytes <= most:
         return []
     return [

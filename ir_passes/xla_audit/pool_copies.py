@@ -11,19 +11,21 @@ from fnmatch import fnmatchcase
 from ir_passes.contract.contract import ROW_MAPS, BoundContract, PageTable, Pool
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
-from ir_passes.xla_audit.pool_values import HANDING_OVER, NOTHING, Held, PoolType, PoolValues, positions
+from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolType
+from ir_passes.xla_audit.pool_values import HANDING_OVER, PoolValues, positions
 from ir_passes.xla_audit.program import CPU, Executable, Instruction
 
 REMEDY = (
-    "Read every row of the pool before the first write to it, write all rows at once, and carry the pool through loops "
-    "instead of scanning over it. XLA orders the write after another reader of the old pool only if it is computed from "
-    "what that reader reads; new rows that a sum reads too, XLA may compute twice. Where one copy in a step is all "
-    "right, as that of a cache whose rows are returned as a new array, allow it: compile_step(..., may_copy={pools})."
+    "Read every row of the pool before the first write to it, write all rows at once, and carry the pool through "
+    "loops instead of scanning over it. XLA orders the write after another reader of the old pool only if it is "
+    "computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. If one copy in each "
+    "step is acceptable, for example of a cache whose rows are returned as a new array, allow it: "
+    "compile_step(..., may_copy={pools})."
 )
 REMEDY_CONVERTED = (
-    "If this is a scatter: XLA:CPU has none for bfloat16, float8 and int4, and converts the whole pool to a wider dtype "
-    "and back. Keep the pool in float32 or float16 on a CPU, or write its rows one after another by "
-    "jax.lax.dynamic_update_slice in a jax.lax.fori_loop, which is done in place for every dtype. "
+    "XLA:CPU has no scatter for bfloat16, float8 and int4: it converts the whole pool to a wider dtype and back. On a "
+    "CPU keep a pool that is scattered to in float32 or float16, or write its rows one after another by "
+    "jax.lax.dynamic_update_slice in a jax.lax.fori_loop, which XLA does in place for every dtype. "
 )
 
 
@@ -73,7 +75,9 @@ class WholePool:
     def as_copy(self, executable: Executable) -> PoolCopy:
         """The copy, for the report."""
         one = self.value.instruction
-        return PoolCopy(one.name, self.pools, self.value.array.bytes, *origin(one, executable.module), self.looped)
+        return PoolCopy(
+            one.name, self.pools, self.value.array.padded_bytes, *origin(one, executable.module), self.looped
+        )
 
 
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[WholePool]:
@@ -86,8 +90,7 @@ def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) 
     values = PoolValues(executable, live)
     found: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
     for i, pool in _pools(executable, bound).items():
-        known = i in bound.successors and not pool.lane_numbers
-        last = values.backwards(pool, bound.successors[i]) if known else frozenset[int]()
+        last = values.backwards(pool, bound.successors[i]) if i in bound.successors else frozenset[int]()
         judge = _Judge(executable, live, pool, values.onwards(pool), last)
         for position in judge.held.keys() | last:
             copied = judge.is_copied(position)
@@ -128,7 +131,10 @@ def findings(wholes: Sequence[WholePool], executable: Executable, allowed: Seque
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
-    """Pools that the program reads, by argument, as one device has them."""
+    """Pools that the program reads, by argument, as one device has them.
+
+    A pool of one number per lane is left out: it is no larger than the list of lanes.
+    """
     maps = [one.entry for one in bound.inputs if isinstance(one.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
     paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}
@@ -140,6 +146,8 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
         array = executable.module.main.parameters[number].array
         rows = array.dims[one.entry.axis]
         by_lane = one.entry.group not in mapped or bound.lanes in (one.shape[one.entry.axis], rows)
+        if by_lane and array.count == rows:
+            continue
         found[i] = PoolType(number, array, rows, by_lane, one.entry.group in paged)
     return found
 
@@ -175,7 +183,9 @@ class _Judge:
     def is_rebuilt(self, position: int) -> bool:
         """True if the whole pool, of more rows than the step's lanes, is computed outside its bytes."""
         value = self.live.values[position]
-        return not self.pool.by_lane and self._is_written(value) and self._is_whole(position) and not self._in_pool(value)
+        return (
+            not self.pool.by_lane and self._is_written(value) and self._is_whole(position) and not self._in_pool(value)
+        )
 
     def is_converted(self, position: int) -> bool:
         """True if a value that holds the whole pool has another dtype than one that it was copied from."""
@@ -199,7 +209,9 @@ class _Judge:
 
     def _in_pool(self, value: LiveValue) -> bool:
         place = value.slice
-        return place is not None and self.executable.buffers.allocations[place.allocation].parameter == self.pool.parameter
+        return (
+            place is not None and self.executable.buffers.allocations[place.allocation].parameter == self.pool.parameter
+        )
 
 
 def _only_moves(one: Instruction, executable: Executable) -> bool:

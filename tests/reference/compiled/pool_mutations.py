@@ -65,8 +65,8 @@ MOVES = {
 }
 """Operations that move a pool's elements: `r` holds those of `p`."""
 COMPUTATIONS = {
-    "select": "z = {number} constant({zero})\n zeros = {type} broadcast(z), dimensions={{}}\n yes = pred[] constant(1)\n"
-    " mask = {mask} broadcast(yes), dimensions={{}}\n r = {type} select(mask, p, zeros)",
+    "select": "z = {number} constant({zero})\n zeros = {type} broadcast(z), dimensions={{}}\n"
+    " yes = pred[] constant(1)\n mask = {mask} broadcast(yes), dimensions={{}}\n r = {type} select(mask, p, zeros)",
     "arithmetic": "r = {type} {combine}(p, p)",
     "comparison": "r = {mask} compare(p, p), direction=EQ",
     "call": 'r = {type} custom-call(p), custom_call_target="beside"',
@@ -216,7 +216,8 @@ def _text(dtype: str, form: str, operation: str, place: str) -> str:
         "fewer": array(rows(ROWS - 1)), "flat": array((prod(rows(ROWS - 1)),)), "three": array(rows(3)),
         "six": array(rows(6)), "more": array(rows(ROWS + 2)), "twice": array((2, *dims)),
         "gathered": array(rows(2 * ROWS)), "but_one": cut(1, ROWS), "to_three": cut(0, 3), "from_three": cut(3, ROWS),
-        "axis": axis, "order": _listed(order), "others": _listed(others), "dims": _listed(dims), "row": _listed(rows(1)),
+        "axis": axis, "order": _listed(order), "others": _listed(others), "dims": _listed(dims),
+        "row": _listed(rows(1)),
         "behind": _listed([i + 1 for i in range(len(dims))]), "starts": ", ".join("o" for _ in dims),
         "padding": "x".join("1_1" if i == axis else "0_0" for i in range(len(dims))),
         "zero": {"pred": "false", "c64": "(0, 0)"}.get(dtype, "0"), "combine": "or" if dtype == "pred" else "add",

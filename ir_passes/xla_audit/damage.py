@@ -8,9 +8,17 @@ class HloError(ValueError):
     """The executable does not give out what the audit reads; says what is missing."""
 
 
+# fmt: off
+UNEXPECTED = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
+)
+# fmt: on
+"""Errors from references, shapes and numbers that do not fit together."""
+
+
 @contextmanager
 def hlo_errors(part: str) -> Iterator[None]:
-    """Raise HloError for any error from references, shapes or numbers that do not fit together.
+    """Raise HloError for an unexpected error of a reader.
 
     Args:
         part: what is read, for the message.
@@ -22,9 +30,7 @@ def hlo_errors(part: str) -> Iterator[None]:
         yield
     except HloError:
         raise
-    except (
-        ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
-    ) as error:  # fmt: skip
+    except UNEXPECTED as error:
         raise HloError(
             f"{part} cannot be read; is it damaged, or did its field numbers change? {type(error).__name__}: {error}"
         ) from error

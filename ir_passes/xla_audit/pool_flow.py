@@ -1,10 +1,10 @@
 """The elements of a pool that an instruction hands from its operands to its results.
 
-Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Products, calls and
-reads of the rows that an input names have new results. A reduction's results hold no more than they have elements.
+Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Products, calls
+and reads of the rows that an input names have new results. A reduction's result holds at most one for each of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class PoolFlow:
     back: bool
 
     def results(
-        self, one: Instruction, operands: list[Leaves], arrays: list[Array], named: list[bool]
+        self, one: Instruction, operands: Sequence[Leaves], arrays: list[Array], named: list[bool]
     ) -> dict[Index, Held]:
         """Return what each entry of a result holds.
 
@@ -114,7 +114,7 @@ class PoolFlow:
                 found[index] = held.within(most)
         return found
 
-    def _inside(self, fused: Computation, operands: list[Leaves], named: list[bool]) -> dict[Index, Held]:
+    def _inside(self, fused: Computation, operands: Sequence[Leaves], named: list[bool]) -> dict[Index, Held]:
         """Return what each result of a fusion holds; an operand that is a tuple keeps its entries."""
         held: dict[int, dict[Index, Held]] = {}
         inputs: dict[int, bool] = {}

@@ -15,6 +15,8 @@ from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolType
 from ir_passes.xla_audit.pool_values import HANDING_OVER, PoolValues, positions
 from ir_passes.xla_audit.program import CPU, Executable, Instruction
 
+MOVES, VIEWS = frozenset({"copy", "copy-start", "transpose"}), frozenset({"bitcast", "parameter", "reshape", "tuple"})
+CONVERSIONS = frozenset({"bitcast-convert", "convert", "reverse"})
 REMEDY = (
     "Read every row of the pool before the first write to it, write all rows at once, and carry the pool through "
     "loops instead of scanning over it. XLA orders the write after another reader of the old pool only if it is "
@@ -176,9 +178,12 @@ class _Judge:
         if any(self.executable.on_chip(source.slice) for source in sources):
             return False
         if self.held.get(position, NOTHING).moved >= self.pool.least:
-            return not self._in_pool(value) or any(not self._in_pool(source) for source in sources)
+            back = any(not self._in_pool(source) for source in sources) and self._only(
+                value.instruction, MOVES | CONVERSIONS
+            )
+            return back or not self._in_pool(value)
         alike = value.array.dtype == self.pool.array.dtype and value.array.count == self.pool.array.count
-        return alike and bool(sources) and _only_moves(value.instruction, self.executable)
+        return alike and bool(sources) and self._only(value.instruction, MOVES)
 
     def is_rebuilt(self, position: int) -> bool:
         """True if the whole pool, of more rows than the step's lanes, is computed outside its bytes."""
@@ -213,12 +218,9 @@ class _Judge:
             place is not None and self.executable.buffers.allocations[place.allocation].parameter == self.pool.parameter
         )
 
-
-def _only_moves(one: Instruction, executable: Executable) -> bool:
-    """True for a copy or transpose, and a fusion of nothing else."""
-    if one.opcode == "fusion":
-        fused = executable.module.computations[one.called[0]]
-        opcodes = {inner.opcode for inner in fused.instructions}
-        moves = {"parameter", "copy", "bitcast", "transpose", "tuple", "reshape"}
-        return opcodes <= moves and bool(opcodes & {"copy", "transpose"})
-    return one.opcode in ("copy", "copy-start", "transpose")
+    def _only(self, one: Instruction, moves: AbstractSet[str]) -> bool:
+        """True for an operation that moves its operand, and a fusion of such operations."""
+        if one.opcode != "fusion":
+            return one.opcode in moves
+        opcodes = {inner.opcode for inner in self.executable.module.computations[one.called[0]].instructions}
+        return opcodes <= moves | VIEWS and bool(opcodes & moves)

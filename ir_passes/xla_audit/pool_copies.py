@@ -76,9 +76,13 @@ class WholePool:
 
     def as_copy(self, executable: Executable) -> PoolCopy:
         """The copy, for the report."""
-        one = self.value.instruction
+        instruction = self.value.instruction
         return PoolCopy(
-            one.name, self.pools, self.value.array.padded_bytes, *origin(one, executable.module), self.looped
+            instruction.name,
+            self.pools,
+            self.value.array.padded_bytes,
+            *origin(instruction, executable.module),
+            self.looped,
         )
 
 
@@ -137,20 +141,20 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
 
     A pool of one number per lane is left out: it is no larger than the list of lanes.
     """
-    maps = [one.entry for one in bound.inputs if isinstance(one.entry, ROW_MAPS)]
+    maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
     paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}
     found: dict[int, PoolType] = {}
-    for i, one in enumerate(bound.inputs):
+    for i, argument in enumerate(bound.inputs):
         number = executable.parameters.get(i)
-        if not isinstance(one.entry, Pool) or number is None:
+        if not isinstance(argument.entry, Pool) or number is None:
             continue
         array = executable.module.main.parameters[number].array
-        rows = array.dims[one.entry.axis]
-        by_lane = one.entry.group not in mapped or bound.lanes in (one.shape[one.entry.axis], rows)
+        rows = array.dims[argument.entry.axis]
+        by_lane = argument.entry.group not in mapped or bound.lanes in (argument.shape[argument.entry.axis], rows)
         if by_lane and array.count == rows:
             continue
-        found[i] = PoolType(number, array, rows, by_lane, one.entry.group in paged)
+        found[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged)
     return found
 
 
@@ -205,9 +209,9 @@ class _Judge:
             return False
         return all(self.live.values[at].slice != value.slice for at in self._sources(value.instruction))
 
-    def _sources(self, one: Instruction) -> list[int]:
+    def _sources(self, instruction: Instruction) -> list[int]:
         """Positions of the operands that hold the whole pool."""
-        return [at for at in positions(one.operands, self.live) if self._is_whole(at)]
+        return [at for at in positions(instruction.operands, self.live) if self._is_whole(at)]
 
     def _is_whole(self, position: int) -> bool:
         return position in self.last or max(self.held.get(position, NOTHING)) >= self.pool.least
@@ -218,9 +222,9 @@ class _Judge:
             place is not None and self.executable.buffers.allocations[place.allocation].parameter == self.pool.parameter
         )
 
-    def _only(self, one: Instruction, moves: AbstractSet[str]) -> bool:
+    def _only(self, instruction: Instruction, moves: AbstractSet[str]) -> bool:
         """True for an operation that moves its operand, and a fusion of such operations."""
-        if one.opcode != "fusion":
-            return one.opcode in moves
-        opcodes = {inner.opcode for inner in self.executable.module.computations[one.called[0]].instructions}
+        if instruction.opcode != "fusion":
+            return instruction.opcode in moves
+        opcodes = {inner.opcode for inner in self.executable.module.computations[instruction.called[0]].instructions}
         return opcodes <= moves | VIEWS and bool(opcodes & moves)

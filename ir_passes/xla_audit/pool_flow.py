@@ -1,7 +1,8 @@
 """The elements of a pool that an instruction hands from its operands to its results.
 
 Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Products, calls
-and reads of the rows that an input names have new results. A reduction's result holds at most one for each of its own.
+and reads of the rows that an input names have new results. A reduction's result holds at most its own number of
+elements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,32 +86,32 @@ class PoolFlow:
     back: bool
 
     def results(
-        self, one: Instruction, operands: Sequence[Leaves], arrays: list[Array], named: list[bool]
+        self, instruction: Instruction, operands: Sequence[Leaves], arrays: list[Array], named: list[bool]
     ) -> dict[Index, Held]:
         """Return what each entry of a result holds.
 
         Args:
-            one: the instruction.
+            instruction: a fusion or any other instruction, but no loop or branch.
             operands: what the operands hold.
             arrays: their types.
             named: whether each is computed from an argument of the program.
         """
-        if one.opcode == "tuple":
+        if instruction.opcode == "tuple":
             return {(i, *index): held for i, leaves in enumerate(operands) for index, held in leaves.items()}
-        if one.opcode == "get-tuple-element":
-            return {index[1:]: held for index, held in operands[0].items() if index[:1] == (one.tuple_index,)}
-        if one.opcode in ("fusion", STARTED, "call") and one.called:
-            inside = self._inside(self.computations[one.called[0]], operands, named)
-            return {((1, *index) if one.opcode == STARTED else index): held for index, held in inside.items()}
+        if instruction.opcode == "get-tuple-element":
+            return {index[1:]: held for index, held in operands[0].items() if index[:1] == (instruction.tuple_index,)}
+        if instruction.opcode in ("fusion", STARTED, "call") and instruction.called:
+            inside = self._inside(self.computations[instruction.called[0]], operands, named)
+            return {((1, *index) if instruction.opcode == STARTED else index): held for index, held in inside.items()}
         found: dict[Index, Held] = {}
-        for index, array in one.arrays.items():
+        for index, array in instruction.arrays.items():
             if array.dtype == "tuple":
                 continue
-            parts = [self._carried(one, index, i, leaves, arrays, named) for i, leaves in enumerate(operands)]
-            if any(parts):
-                joined = sum if one.opcode == "concatenate" else max
+            parts = [self._carried(instruction, index, i, leaves, arrays, named) for i, leaves in enumerate(operands)]
+            if any(map(any, parts)):
+                joined = sum if instruction.opcode == "concatenate" else max
                 held = Held(joined(part.moved for part in parts), joined(part.computed for part in parts))
-                most = array.count if one.opcode.startswith("reduce") else self.pool.size(array)
+                most = array.count if instruction.opcode.startswith("reduce") else self.pool.size(array)
                 found[index] = held.within(most)
         return found
 
@@ -118,35 +119,47 @@ class PoolFlow:
         """Return what each result of a fusion holds; an operand that is a tuple keeps its entries."""
         held: dict[int, dict[Index, Held]] = {}
         inputs: dict[int, bool] = {}
-        for one in fused.instructions:
-            if one.opcode == "parameter":
-                held[one.id], inputs[one.id] = dict(operands[one.parameter]), named[one.parameter]
+        for instruction in fused.instructions:
+            if instruction.opcode == "parameter":
+                held[instruction.id], inputs[instruction.id] = (
+                    dict(operands[instruction.parameter]),
+                    named[instruction.parameter],
+                )
                 continue
-            inputs[one.id] = any(inputs[operand] for operand in one.operands)
-            leaves = [held[operand] for operand in one.operands]
-            arrays = [fused.by_id[operand].array for operand in one.operands]
-            taken = self.results(one, leaves, arrays, [inputs[at] for at in one.operands]) if any(leaves) else {}
-            held[one.id] = taken
+            inputs[instruction.id] = any(inputs[operand] for operand in instruction.operands)
+            leaves = [held[operand] for operand in instruction.operands]
+            arrays = [fused.by_id[operand].array for operand in instruction.operands]
+            named_operands = [inputs[operand] for operand in instruction.operands]
+            held[instruction.id] = self.results(instruction, leaves, arrays, named_operands) if any(leaves) else {}
         return held[fused.root]
 
     def _carried(
-        self, one: Instruction, index: Index, operand: int, leaves: Leaves, arrays: list[Array], named: list[bool]
+        self,
+        instruction: Instruction,
+        index: Index,
+        operand: int,
+        leaves: Leaves,
+        arrays: list[Array],
+        named: list[bool],
     ) -> Held:
         """Return what an entry of a result holds of one operand's elements."""
         held = leaves.get((), NOTHING)
-        if held == NOTHING or multiplies(one):
+        if held == NOTHING or multiplies(instruction):
             return NOTHING
-        opcode, pool = one.opcode, self.pool
+        opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
             # What a call writes is unknown; a result of the pool's own type may be the pool.
-            if any(output == index and number == operand for output, number, _ in one.aliasing):
+            if any(output == index and number == operand for output, number, _ in instruction.aliasing):
                 return held
-            alike = (one.arrays[index].dtype, one.arrays[index].dims) == (pool.array.dtype, pool.array.dims)
+            alike = (instruction.arrays[index].dtype, instruction.arrays[index].dims) == (
+                pool.array.dtype,
+                pool.array.dims,
+            )
             return Held(0, max(held)) if alike and max(held) >= pool.least else NOTHING
         if opcode in ENDING:
             return NOTHING
         if opcode in NAMED_READS:
-            few = pool.by_lane or pool.paged or one.array.count < pool.array.count
+            few = pool.by_lane or pool.paged or instruction.array.count < pool.array.count
             if operand or (few and any(named[1:])):
                 return NOTHING
         elif opcode in ("dynamic-update-slice", "scatter"):

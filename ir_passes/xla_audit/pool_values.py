@@ -24,11 +24,13 @@ class PoolValues:
     def __init__(self, executable: Executable, live: LiveValues):
         self._module, self._live = executable.module, live
         self._readers: dict[int, list[int]] = defaultdict(list)
-        for tick, one in enumerate(live.executed):
-            for position in positions(one.operands, live):
+        for tick, instruction in enumerate(live.executed):
+            for position in positions(instruction.operands, live):
                 self._readers[position].append(tick)
         self._handed: dict[int, list[tuple[int, int]]] = {
-            one.id: list(self._handed_over(one)) for one in live.executed if one.opcode in HANDING_OVER
+            instruction.id: list(self._handed_over(instruction))
+            for instruction in live.executed
+            if instruction.opcode in HANDING_OVER
         }
         self._named = self._derived_from_inputs()
 
@@ -38,8 +40,8 @@ class PoolValues:
         held = {start: Held(pool.array.count)}
         waiting = sorted(self._readers[start])
         while waiting:
-            one = self._live.executed[heapq.heappop(waiting)]
-            for position, found in self._results(one, held, pool):
+            instruction = self._live.executed[heapq.heappop(waiting)]
+            for position, found in self._results(instruction, held, pool):
                 before = held.get(position, NOTHING)
                 after = Held(*map(max, before, found))
                 if after != before:
@@ -66,21 +68,22 @@ class PoolValues:
                 array = self._live.values[source].array
                 if source in found or pool.size(array) < pool.least:
                     continue
-                one, alone = self._live.values[position].instruction, {source: Held(pool.size(array))}
-                if one.opcode in HANDING_OVER or one.opcode == "parameter":
+                instruction, alone = self._live.values[position].instruction, {source: Held(pool.size(array))}
+                if instruction.opcode in HANDING_OVER or instruction.opcode == "parameter":
                     reached = True
                 else:
                     reached = any(
-                        at == position and max(held) >= pool.least for at, held in self._results(one, alone, pool, True)
+                        at == position and max(held) >= pool.least
+                        for at, held in self._results(instruction, alone, pool, True)
                     )
                 if reached:
                     found.add(source)
                     waiting.append(source)
         return found
 
-    def sources(self, one: Instruction) -> set[int]:
+    def sources(self, instruction: Instruction) -> set[int]:
         """Positions in `live.values` of the operands of an instruction."""
-        return positions(one.operands, self._live)
+        return positions(instruction.operands, self._live)
 
     def _makers(self) -> Callable[[int], Iterable[int]]:
         handed: dict[int, set[int]] = defaultdict(set)
@@ -89,14 +92,14 @@ class PoolValues:
                 handed[result].add(source)
 
         def makers(position: int) -> Iterable[int]:
-            one = self._live.values[position].instruction
-            own = () if one.opcode in (*HANDING_OVER, "parameter") else self.sources(one)
+            instruction = self._live.values[position].instruction
+            own = () if instruction.opcode in (*HANDING_OVER, "parameter") else self.sources(instruction)
             return {*own, *handed[position]}
 
         return makers
 
     def _results(
-        self, one: Instruction, held: Mapping[int, Held], pool: PoolType, back: bool = False
+        self, instruction: Instruction, held: Mapping[int, Held], pool: PoolType, back: bool = False
     ) -> Iterator[tuple[int, Held]]:
         """Yield the values that an instruction defines, each with what it holds.
 
@@ -104,30 +107,31 @@ class PoolValues:
             held: by position in `live.values`.
             back: new rows that are written into others count only if they are all rows.
         """
-        if one.opcode in HANDING_OVER:
-            yield from ((result, held[source]) for source, result in self._handed[one.id] if source in held)
+        if instruction.opcode in HANDING_OVER:
+            yield from ((result, held[source]) for source, result in self._handed[instruction.id] if source in held)
             return
         live = self._live
         operands = [
-            {index: held[at] for index, at in live.of[operand].items() if at in held} for operand in one.operands
+            {index: held[at] for index, at in live.of[operand].items() if at in held}
+            for operand in instruction.operands
         ]
-        named = [bool(self._named & set(live.of[operand].values())) for operand in one.operands]
-        arrays = [self._module.instructions[operand].array for operand in one.operands]
-        made = PoolFlow(self._module.computations, pool, back).results(one, operands, arrays, named)
-        yield from ((at, made[index]) for index, at in live.made_by(one) if index in made)
+        named = [bool(self._named & set(live.of[operand].values())) for operand in instruction.operands]
+        arrays = [self._module.instructions[operand].array for operand in instruction.operands]
+        made = PoolFlow(self._module.computations, pool, back).results(instruction, operands, arrays, named)
+        yield from ((at, made[index]) for index, at in live.made_by(instruction) if index in made)
 
-    def _handed_over(self, one: Instruction) -> Iterator[tuple[int, int]]:
+    def _handed_over(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
         """Yield the values that a loop or branch hands over; each keeps its place in the tuple."""
-        of, computations = self._live.of, [self._module.computations[id] for id in one.called]
-        if one.opcode == "while":
+        of, computations = self._live.of, [self._module.computations[id] for id in instruction.called]
+        if instruction.opcode == "while":
             body, condition = computations
-            pairs = [(one.operands[0], body), (body.root, body), (one.operands[0], condition)]
-            results = [one.operands[0], body.root]
+            pairs = [(instruction.operands[0], body), (body.root, body), (instruction.operands[0], condition)]
+            results = [instruction.operands[0], body.root]
         else:
-            pairs = list(zip(one.operands[1:], computations, strict=True))
+            pairs = list(zip(instruction.operands[1:], computations, strict=True))
             results = [computation.root for computation in computations]
         places = [(source, computation.parameters[0].id) for source, computation in pairs]
-        for source, target in [*places, *((result, one.id) for result in results)]:
+        for source, target in [*places, *((result, instruction.id) for result in results)]:
             for index, position in of[target].items():
                 if index in of[source] and of[source][index] != position:
                     yield of[source][index], position
@@ -135,14 +139,14 @@ class PoolValues:
     def _derived_from_inputs(self) -> set[int]:
         """Positions in `live.values` of what is computed from an argument of the program."""
         live, main = self._live, self._module.main
-        found = positions((one.id for one in main.parameters.values()), live)
+        found = positions((instruction.id for instruction in main.parameters.values()), live)
         waiting = [tick for position in found for tick in self._readers[position]]
         while waiting:
-            one = live.executed[waiting.pop()]
-            if one.opcode in HANDING_OVER:
-                results = {result for source, result in self._handed[one.id] if source in found}
+            instruction = live.executed[waiting.pop()]
+            if instruction.opcode in HANDING_OVER:
+                results = {result for source, result in self._handed[instruction.id] if source in found}
             else:
-                results = {position for _, position in live.made_by(one)}
+                results = {position for _, position in live.made_by(instruction)}
             for position in results - found:
                 found.add(position)
                 waiting += self._readers[position]
@@ -151,4 +155,4 @@ class PoolValues:
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
     """Positions in `live.values` of all values of some instructions."""
-    return {position for one in instructions for position in live.of[one].values()}
+    return {position for instruction in instructions for position in live.of[instruction].values()}

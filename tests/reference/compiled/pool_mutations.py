@@ -170,15 +170,17 @@ def executable_of(text: str) -> Executable:
     pool = module.main.parameters[0].array
     allocations = {0: Allocation(0, pool.bytes, 0, True, False, False)}
     slices: dict[tuple[int, tuple[int, ...]], Slice] = {}
-    for one in module.instructions.values():
-        for index, array in one.arrays.items():
-            if one.name.startswith("pool") and array == pool:
-                slices[one.id, index] = Slice(0, 0, pool.bytes)
+    for instruction in module.instructions.values():
+        for index, array in instruction.arrays.items():
+            if instruction.name.startswith("pool") and array == pool:
+                slices[instruction.id, index] = Slice(0, 0, pool.bytes)
                 continue
             number = len(allocations)
-            entry = one.computation == module.entry and one.opcode == "parameter"
-            allocations[number] = Allocation(number, array.bytes, one.parameter if entry else None, False, False, False)
-            slices[one.id, index] = Slice(number, 0, array.bytes)
+            entry = instruction.computation == module.entry and instruction.opcode == "parameter"
+            allocations[number] = Allocation(
+                number, array.bytes, instruction.parameter if entry else None, False, False, False
+            )
+            slices[instruction.id, index] = Slice(number, 0, array.bytes)
     parameters = {number: number for number in module.main.parameters}
     return Executable(module, Buffers(allocations, slices), parameters, "cpu", 0, "")
 
@@ -190,7 +192,7 @@ def _bound(dtype: str, form: str, by_lane: bool) -> BoundContract:
     contract = LaneContract((Pool("p", axis=axis), slots, Lane()), (Pool("p", axis=axis), Lane()))
     count = ROWS if by_lane else LANES
     arrays = ((dims, DTYPES[dtype][0]), ((count,), jnp.int32), ((count,), jnp.float32))
-    return contract.bind(lambda pool, slots, x: (pool, x), tuple(jax.ShapeDtypeStruct(*one) for one in arrays))
+    return contract.bind(lambda pool, slots, x: (pool, x), tuple(jax.ShapeDtypeStruct(*array) for array in arrays))
 
 
 def _text(dtype: str, form: str, operation: str, place: str) -> str:

@@ -24,7 +24,6 @@ from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
-from ir_passes.xla_audit.wire import WireError
 
 GIVEN_OUT = frozenset({"cpu"})
 """Platforms whose executables give out their buffer assignment."""
@@ -154,7 +153,7 @@ def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool
         if jax_private.text_of_serialized(module, settings) != text:
             return "is of another program"
         scratch = hlo.read_buffers(assignment).temp_bytes
-    except (WireError, HloError, RuntimeError) as error:  # the last from XLA, of a module that is cut off
+    except (HloError, RuntimeError) as error:  # the last from XLA, of a module that is cut off
         return f"cannot be read: {error}"
     memory: Any = compiled.memory_analysis()
     if settings and memory is not None and int(memory.temp_size_in_bytes) != scratch:

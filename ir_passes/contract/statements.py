@@ -131,8 +131,9 @@ class AuditClaim(StatementId):
     )
     NO_POOL_COPIES = (
         "no-pool-copies",
-        "No pool is copied or rebuilt outside its buffer, except pools with one scalar per row and the copies listed "
-        "in this certificate.",
+        "No array outside a pool's buffer has the elements of all its rows but one, in any dtype, shape or layout, "
+        "except for the copies in this certificate, the new rows of pools with a row per lane, rows that inputs "
+        "name, and pools of one number per lane.",
     )
     DISJOINT_BUFFERS = (
         "disjoint-buffers",

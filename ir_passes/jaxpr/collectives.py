@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,10 @@ OPERATIONS = {
     "ragged_all_to_all": "ragged_all_to_all",
 }
 """Primitives that exchange values between devices, by the name that stands in a schedule."""
+VARYING = frozenset({"axis_index", "ppermute"})
+"""Primitives whose results depend on the device, of a constant too."""
+ORDERED = frozenset({"all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"})
+"""Operations that give or take parts of an array in the order of the devices."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,15 @@ class Scheduled:
     Attributes:
         collective: its entry in the certificate.
         count: elements of the operand.
-        groups: devices that exchange, as positions in the mesh; of a permutation sender and receiver.
+        groups: devices that exchange, as positions in the mesh, in order if the operation is of `ORDERED` and sorted
+            otherwise; of a permutation sender and receiver.
+        constant: the operand depends on no input and no device, so that XLA may compute the result itself.
     """
 
     collective: Collective
     count: int
     groups: frozenset[tuple[int, ...]] = field(repr=False)
+    constant: bool = False
 
 
 def _sum(devices: int) -> tuple[int, int]:
@@ -146,7 +153,8 @@ def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
     """
     if all(eqn.primitive.name != "shard_map" for eqn in ir.all_eqns(program.jaxpr)):
         return ()
-    return tuple(_scheduled(ir.without_dead(program).jaxpr, {}, 1))
+    flat = ir.without_dead(program).jaxpr
+    return tuple(_scheduled(flat, {}, 1, set(flat.constvars)))
 
 
 def schedule_hash(collectives: Iterable[Collective]) -> str:
@@ -155,15 +163,34 @@ def schedule_hash(collectives: Iterable[Collective]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> Iterator[Scheduled]:
+def _scheduled(
+    jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None, constants: set[ir.Var]
+) -> Iterator[Scheduled]:
+    """Yield the collectives of a program.
+
+    Args:
+        devices: of each axis of the mesh.
+        times: the program runs, if known.
+        constants: inputs that depend on no input of the whole program and on no device.
+    """
     numbers = _Numbers()
     for eqn in jaxpr.eqns:
+        constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
+        if (
+            constant
+            and (eqn.primitive.name in OPERATIONS or not eqn.effects)
+            and eqn.primitive.name not in VARYING
+            and not any(ir.sub_jaxprs(eqn))
+        ):
+            constants.update(eqn.outvars)
         if numbers.again(eqn):
             continue
         name = eqn.primitive.name
         if name in OPERATIONS:
             axes = tuple(axis for axis in mesh.axes_of(eqn) if devices[axis] > 1)
-            yield from (_one(eqn, atom, axes, devices, times) for atom in ir.variables(eqn.invars) if axes)
+            for atom in eqn.invars if axes else ():
+                known = isinstance(atom, ir.Literal) or atom in constants
+                yield replace(_one(eqn, atom, axes, devices, times), constant=known)
             continue
         inside, rounds = devices, [(1, times)]
         if name == "shard_map":
@@ -174,7 +201,22 @@ def _scheduled(jaxpr: ir.Jaxpr, devices: dict[str, int], times: int | None) -> I
             rounds = _rounds(int(eqn.params["length"]), int(eqn.params["unroll"]), times)
         for body in ir.sub_jaxprs(eqn):
             for copies, often in rounds:
-                yield from list(_scheduled(body, inside, often)) * copies
+                given = {
+                    inner for inner, atom in _given(eqn, body) if isinstance(atom, ir.Literal) or atom in constants
+                }
+                yield from list(_scheduled(body, inside, often, given)) * copies
+
+
+def _given(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
+    """Yield each input of a called program that stays the same from turn to turn, with the operand that it is."""
+    name, atoms = eqn.primitive.name, eqn.invars
+    if name == "while":
+        return
+    if name == "cond":
+        atoms = atoms[1:]
+    stop = eqn.params["num_consts"] if name == "scan" else len(atoms)
+    if len(body.invars) == len(atoms):
+        yield from zip(body.invars[:stop], atoms[:stop], strict=True)
 
 
 def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
@@ -194,7 +236,8 @@ def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) ->
     if eqn.primitive.name == "ppermute":
         return frozenset((group[a], group[b]) for group in groups for a, b in eqn.params["perm"])
     parts = eqn.params.get("axis_index_groups") or [range(len(groups[0]))]
-    return frozenset(tuple(sorted(group[i] for i in part)) for group in groups for part in parts)
+    arranged = tuple if OPERATIONS[eqn.primitive.name] in ORDERED else sorted
+    return frozenset(tuple(arranged(group[i] for i in part)) for group in groups for part in parts)
 
 
 def _one(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, int], times: int | None) -> Scheduled:

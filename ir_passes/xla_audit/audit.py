@@ -14,16 +14,19 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.statements import AuditClaim, Statement
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
+from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.neighbours import Neighbours, neighbours
-from ir_passes.xla_audit.pools import PoolCopy, copy_findings, io_aliases, pool_copies, second_pools
-from ir_passes.xla_audit.program import TPU, Executable
+from ir_passes.xla_audit.pool_copies import PoolCopy, whole_pools
+from ir_passes.xla_audit.pool_copies import findings as pool_findings
+from ir_passes.xla_audit.pools import io_aliases
+from ir_passes.xla_audit.program import CPU, GPU, TPU, Executable
 
-ALIGNMENT, TPU_ALIGNMENT = 64, 1 << 14
-"""XLA begins every value of its arena at a multiple of this."""
+ALIGNMENT = {CPU: 64, GPU: 256, TPU: 1 << 14}
+"""Platform -> bytes; XLA begins every value of its arena at a multiple of this."""
 REFUTED_BY = {
     AuditClaim.POOLS_IN_PLACE: {FindingKind.NOT_IN_PLACE, FindingKind.WRONG_SUCCESSOR, FindingKind.OVERWRITTEN},
     AuditClaim.NO_POOL_COPIES: {FindingKind.POOL_COPY, FindingKind.SECOND_POOL},
@@ -117,6 +120,7 @@ def audit(
     return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
 
 
+@hlo_errors("XLA's program")
 def audit_executable(
     executable: Executable,
     bound: BoundContract,
@@ -132,16 +136,18 @@ def audit_executable(
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest.
         started: `time.perf_counter()` when the audit began, if it began with reading.
+
+    Raises:
+        HloError: the parts of the program do not fit together.
     """
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
-    copies = pool_copies(executable, bound, live)
+    wholes = whole_pools(executable, bound, live)
     schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
-        *copy_findings(copies, executable, may_copy),
-        *second_pools(executable, bound, live),
+        *pool_findings(wholes, executable, may_copy),
         *overlaps(executable, live),
         *misplaced(executable, live),
         *_hazards(executable, live),
@@ -150,7 +156,7 @@ def audit_executable(
     ]
     return AuditReport(
         tuple(findings),
-        tuple(copies),
+        tuple(whole.as_copy(executable) for whole in wholes if whole.copied),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),
@@ -194,7 +200,7 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
 
 
 def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
-    most = ratio * lower + (TPU_ALIGNMENT if executable.platform == TPU else ALIGNMENT) * len(live.values)
+    most = ratio * lower + ALIGNMENT.get(executable.platform, ALIGNMENT[CPU]) * len(live.values)
     if executable.temp_bytes <= most:
         return []
     return [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ir_passes.jaxpr.collectives import Collective, Scheduled
+from ir_passes.jaxpr.collectives import ORDERED, Collective, Scheduled
 from ir_passes.xla_audit.dataflow import LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
 from ir_passes.xla_audit.program import Array, Computation, Executable, Groups, Instruction
@@ -29,11 +29,18 @@ KINDS = {
     ("ragged-all-to-all", ""): "ragged_all_to_all",
 }
 """Opcode and what it reduces with -> the operation in a schedule."""
-DTYPES = {"pred": "bool", "bf16": "bfloat16"} | {
-    f"{short}{bits}": f"{name}{bits}"
-    for short, name in (("s", "int"), ("u", "uint"), ("f", "float"))
-    for bits in (8, 16, 32, 64)
-}
+DTYPES = (
+    {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "s4": "int4", "u4": "uint4"}
+    | {
+        f"{short}{bits}": f"{name}{bits}"
+        for short, name in (("s", "int"), ("u", "uint"), ("f", "float"))
+        for bits in (8, 16, 32, 64)
+    }
+    | {
+        f"f8{kind}": f"float8_{kind}"
+        for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+    }
+)
 WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16": "uint32"}
 """The wider dtype that XLA may compute with instead."""
 
@@ -61,7 +68,7 @@ def collectives(
         axes = _axes(one.groups, mesh)
         operands = tuple(operand.array for operand in computation.operands(one))
         operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
-        groups = _members(one.groups, count, one.opcode.startswith("collective-permute"))
+        groups = _members(one.groups, count, operation in ORDERED or one.opcode.startswith("collective-permute"))
         for dtype, elements, size in _exchanged(operation, operands):
             matches = _matches(waiting, operation, groups, [(dtype, elements)])
             matches = matches or _matches(waiting, operation, groups, _behind_each_other(one, computation, executable))
@@ -74,7 +81,7 @@ def collectives(
                 found.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
             else:
                 findings.append(_not_scheduled(one, executable, f"{dtype}, {size} bytes", axes, scheduled, declared))
-    findings += [_missing(one, module.name) for one in waiting]
+    findings += [_missing(one, module.name) for one in waiting if not one.constant]
     return found, findings
 
 
@@ -113,14 +120,14 @@ def _matches(
 def _match(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
 ) -> Scheduled | None:
-    """The collective of the program that a compiled one is, of the same numbers if there is one."""
+    """The collective of the program that a compiled one is, of the same numbers and no constant if there is one."""
     alike = [
         one
         for one in waiting
         if (one.collective.operation, one.groups, one.count) == (operation, groups, count)
         and dtype in (one.collective.dtype, WIDER.get(one.collective.dtype))
     ]
-    return min(alike, key=lambda one: one.collective.dtype != dtype, default=None)
+    return min(alike, key=lambda one: (one.collective.dtype != dtype, one.constant), default=None)
 
 
 def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[str, int, int]]:
@@ -195,8 +202,8 @@ def _reducer(one: Instruction, executable: Executable) -> str:
     return executable.module.computations[one.called[0]].result.opcode if one.called else ""
 
 
-def _members(groups: Groups, count: int, pairs: bool) -> frozenset[tuple[int, ...]]:
-    return frozenset(one if pairs else tuple(sorted(one)) if one else tuple(range(count)) for one in groups.sets)
+def _members(groups: Groups, count: int, ordered: bool) -> frozenset[tuple[int, ...]]:
+    return frozenset(one if ordered and one else tuple(sorted(one)) or tuple(range(count)) for one in groups.sets)
 
 
 def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:

@@ -4,34 +4,29 @@ This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA h
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from ir_passes.jaxpr import jax_private
 from ir_passes.xla_audit import hlo_schema
+from ir_passes.xla_audit.damage import HloError, hlo_errors
+from ir_passes.xla_audit.device_groups import read_groups
 from ir_passes.xla_audit.program import (
     Allocation,
     Array,
     Buffers,
     Computation,
     Executable,
-    Groups,
     Index,
     Instruction,
     IoAlias,
     Module,
     Slice,
 )
-from ir_passes.xla_audit.wire import WireError, decode
-
-
-class HloError(ValueError):
-    """The executable does not give out what the audit reads; says what is missing."""
+from ir_passes.xla_audit.wire import decode
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
@@ -48,17 +43,14 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
     """
     memory: Any = compiled.memory_analysis()
     running = only_module(compiled)
-    try:
-        if dump is None:
-            serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
-        else:
-            serialized, assignment = unpack_dump(dump)
-        if placed and not assignment:
-            raise HloError("the executable has no buffer assignment")
-        module = read_module(serialized)
-        buffers = read_buffers(assignment)
-    except WireError as error:
-        raise HloError(f"XLA's protobuf cannot be read; did its field numbers change? {error}") from error
+    if dump is None:
+        serialized, assignment = running.as_serialized_hlo_module_proto(), given_assignment(compiled)
+    else:
+        serialized, assignment = unpack_dump(dump)
+    if placed and not assignment:
+        raise HloError("the executable has no buffer assignment")
+    module = read_module(serialized)
+    buffers = read_buffers(assignment)
     if not module.schedule:
         raise HloError("the HLO module has no schedule")
     return Executable(
@@ -94,8 +86,9 @@ def platform_of(compiled: jax.stages.Compiled) -> str:
     return platforms.pop()
 
 
+@hlo_errors("XLA's dump of a program")
 def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
-    """The serialized module and buffer assignment of an HloProto; raises WireError."""
+    """The serialized module and buffer assignment of an HloProto; raises HloError."""
     raw = decode(dump, hlo_schema.HLO)
     return raw["module"], raw["assignment"]
 
@@ -113,13 +106,15 @@ def fingerprint(module: Any) -> str:
     return hashlib.sha256(jax_private.text_without_sources(module).encode()).hexdigest()
 
 
+@hlo_errors("XLA's module")
 def read_module(data: bytes) -> Module:
-    """Decode a serialized HloModuleProto."""
+    """Decode a serialized HloModuleProto; raises HloError if it is damaged."""
     raw = decode(data, hlo_schema.MODULE)
     reader = _ModuleReader(raw["stack_frames"])
     computations: dict[int, Computation] = {}
     for one in raw["computations"]:
-        read = partial(reader.instructions, one["instructions"], one["id"])
+        # Called computations stand before their callers.
+        read = partial(reader.instructions, one["instructions"], one["id"], frozenset(computations))
         computations[one["id"]] = Computation(one["id"], one["name"], one["is_fusion"], one["root_id"], read)
     sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
     schedule = {one["key"]: one["value"]["instruction_ids"] for one in sequences if one["value"]}
@@ -134,8 +129,9 @@ def read_module(data: bytes) -> Module:
     return Module(raw["name"], raw["entry_id"], computations, every, schedule, aliases)
 
 
+@hlo_errors("XLA's buffer assignment")
 def read_buffers(data: bytes) -> Buffers:
-    """Decode a serialized BufferAssignmentProto."""
+    """Decode a serialized BufferAssignmentProto; raises HloError if it is damaged."""
     raw = decode(data, hlo_schema.BUFFER_ASSIGNMENT)
     defined: dict[int, tuple[int, Index]] = {}
     for one in raw["buffers"]:
@@ -200,7 +196,8 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
     dtype, bits = hlo_schema.DTYPES.get(raw["element_type"], ("opaque", 0))
     layout = raw["layout"] or hlo_schema.LAYOUT.blank
     bits = layout["element_size_in_bits"] or bits
-    arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits, layout["tiles"])
+    tiles = tuple(one["dimensions"] for one in layout["tiles"])
+    arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits, tiles)
     return arrays
 
 
@@ -212,9 +209,17 @@ class _ModuleReader:
         self._shapes: dict[bytes, dict[Index, Array]] = {}
         self._metadata: dict[bytes, tuple[str, str]] = {b"": ("", "")}
 
-    def instructions(self, serialized: Sequence[bytes], computation: int) -> tuple[Instruction, ...]:
-        """Decode the instructions of one computation."""
-        return tuple(self.instruction(decode(one, hlo_schema.INSTRUCTION), computation) for one in serialized)
+    def instructions(
+        self, serialized: Sequence[bytes], computation: int, callees: frozenset[int]
+    ) -> tuple[Instruction, ...]:
+        """Decode the instructions of one computation, which call others of `callees` alone."""
+        found: dict[int, Instruction] = {}
+        for data in serialized:
+            one = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)
+            if one.id in found or not callees.issuperset(one.called) or not found.keys() >= set(one.operands):
+                raise HloError(f"%{one.name} reads or calls something that does not stand before it")
+            found[one.id] = one
+        return tuple(found.values())
 
     def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:
         arrays = self._shapes.get(raw["shape"])
@@ -238,7 +243,7 @@ class _ModuleReader:
             raw["slice_sizes"],
             raw["target"],
             tuple((one["output_index"], one["operand"], one["operand_index"]) for one in raw["aliasing"]),
-            _groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
+            read_groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
             raw["backend_config"],
             raw["attributes"] + literal,
             raw["fusion_kind"],
@@ -261,32 +266,3 @@ def _scalar(literal: bytes) -> int | None:
     raw = decode(literal, hlo_schema.LITERAL)
     values = (*raw["s32s"], *raw["s64s"], *raw["u32s"], *raw["u64s"])
     return values[0] if len(values) == 1 else None
-
-
-def _groups(raw: dict[str, Any]) -> Groups:
-    """Return the groups of devices of a collective, from any of its four encodings."""
-    if raw["pairs"]:
-        return Groups(tuple((one["source"], one["target"]) for one in raw["pairs"]))
-    if raw["mesh_groups"]:
-        mesh, axes = raw["mesh_groups"]["mesh"], raw["mesh_groups"]["axes"]
-        if mesh is None or mesh["rest"] or any(one["rest"] for one in axes):
-            return Groups((), readable=False)
-        sizes = [one["size"] for one in mesh["axes"]]
-        inside = [one["index"] for one in axes]
-        return Groups(_mesh_groups(sizes, inside))
-    devices = raw["devices"] or hlo_schema.DEVICE_LIST.blank
-    if devices["iota"]:
-        iota = devices["iota"]
-        order = np.arange(math.prod(iota["reshape"])).reshape(iota["reshape"])
-        order = order.transpose(iota["transpose"] or None).reshape(iota["groups"], iota["devices"])
-        return Groups(tuple(tuple(int(i) for i in row) for row in order))
-    listed = devices["replica_groups"] or raw["replica_groups"]
-    return Groups(tuple(one["replica_ids"] for one in listed) or ((),))
-
-
-def _mesh_groups(sizes: list[int], inside: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Devices of a row-major mesh that differ along the axes `inside` alone."""
-    order = np.arange(math.prod(sizes)).reshape(sizes)
-    outside = [axis for axis in range(len(sizes)) if axis not in inside]
-    rows = order.transpose(outside + inside).reshape(-1, math.prod(sizes[axis] for axis in inside))
-    return tuple(tuple(int(i) for i in row) for row in rows)

@@ -20,9 +20,10 @@ def _list(name: str, message: WireMessage) -> Field:
     return Field(name, "message", repeated=True, message=message)
 
 
+TILE = WireMessage("TileProto", {1: _many("dimensions", "int")})
 LAYOUT = WireMessage(
     "LayoutProto",
-    {1: _many("minor_to_major", "int"), 6: _many("tiles", "bytes"), 9: Field("element_size_in_bits", "int")},
+    {1: _many("minor_to_major", "int"), 6: _list("tiles", TILE), 7: Field("element_size_in_bits", "int")},
 )
 
 SHAPE = WireMessage(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import jax
 
 from ir_passes.contract.contract import BoundContract, Pool
+from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.dataflow.asynchronous import COPYING, STARTED
 from ir_passes.xla_audit.hlo import read
@@ -133,6 +134,7 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     return kernels_in(executable, pools)
 
 
+@hlo_errors("XLA's program")
 def kernels_in(executable: Executable, pools: Mapping[int, str]) -> Kernels:
     """Return the operations of an executable that has been read.
 

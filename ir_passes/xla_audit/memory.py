@@ -60,7 +60,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
                     "The audit does not know this operation; report the program to this project.",
                 )
             continue
-        size, needed = executable.buffers.allocations[place.allocation].size, value.array.bytes
+        size, needed = executable.buffers.allocations[place.allocation].size, value.array.padded_bytes
         if value.array.dtype == "tuple" and executable.platform == TPU:
             needed //= 2  # whose pointers have 32 bits
         if place.offset < 0 or place.offset + place.size > size or place.size < needed:

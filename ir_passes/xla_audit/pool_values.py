@@ -1,144 +1,158 @@
-"""The values of a compiled program that may be versions of a pool, and not only happen to have a pool's type.
+"""The values of a compiled program that hold a pool's elements, found by dataflow and not by dtype or shape.
 
-A version is computed from the version before it, or becomes the one after it, by values of the pool's size all the way:
-rows that are read or written by themselves end the way, inside a fusion as between instructions. So do products,
-and calls but for the operands that they write in place: what they make is new. The queries of an attention, say, may
-have as many rows as its cache has positions, or as the state of the layer above has, and be no version of either.
+A rotary table, or the queries of an attention, may have as many elements as a pool and hold none of it.
 """
 
-import math
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ir_passes.xla_audit.dataflow import LiveValues
-from ir_passes.xla_audit.products import multiplies
-from ir_passes.xla_audit.program import Computation, Executable, Index, Instruction
+from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow, PoolType
+from ir_passes.xla_audit.program import Executable, Instruction
 
-Ways = dict[int, list[tuple[int, int]]]
-"""Position of a value in `live.values` -> of those that it is computed into, each with the elements of the smallest
-array on the largest way there."""
-Steps = Callable[[int, int], Iterator[tuple[int, int]]]
-"""A function from a value's position and the least number of elements to the values one step further on."""
-Made = tuple[Instruction, Index, int]
-"""A result of a fusion: its place in the tuple, and its position in `live.values`."""
+HANDING_OVER = ("while", "conditional")
+"""Opcodes that only hand values over."""
 
 
 class PoolValues:
-    """The ways that values take through one program.
+    """The flow of pools' elements through one program.
 
-    Fusions are looked into only where a way reaches them: decoding what they hold is most of the work.
+    Fusions are decoded only if a pool's elements reach them.
     """
 
     def __init__(self, executable: Executable, live: LiveValues):
-        self._executable, self._live = executable, live
-        self._after: Ways = defaultdict(list)
-        self._before: Ways = defaultdict(list)
-        self._fused_from: dict[int, list[Made]] = defaultdict(list)
-        self._fused: dict[int, Made] = {}
-        self._counts: dict[tuple[int, Index], dict[int, int]] = {}
-        for one in live.executed:
-            if one.opcode == "fusion":
-                results = [(one, index, place) for index, place in live.made_by(one)]
-                self._fused |= {made[2]: made for made in results}
-                for operand in positions(one.operands, live):
-                    self._fused_from[operand] += results
-                continue
-            for source, result, count in self._ways(one):
-                self._after[source].append((result, count))
-                self._before[result].append((source, count))
+        self._module, self._live = executable.module, live
+        self._readers: dict[int, list[int]] = defaultdict(list)
+        for tick, instruction in enumerate(live.executed):
+            for position in positions(instruction.operands, live):
+                self._readers[position].append(tick)
+        self._handed: dict[int, list[tuple[int, int]]] = {
+            instruction.id: list(self._handed_over(instruction))
+            for instruction in live.executed
+            if instruction.opcode in HANDING_OVER
+        }
+        self._named = self._derived_from_inputs()
 
-    def versions(self, pools: Iterable[int], successors: Iterable[int]) -> set[int]:
-        """Positions in `live.values` of what may be a version of one of some pools of one size.
+    def onwards(self, pool: PoolType) -> dict[int, Held]:
+        """Return the elements of a pool in each value that holds any, by position in `live.values`."""
+        start = self._live.of[self._module.main.parameters[pool.parameter].id][()]
+        held = {start: Held(pool.array.count)}
+        waiting = sorted(self._readers[start])
+        while waiting:
+            instruction = self._live.executed[heapq.heappop(waiting)]
+            for position, found in self._results(instruction, held, pool):
+                before = held.get(position, NOTHING)
+                after = Held(*map(max, before, found))
+                if after != before:
+                    held[position] = after
+                    for tick in self._readers[position]:
+                        heapq.heappush(waiting, tick)
+        return held
+
+    def backwards(self, pool: PoolType, successor: int) -> set[int]:
+        """Return positions in `live.values` of what becomes the successor of a pool, by values of its size all the way.
 
         Args:
-            pools: their parameter numbers.
-            successors: output numbers of their successors.
+            pool: the pool.
+            successor: number of the output.
         """
-        main = self._executable.module.main
-        parameters = [main.parameters[number] for number in pools]
-        least = min(one.array.count for one in parameters)
-        first = positions((one.id for one in parameters), self._live)
-        results = self._live.of[main.root]
+        results = self._live.of[self._module.main.root]
         # The table of a tuple points to every output; a single output is there without one.
-        last = {results[(number,)] if (number,) in results else results[()] for number in successors}
-        return self._reached(first, self._onwards, least) | self._reached(last, self._backwards, least)
-
-    def _reached(self, start: set[int], ways: Steps, least: int) -> set[int]:
-        found, waiting = set(start), list(start)
+        last = results[(successor,)] if (successor,) in results else results[()]
+        makers = self._makers()
+        found, waiting = {last}, [last]
         while waiting:
-            for other, count in ways(waiting.pop(), least):
-                if other not in found and count >= least and self._live.values[other].array.count >= least:
-                    found.add(other)
-                    waiting.append(other)
+            position = waiting.pop()
+            for source in makers(position):
+                array = self._live.values[source].array
+                if source in found or pool.size(array) < pool.least:
+                    continue
+                instruction, alone = self._live.values[position].instruction, {source: Held(pool.size(array))}
+                if instruction.opcode in HANDING_OVER or instruction.opcode == "parameter":
+                    reached = True
+                else:
+                    reached = any(
+                        at == position and max(held) >= pool.least
+                        for at, held in self._results(instruction, alone, pool, True)
+                    )
+                if reached:
+                    found.add(source)
+                    waiting.append(source)
         return found
 
-    def _onwards(self, position: int, least: int) -> Iterator[tuple[int, int]]:
-        yield from self._after.get(position, ())
-        for made in self._fused_from.get(position, ()):
-            if self._live.values[made[2]].array.count >= least:
-                yield from ((made[2], count) for source, count in self._sources(made) if source == position)
+    def sources(self, instruction: Instruction) -> set[int]:
+        """Positions in `live.values` of the operands of an instruction."""
+        return positions(instruction.operands, self._live)
 
-    def _backwards(self, position: int, least: int) -> Iterator[tuple[int, int]]:
-        yield from self._before.get(position, ())
-        made = self._fused.get(position)
-        if made is not None:
-            yield from self._sources(made)
+    def _makers(self) -> Callable[[int], Iterable[int]]:
+        handed: dict[int, set[int]] = defaultdict(set)
+        for pairs in self._handed.values():
+            for source, result in pairs:
+                handed[result].add(source)
 
-    def _sources(self, made: Made) -> Iterator[tuple[int, int]]:
-        """Yield the values that a result of a fusion is computed from."""
-        one, index, _ = made
-        key = one.id, index
-        if key not in self._counts:
-            self._counts[key] = self._inside(self._executable.module.computations[one.called[0]], index)
-        for number, count in self._counts[key].items():
-            yield from ((operand, count) for operand in positions([one.operands[number]], self._live))
+        def makers(position: int) -> Iterable[int]:
+            instruction = self._live.values[position].instruction
+            own = () if instruction.opcode in (*HANDING_OVER, "parameter") else self.sources(instruction)
+            return {*own, *handed[position]}
 
-    def _ways(self, one: Instruction) -> Iterator[tuple[int, int, int]]:
-        """Yield the results of an instruction that is no fusion, each with the values it is computed from."""
-        values = self._live.values
-        if multiplies(one):
+        return makers
+
+    def _results(
+        self, instruction: Instruction, held: Mapping[int, Held], pool: PoolType, back: bool = False
+    ) -> Iterator[tuple[int, Held]]:
+        """Yield the values that an instruction defines, each with what it holds.
+
+        Args:
+            held: by position in `live.values`.
+            back: new rows that are written into others count only if they are all rows.
+        """
+        if instruction.opcode in HANDING_OVER:
+            yield from ((result, held[source]) for source, result in self._handed[instruction.id] if source in held)
             return
-        if one.opcode == "custom-call":
-            for output, number, index in one.aliasing:
-                source = self._live.of[one.operands[number]][index]
-                yield source, self._live.of[one.id][output], values[source].array.count
-            return
-        if one.opcode in ("while", "conditional"):
-            yield from ((source, result, values[source].array.count) for source, result in self._handed_over(one))
-            return
-        operands = positions(one.operands, self._live)
-        made = self._live.made_by(one)
-        yield from ((operand, place, values[operand].array.count) for _, place in made for operand in operands)
+        live = self._live
+        operands = [
+            {index: held[at] for index, at in live.of[operand].items() if at in held}
+            for operand in instruction.operands
+        ]
+        named = [bool(self._named & set(live.of[operand].values())) for operand in instruction.operands]
+        arrays = [self._module.instructions[operand].array for operand in instruction.operands]
+        made = PoolFlow(self._module.computations, pool, back).results(instruction, operands, arrays, named)
+        yield from ((at, made[index]) for index, at in live.made_by(instruction) if index in made)
 
-    @staticmethod
-    def _inside(fused: Computation, index: Index) -> dict[int, int]:
-        """Return for each parameter of a fusion the elements of the smallest array on the largest way to a result."""
-        result = fused.result
-        counts = {(result.operands[index[0]] if index and result.opcode == "tuple" else result.id): math.inf}
-        for one in reversed(fused.instructions):
-            if one.id in counts and not multiplies(one):
-                counts[one.id] = least = min(counts[one.id], max(array.count for array in one.arrays.values()))
-                for operand in one.operands:
-                    counts[operand] = max(counts.get(operand, 0), least)
-        return {number: int(counts[one.id]) for number, one in fused.parameters.items() if one.id in counts}
-
-    def _handed_over(self, one: Instruction) -> Iterator[tuple[int, int]]:
+    def _handed_over(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
         """Yield the values that a loop or branch hands over; each keeps its place in the tuple."""
-        of, computations = self._live.of, [self._executable.module.computations[id] for id in one.called]
-        if one.opcode == "while":
+        of, computations = self._live.of, [self._module.computations[id] for id in instruction.called]
+        if instruction.opcode == "while":
             body, condition = computations
-            pairs = [(one.operands[0], body), (body.root, body), (one.operands[0], condition)]
-            results = [one.operands[0], body.root]
+            pairs = [(instruction.operands[0], body), (body.root, body), (instruction.operands[0], condition)]
+            results = [instruction.operands[0], body.root]
         else:
-            pairs = list(zip(one.operands[1:], computations, strict=True))
+            pairs = list(zip(instruction.operands[1:], computations, strict=True))
             results = [computation.root for computation in computations]
         places = [(source, computation.parameters[0].id) for source, computation in pairs]
-        for source, target in [*places, *((result, one.id) for result in results)]:
+        for source, target in [*places, *((result, instruction.id) for result in results)]:
             for index, position in of[target].items():
                 if index in of[source] and of[source][index] != position:
                     yield of[source][index], position
 
+    def _derived_from_inputs(self) -> set[int]:
+        """Positions in `live.values` of what is computed from an argument of the program."""
+        live, main = self._live, self._module.main
+        found = positions((instruction.id for instruction in main.parameters.values()), live)
+        waiting = [tick for position in found for tick in self._readers[position]]
+        while waiting:
+            instruction = live.executed[waiting.pop()]
+            if instruction.opcode in HANDING_OVER:
+                results = {result for source, result in self._handed[instruction.id] if source in found}
+            else:
+                results = {position for _, position in live.made_by(instruction)}
+            for position in results - found:
+                found.add(position)
+                waiting += self._readers[position]
+        return found
+
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
     """Positions in `live.values` of all values of some instructions."""
-    return {position for one in instructions for position in live.of[one].values()}
+    return {position for instruction in instructions for position in live.of[instruction].values()}

@@ -4,52 +4,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-TPU = "tpu"
+from ir_passes.xla_audit.array import Array
+
+CPU, GPU, TPU = "cpu", "gpu", "tpu"
 Index = tuple[int, ...]
 """A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
-
-
-@dataclass(frozen=True)
-class Array:
-    """The type of one array: XLA's dtype name, dimensions, layout and bits of an element in memory.
-
-    The table of a tuple is an array of dtype "tuple": a pointer for each of its entries.
-
-    Attributes:
-        layout: dimensions from the fastest to the slowest.
-        tiles: blocks that the elements lie in one after the other, as XLA serializes them; none but on TPUs.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: tuple[int, ...]
-    bits: int
-    tiles: tuple[bytes, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        count = 1
-        for size in self.dims:
-            count *= size
-        return count
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the elements, without padding."""
-        return (self.count * self.bits + 7) // 8
-
-    @property
-    def row_major(self) -> bool:
-        """Whether the elements lie in the order of their positions: the last dimension is the fastest."""
-        return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
-
-    def same_order(self, other: "Array") -> bool:
-        """Whether the elements of both, which have the same dimensions, lie in the same order."""
-        return self.layout == other.layout and (self.tiles == other.tiles or self.count == 1)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
 
 @dataclass(frozen=True)

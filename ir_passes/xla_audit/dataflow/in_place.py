@@ -10,10 +10,10 @@ by a dynamic-slice of the same window.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ir_passes.xla_audit.dataflow.in_place_gpu import GPU, computed_first, sorted_in_place
+from ir_passes.xla_audit.dataflow.in_place_gpu import computed_first, sorted_in_place
 from ir_passes.xla_audit.dataflow.in_place_tpu import computed_together
 from ir_passes.xla_audit.dataflow.values import LiveValues
-from ir_passes.xla_audit.program import TPU, Array, Computation, Executable, Index, Instruction
+from ir_passes.xla_audit.program import GPU, TPU, Array, Computation, Executable, Index, Instruction
 
 # fmt: off
 ELEMENTWISE = frozenset({
@@ -37,7 +37,7 @@ Window = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...]]
 Frame = tuple[Window, ...] | None
 """The relation of a position to the result's: () the same, the same within nested windows, None any other."""
 
-Tiles = tuple[bytes, ...]
+Tiles = tuple[tuple[int, ...], ...]
 """Tiles of the result that a way begins at: an operand that is read in its place has the same."""
 
 

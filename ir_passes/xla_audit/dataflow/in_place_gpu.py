@@ -13,7 +13,6 @@ not in their bytes already, one after the other, and then the results are sorted
 
 from ir_passes.xla_audit.program import Computation, Index, Instruction
 
-GPU = "gpu"
 OTHER_EMITTER = b"fusion_backend_config"
 """A key in the backend configuration of custom fusions, which Triton or another emitter computes."""
 

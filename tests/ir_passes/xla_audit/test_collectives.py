@@ -1,5 +1,6 @@
-"""Sums over devices that XLA:GPU joins into one of all their elements: found in the program, or a finding."""
+"""Collectives of compiled programs: sums that XLA:GPU joins, the order of devices, and constants."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hlo_text import serialized
 from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values
+from ir_passes.xla_audit.findings import Finding, FindingKind
 from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.program import Buffers, Executable
 
@@ -78,3 +80,68 @@ def test_a_sum_of_what_the_program_concatenates_is_one() -> None:
 def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Scheduled], settings: dict[str, Any]) -> None:
     found, findings = check(scheduled, **settings)
     assert found == [] and len(findings) == 1 + len(scheduled)
+
+
+ORDERED = {
+    "all_gather": "all-gather(x), dimensions={0}",
+    "all_to_all": "all-to-all(x), dimensions={0}",
+    "reduce_scatter": "reduce-scatter(x), dimensions={0}, to_apply=sum",
+    "psum": "all-reduce(x), to_apply=sum",
+}
+SIZES = {"all_gather": 16, "reduce_scatter": 4}
+EXCHANGED = """
+HloModule exchanged, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[8] parameter(0)
+  ROOT y = f32[SIZE] OPERATION, replica_groups={GROUPS}
+}
+"""
+
+
+def exchanging(operation: str, groups: str) -> Executable:
+    text = EXCHANGED.replace("SIZE", str(SIZES.get(operation, 8)))
+    text = text.replace("OPERATION", ORDERED[operation]).replace("GROUPS", groups)
+    return Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0}, "cpu", 0, "")
+
+
+def exchange(
+    operation: str, groups: str, *, constant: bool = False, members: frozenset[tuple[int, ...]] = OVER_MODEL
+) -> tuple[list[Collective], list[Finding]]:
+    executable = exchanging(operation, groups)
+    expected = Scheduled(Collective(operation, ("model",), 2, "float32", 32, 1, "a:1"), 8, members, constant)
+    return collectives(executable, live_values(executable), MESH, (), [expected])
+
+
+@pytest.mark.parametrize("operation", ORDERED)
+def test_devices_of_a_group_are_in_the_programs_order(operation: str) -> None:
+    assert exchange(operation, "{0,1},{2,3}")[1] == []
+    kinds = {finding.kind for finding in exchange(operation, "{1,0},{2,3}")[1]}
+    assert kinds == (set() if operation == "psum" else {FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE})
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "all_to_all", "reduce_scatter"])
+def test_groups_in_another_order_than_the_mesh(operation: str) -> None:
+    turned = frozenset({(1, 0), (3, 2)})
+    assert exchange(operation, "{1,0},{3,2}", members=turned)[1] == []
+    assert len(exchange(operation, "{0,1},{2,3}", members=turned)[1]) == 2
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_only_a_collective_of_a_constant_may_be_missing(constant: bool) -> None:
+    assert exchange("psum", "{0,1},{2,3}", constant=constant)[1] == []
+    kinds = {finding.kind for finding in exchange("psum", "{0,2},{1,3}", constant=constant)[1]}
+    assert kinds == {FindingKind.COLLECTIVE} | (set() if constant else {FindingKind.MISSING_COLLECTIVE})
+
+
+def test_a_compiled_sum_is_that_of_the_input_and_not_of_a_constant() -> None:
+    executable = exchanging("psum", "{0,1},{2,3}")
+    known = replace(psum(8, "constant:1"), constant=True)
+    found, findings = collectives(executable, live_values(executable), MESH, (), [known, psum(8, "input:2")])
+    assert findings == [] and [one.source for one in found] == ["input:2"]

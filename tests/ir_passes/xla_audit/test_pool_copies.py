@@ -1,0 +1,215 @@
+"""Every value that holds a whole pool outside its bytes is found, in any dtype, layout and shape; no other is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from audited_steps import LANES, Step
+from jax import lax
+from pool_mutations import COMPUTATIONS, MOVES, kinds_of, mutations
+
+from ir_passes import Lane, LaneContract, PageTable, Pool, Shared, SlotMap
+from ir_passes.xla_audit.findings import Finding, FindingKind
+
+COPY, SECOND = {FindingKind.POOL_COPY}, {FindingKind.SECOND_POOL}
+SLOTS = 65
+
+
+@pytest.mark.parametrize("operation", MOVES)
+def test_moved_pools_are_copies_in_every_dtype_and_shape(operation: str) -> None:
+    programs = list(mutations(operation))
+    assert len(programs) >= 30
+    assert [program for program in programs if kinds_of(*program) != COPY] == []
+    of_lanes = {program: kinds_of(*program, by_lane=True) for program in programs}
+    assert [
+        program for program, kinds in of_lanes.items() if kinds != (COPY if program[1] != "numbers" else set())
+    ] == []
+
+
+@pytest.mark.parametrize("operation", COMPUTATIONS)
+def test_computed_pools_are_second_pools_unless_every_row_is_a_lanes(operation: str) -> None:
+    programs = list(mutations(operation))
+    expected = COPY if operation == "select" else SECOND
+    assert [program for program in programs if kinds_of(*program) != expected] == []
+    assert [program for program in programs if kinds_of(*program, by_lane=True)] == []
+
+
+def slotted(*shape: int, dtype: Any = jnp.float32) -> tuple[LaneContract, tuple[Any, ...]]:
+    """A contract and arguments of a pool with a slot map, and one row of float32 per lane."""
+    contract = LaneContract((Pool("p"), SlotMap("p", shape[0]), Lane()), (Pool("p"), Lane()))
+    return contract, (jnp.zeros(shape, dtype), jnp.arange(1, LANES + 1, dtype=jnp.int32), jnp.ones((LANES, *shape[1:])))
+
+
+def cast_and_set(pool, slots, x):
+    return pool.at[slots].set(x.astype(pool.dtype)), x
+
+
+def row_after_row(pool, slots, x):
+    def write(i, pool):
+        row = x[i].astype(pool.dtype)[None]
+        return lax.dynamic_update_slice(pool, row, (slots[i], *[0] * (pool.ndim - 1)))
+
+    return lax.fori_loop(0, LANES, write, pool), x
+
+
+def findings(fn: Callable[..., Any], contract: LaneContract, args: tuple[Any, ...]) -> tuple[Finding, ...]:
+    return Step(fn, contract, args).audit().findings
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4], ids=["bfloat16", "float8", "int4"])
+def test_a_scatter_for_which_the_whole_pool_is_converted_is_a_copy(dtype: Any) -> None:
+    contract, args = slotted(SLOTS, 16, dtype=dtype)
+    found = findings(cast_and_set, contract, args)
+    assert [finding.kind for finding in found] == [FindingKind.POOL_COPY] * 2
+    assert all("float32" in finding.remedy for finding in found)
+    assert findings(row_after_row, contract, args) == ()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8, jnp.bool_, jnp.complex64], ids=lambda dtype: dtype.__name__)
+def test_scatters_in_place_are_right(dtype: Any) -> None:
+    assert findings(cast_and_set, *slotted(SLOTS, 16, dtype=dtype)) == ()
+
+
+def test_caches_that_a_product_reads_transposed_are_copies() -> None:
+    def step(keys, values, x):
+        keys, values = (cache.at[jnp.arange(LANES), 3].set(x) for cache in (keys, values))
+        scores = jnp.einsum("nhd,nthd->nht", x, keys)
+        return keys, values, jnp.einsum("nht,nthd->nhd", scores, values)
+
+    contract = LaneContract((Pool("k"), Pool("v"), Lane()), (Pool("k"), Pool("v"), Lane()))
+    caches = (jnp.zeros((LANES, 32, 2, 8)),) * 2
+    found = Step(step, contract, (*caches, jnp.ones((LANES, 2, 8))), (0, 1)).audit().findings
+    assert {(finding.kind, finding.pools) for finding in found} == {
+        (FindingKind.POOL_COPY, ("args[0]",)),
+        (FindingKind.POOL_COPY, ("args[1]",)),
+    }
+
+
+def test_a_converted_pool_with_one_number_per_row_is_a_copy() -> None:
+    contract, args = slotted(SLOTS, dtype=jnp.bfloat16)
+    assert {finding.kind for finding in findings(cast_and_set, contract, args)} == COPY
+
+
+def sorted_whole(pool, slots, x):
+    return pool.at[slots].set(x), x + jnp.sort(pool, axis=0)[slots]
+
+
+def turned_and_read(pool, slots, x):
+    turned = lax.optimization_barrier(pool[::-1])
+    return pool.at[slots].set(x), x + turned[slots]
+
+
+def rolled(pool, slots, x):
+    moved = lax.optimization_barrier(jnp.concatenate([pool[5:], pool[:5]]))
+    return pool.at[slots].set(x), x + moved[slots]
+
+
+def padded(pool, slots, x):
+    wide = lax.optimization_barrier(jnp.pad(pool, [(0, 0), (0, 4)]))
+    return pool.at[slots].set(x), x + wide[slots, : x.shape[1]]
+
+
+def all_but_the_null_row(pool, slots, x):
+    real = lax.optimization_barrier(pool[1:])
+    return pool.at[slots].set(x), x + real[slots - 1]
+
+
+def chosen_whole(pool, slots, x):
+    masked = lax.optimization_barrier(jnp.where(x[0, 0] > 0, pool, 0.0))
+    return pool.at[slots].set(x), x + masked[slots]
+
+
+def copied_in_a_loop(pool, slots, x):
+    def body(i, carry):
+        pool, total = carry
+        half = lax.optimization_barrier(pool.astype(jnp.bfloat16))
+        return pool.at[slots].set(x), total + half[slots + i % 2].astype(jnp.float32)
+
+    return lax.fori_loop(0, 3, body, (pool, x))
+
+
+def copied_in_a_branch(pool, slots, x):
+    def read(pool):
+        return lax.optimization_barrier(pool.T)[:, slots].T
+
+    rows = lax.cond(x[0, 0] > 0, read, lambda pool: pool[slots], pool)
+    return pool.at[slots].set(x), rows
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        sorted_whole,
+        turned_and_read,
+        rolled,
+        padded,
+        all_but_the_null_row,
+        chosen_whole,
+        copied_in_a_loop,
+        copied_in_a_branch,
+    ],
+    ids=lambda step: step.__name__,
+)
+def test_compiled_steps_that_move_a_whole_pool(step: Callable[..., Any]) -> None:
+    found = findings(step, *slotted(SLOTS, 16))
+    assert FindingKind.POOL_COPY in {finding.kind for finding in found}
+    assert {finding.pools for finding in found} == {("args[0]",)}
+
+
+def rotary_table(pool, slots, x):
+    """16 tokens of each of 4 lanes have as many angles as a pool of 64 rows has numbers."""
+    angles = (x[:, :1] + jnp.arange(16.0)[None]).reshape(64, 1) * jnp.arange(1.0, 17.0)[None]
+    table = lax.optimization_barrier(jnp.sin(angles))
+    return pool.at[slots].add(x), table.reshape(LANES, 16, 16).sum(1)
+
+
+def as_many_tokens(pool, slots, x):
+    wide = jnp.tanh(jnp.tile(pool[slots], (1, 17)).reshape(68, 16) + jnp.arange(16.0)[None])
+    new = (wide @ jnp.ones((16, 16))).reshape(LANES, 17, 16).sum(1) + x
+    return pool.at[slots].set(new), new
+
+
+def all_rows_of_the_lanes(pool, slots, x):
+    rows = lax.optimization_barrier(pool[slots] * 0.5 + x)
+    return pool.at[slots].set(rows), rows
+
+
+@pytest.mark.parametrize(
+    ("step", "slots"),
+    [(rotary_table, 64), (as_many_tokens, 68), (all_rows_of_the_lanes, LANES + 1)],
+    ids=["rotary table", "as many tokens", "as many lanes as slots"],
+)
+def test_arrays_of_a_pools_size_that_hold_none_of_it(step: Callable[..., Any], slots: int) -> None:
+    assert findings(step, *slotted(slots, 16)) == ()
+
+
+def test_a_table_that_rows_look_up_is_no_copy_of_the_pool_of_their_numbers() -> None:
+    def step(token, table, x):
+        rows = lax.optimization_barrier(table[token])
+        return token + 1, x + rows
+
+    contract = LaneContract((Pool("token"), Shared(), Lane()), (Pool("token"), Lane()))
+    assert findings(step, contract, (jnp.zeros(LANES, jnp.int32), jnp.ones((8, 16)), jnp.ones((LANES, 16)))) == ()
+
+
+def test_pages_that_a_table_names_are_read() -> None:
+    """The pages of all lanes are as many as the pool has."""
+
+    def step(pages, table, x):
+        mine = pages[table]
+        weights = jax.nn.softmax(jnp.einsum("nd,npsd->nps", x, mine), axis=(1, 2))
+        read = jnp.einsum("nps,npsd->nd", weights, mine)
+        return pages.at[table[:, 0], 0].set(x + read), read
+
+    contract = LaneContract((Pool("kv"), PageTable("kv", 8), Lane()), (Pool("kv"), Lane()))
+    args = (jnp.zeros((8, 4, 16)), jnp.arange(8, dtype=jnp.int32).reshape(LANES, 2), jnp.ones((LANES, 16)))
+    assert findings(step, contract, args) == ()
+
+
+def test_an_allowed_pool_may_be_copied_in_another_dtype() -> None:
+    step = Step(cast_and_set, *slotted(SLOTS, 16, dtype=jnp.bfloat16))
+    report = step.audit(may_copy=["args[0]"])
+    assert report.findings == () and len(report.copies) == 2
+    assert {copy.pools for copy in report.copies} == {("args[0]",)}

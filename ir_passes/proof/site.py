@@ -14,6 +14,7 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
+from ir_passes.proof.survival import holds
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
@@ -86,7 +87,8 @@ class Site:
             return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
         looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
-        if not held or looked_into or self.name in SUMS or self.name in MOVES:
+        moves = self.name in MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
+        if not held or looked_into or self.name in SUMS or moves:
             return []
         along = ", ".join(sorted(held))
         message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"

@@ -25,11 +25,12 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.dtypes import to_numpy, widens
+from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.site import Site
+from ir_passes.proof.survival import finite_in_product, holds, outlives
 from ir_passes.proof.values import (
     Absent,
     Fact,
@@ -50,7 +51,9 @@ _MASK = (
     "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
     "(segment N), before they are reduced"
 )
-_FINITE = "make them finite first: where(isfinite(values), values, 0)"
+_FINITE = (
+    "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller range"
+)
 
 
 def tokens(axis: int) -> LaneRows:
@@ -254,15 +257,9 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         ]
         return result.but(fact=real[0]) if real and not result.fact else result
     if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
-        kept = site.name == "sub" and not x.zero or site.name in ("div", "mul") and x.zero
-        if kept:
-            return result.but(fact=x)
-        if site.name in ("exp", "exp2") and not x.zero:
-            return result.but(fact=replace(x, zero=True))
-    if site.name == "convert_element_type":
-        before, after = (atom.aval.dtype for atom in (site.eqn.invars[0], site.eqn.outvars[0]))
-        if isinstance(x, Absent | TokenPairs) or (isinstance(x, Finite) and widens(before, after)):
-            return result.but(fact=x)
+        lasting = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
+        if lasting is not None:
+            return result.but(fact=lasting)
     if pair is not None and isinstance(result.owner, Mixed):
         return result.but(fact=TokenPairs(*pair))
     return result
@@ -307,9 +304,10 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
         summed = dict(zip(contract[one], contract[other], strict=True))
         if not isinstance(fact, Absent) or not fact.zero or fact.columns not in summed:
             continue
-        if operands[one].owner != tokens(fact.rows) or values.owner != tokens(summed[fact.columns]):
+        if fact.rows in summed or operands[one].owner != tokens(fact.rows) or values.owner != tokens(summed[fact.columns]):
             continue
-        if not isinstance(values.fact, Finite):
+        dtypes = ir.dtype_of(site.eqn.invars[other]), ir.dtype_of(site.eqn.outvars[0])
+        if not finite_in_product(values.fact, *dtypes, site.params["precision"]):
             message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
             return result.but(owner=site.mixed(message, _FINITE))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
@@ -325,12 +323,15 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _literal(site: Site, atom: Any) -> float | None:
-    """The number of which all elements of an operand are; None where that is not a number of the program."""
+    """Return the literal that every element of an operand equals; None if there is none, or a conversion changes it."""
     made = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
+    dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):
         eqn = made.get(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
             return None
         atom = eqn.invars[0]
+        dtypes.append(ir.dtype_of(atom))
     value = to_numpy(atom.val)
-    return float(value) if value.size == 1 else None
+    number = float(value.real.reshape(())) if value.size == 1 else math.nan
+    return number if all(holds(dtype, number) for dtype in dtypes) else None

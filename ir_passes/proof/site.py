@@ -17,7 +17,7 @@ from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SU
 from ir_passes.proof.survival import holds
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
-from ir_passes.proof.violations import Place, Violation, ViolationKind
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 
 @dataclass(slots=True)
@@ -71,9 +71,16 @@ class Site:
                     f"{self.path(value)} is read after a later version of it was made",
                     "use the version that the write returned, or read before the write",
                 )
-        results = self._before_sum(operands) or self._transferred(operands)
-        results = [self._completed(value, operands, k) for k, value in enumerate(results)]
-        return results if self.prover.refine is None else self.prover.refine(self, operands, results)
+        try:
+            results = self._before_sum(operands) or self._transferred(operands)
+            results = [self._completed(value, operands, k) for k, value in enumerate(results)]
+            return results if self.prover.refine is None else self.prover.refine(self, operands, results)
+        except IsolationError:
+            raise
+        except Exception as error:
+            message = f"the rule of {self.name!r} failed on this form: {type(error).__name__}: {error}"
+            remedy = "write the operation in another form, or put it in a function declared by rowwise; report the error"
+            raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
 
     def _transferred(self, operands: list[Value]) -> list[Value]:
         if self.name not in ir.WITH_BODIES:

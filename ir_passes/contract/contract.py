@@ -186,6 +186,11 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
             message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractFault.INPUT.error(bound.path, message)
+    for role in ("length", "active", "active_count"):
+        paths = [one.path for one in inputs if getattr(one.entry, "role", None) == role]
+        if len(paths) > 1:
+            message = f"{', '.join(paths)} have the role {role!r}, expected one array that tells which lanes are idle"
+            raise ContractFault.ROLE.error(paths[1], message)
     for bound in inputs:
         rows = bound.shape[0] if bound.shape else 0
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:

@@ -30,8 +30,9 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
         role: [one for one in inputs if isinstance(one.entry, Packed) and one.entry.role == role]
         for role in get_args(PackedRole)
     }
-    for layout in dict.fromkeys(bound.layout for bound in (*inputs, *outputs) if bound.layout is not None):
-        lengths = {one.path: one.tokens for one in (*inputs, *outputs) if one.layout == layout and one.tokens is not None}
+    arrays = [one for one in (*inputs, *outputs) if one.layout is not None]
+    for layout in dict.fromkeys(one.layout for one in arrays):
+        lengths = {one.path: one.tokens for one in arrays if one.layout == layout and one.tokens is not None}
         if len({*lengths.values()}) > 1:
             listed = ", ".join(f"{path}: {length}" for path, length in lengths.items())
             message = f"packed axes of layout {layout!r} have different lengths: {listed}; {_NAMED}"

@@ -7,6 +7,7 @@ from typing import Any
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import params_key
+from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.intervals import fits
@@ -14,7 +15,6 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
-from ir_passes.proof.survival import holds
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
@@ -79,7 +79,7 @@ class Site:
             raise
         except Exception as error:
             message = f"the rule of {self.name!r} failed on this form: {type(error).__name__}: {error}"
-            remedy = "write the operation in another form, or put it in a function declared by rowwise; report the error"
+            remedy = "report the error; write the operation in another form, or declare its function by rowwise"
             raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
 
     def _transferred(self, operands: list[Value]) -> list[Value]:

@@ -277,8 +277,9 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
         layout = value.fact.layout
         token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
-        is_real = isinstance(value.fact, Real)
-        fact = Real(layout, None, token) if is_real else SegmentAt(token, layout, value.fact.padding)
+        fact = Real(layout, None, token)
+        if isinstance(value.fact, SegmentIds):
+            fact = SegmentAt(token, layout, value.fact.padding)
     elif isinstance(value.fact, SegmentIds | Real):
         fact = relocated(value.fact, lambda axis: axis - 1)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))

@@ -9,6 +9,7 @@ from typing import Any
 from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
+from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
@@ -19,8 +20,8 @@ from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
+from ir_passes.proof.rules.survival import outlives
 from ir_passes.proof.site import Site
-from ir_passes.proof.survival import outlives, reversible
 from ir_passes.proof.values import (
     Ahead,
     HasRow,

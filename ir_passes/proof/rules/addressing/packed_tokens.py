@@ -25,12 +25,13 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
-from ir_passes.proof.survival import finite_in_product, holds, outlives
 from ir_passes.proof.values import (
     Absent,
     Fact,
@@ -262,8 +263,7 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         real = [
             fact
             for k, fact in enumerate(facts)
-            if isinstance(fact, Real)
-            and _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),))
+            if isinstance(fact, Real) and _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),))
         ]
         return result.but(fact=real[0]) if real and not result.fact else result
     if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):

@@ -199,11 +199,11 @@ class Certificate(Exchanging):
 
     def __post_init__(self) -> None:
         for name, lists in STATEMENTS.items():
-            known = {one.value for ids in lists for one in ids}
-            unknown = sorted({one.id for one in getattr(self, name)} - known)
-            if unknown:
-                expected = ", ".join(sorted(known))
-                raise record.RecordError(f"Certificate.{name}: unknown statements {unknown}; expected {expected}")
+            ids = {statement.value for statement_ids in lists for statement in statement_ids}
+            strangers = sorted({statement.id for statement in getattr(self, name)} - ids)
+            if strangers:
+                expected = ", ".join(sorted(ids))
+                raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}; expected {expected}")
 
     def __repr__(self) -> str:
         """Return one line; `report` has every statement."""

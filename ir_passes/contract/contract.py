@@ -187,7 +187,7 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
             message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractFault.INPUT.error(bound.path, message)
     for role in ("length", "active", "active_count"):
-        paths = [one.path for one in inputs if getattr(one.entry, "role", None) == role]
+        paths = [bound.path for bound in inputs if getattr(bound.entry, "role", None) == role]
         if len(paths) > 1:
             message = f"{', '.join(paths)} have the role {role!r}, expected one array that tells which lanes are idle"
             raise ContractFault.ROLE.error(paths[1], message)
@@ -232,7 +232,8 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
                 message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
                 raise ContractFault.MAPS.error(bound.path, f"group {name!r} {message}")
     for name in mapped:
-        maps = [(one.path, one.entry) for one in inputs if isinstance(one.entry, SlotMap) and name in one.entry.names]
+        maps = [(bound.path, bound.entry) for bound in inputs if isinstance(bound.entry, SlotMap)]
+        maps = [(path, entry) for path, entry in maps if name in entry.names]
         written = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
         if len(written) > 1:
             message = f"rows of group {name!r} may be written by {' and by '.join(written)}, which may name one row"

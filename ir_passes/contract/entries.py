@@ -52,8 +52,8 @@ ONE_LAYOUT = "tokens"
 
 def _shown(entry: Any, name: str) -> str:
     """Return an entry as a call, without one field if that has its default."""
-    shown = [one.name for one in fields(entry) if one.name != name or getattr(entry, name) != one.default]
-    return f"{type(entry).__name__}({', '.join(f'{one}={getattr(entry, one)!r}' for one in shown)})"
+    names = [field.name for field in fields(entry) if field.name != name or getattr(entry, name) != field.default]
+    return f"{type(entry).__name__}({', '.join(f'{name}={getattr(entry, name)!r}' for name in names)})"
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,22 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
         if isinstance(bound.entry, Packed) and bound.entry.role is not None:
             _check_array(bound, lanes, bound in outputs)
     described = {
-        role: [one for one in inputs if isinstance(one.entry, Packed) and one.entry.role == role]
+        role: [bound for bound in inputs if isinstance(bound.entry, Packed) and bound.entry.role == role]
         for role in get_args(PackedRole)
     }
-    arrays = [one for one in (*inputs, *outputs) if one.layout is not None]
-    for layout in dict.fromkeys(one.layout for one in arrays):
-        lengths = {one.path: one.tokens for one in arrays if one.layout == layout and one.tokens is not None}
+    arrays = [bound for bound in (*inputs, *outputs) if bound.layout is not None]
+    for layout in dict.fromkeys(bound.layout for bound in arrays):
+        lengths = {bound.path: bound.tokens for bound in arrays if bound.layout == layout and bound.tokens is not None}
         if len({*lengths.values()}) > 1:
             listed = ", ".join(f"{path}: {length}" for path, length in lengths.items())
             message = f"packed axes of layout {layout!r} have different lengths: {listed}; {_NAMED}"
             raise ContractFault.PACKED.error("", message)
         for role, entries in described.items():
-            paths = [one.path for one in entries if one.layout == layout]
+            paths = [bound.path for bound in entries if bound.layout == layout]
             if len(paths) > 1:
                 message = f"layout {layout!r} has one array of {role}, got {', '.join(paths)}; {_NAMED}"
                 raise ContractFault.PACKED.error("", message)
-        names = {one.layout for entries in described.values() for one in entries}
+        names = {bound.layout for entries in described.values() for bound in entries}
         if layout not in names:
             known = ", ".join(sorted(map(repr, names))) or "none"
             message = f"layout {layout!r} of {', '.join(lengths)} needs an input Packed(role='cu_seqlens') or"
@@ -53,7 +53,7 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
 def _check_array(bound: Bound, lanes: int, is_output: bool) -> None:
     """Check an array that describes a layout."""
     if is_output or len(bound.shape) != 1 or bound.dtype != np.int32:
-        message = f"{bound.entry} is an input, an int32 array of one dimension, got {bound.dtype}{bound.shape}"
+        message = f"{bound.entry} is an input, an int32 array of bound dimension, got {bound.dtype}{bound.shape}"
         raise ContractFault.ARRAY.error(bound.path, message)
     if bound.entry.role == "cu_seqlens" and bound.shape[0] != lanes + 1:  # type: ignore[union-attr]  # it is Packed
         raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {bound.shape[0]}")

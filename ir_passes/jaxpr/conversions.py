@@ -1,6 +1,6 @@
 """Conversions between dtypes: the numbers that a dtype has, and the conversions that lose nothing.
 
-A conversion is exact for a number if the dtype after it has that number. The dtypes of at most 16 bits are enumerated.
+A conversion is exact for a number if the new dtype has that number. The dtypes of at most 16 bits are enumerated.
 For 32 and 64 bits arithmetic decides:
 
 * A float with m stored bits of mantissa has every integer up to 2 ** (m + 1), and may lack the next one.
@@ -25,16 +25,16 @@ MAX_ENUMERATED_BITS = 16
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def reversible(before: Any, after: Any) -> bool:
+def reversible(source: Any, target: Any) -> bool:
     """True if a conversion to another dtype and back returns every bit of every element."""
-    if before == after:
+    if source == target:
         return True
-    if not _is_number(before) or not _is_number(after):
+    if not _is_number(source) or not _is_number(target):
         return False
-    if _bits(before) <= MAX_ENUMERATED_BITS:
-        numbers = _every(before)
-        return np.isnan(numbers).sum() <= 1 and bool(_exact(numbers, after).all())
-    return is_whole(before) and _has_integers(_bounds(before), after)
+    if _bits(source) <= MAX_ENUMERATED_BITS:
+        numbers = _every(source)
+        return np.isnan(numbers).sum() <= 1 and bool(_exact(numbers, target).all())
+    return is_whole(source) and _has_integers(_bounds(source), target)
 
 
 def holds(dtype: Any, number: float) -> bool:
@@ -42,19 +42,19 @@ def holds(dtype: Any, number: float) -> bool:
     return _is_number(dtype) and bool(_exact(np.array([number]), dtype)[0])
 
 
-def stays_finite(before: Any, after: Any) -> bool:
+def stays_finite(source: Any, target: Any) -> bool:
     """True if a conversion makes neither nan nor infinity of a finite number."""
-    if before == after or is_whole(after):
+    if source == target or is_whole(target):
         return True
-    if not _is_number(before) or not _is_number(after):
+    if not _is_number(source) or not _is_number(target):
         return False
-    if not is_whole(before) and not holds(after, -0.0):
-        if _bits(before) > MAX_ENUMERATED_BITS:
+    if not is_whole(source) and not holds(target, -0.0):
+        if _bits(source) > MAX_ENUMERATED_BITS:
             return False
-        numbers = _every(before)
-        return bool(_exact(numbers[np.isfinite(numbers)], after).all())
-    greatest = max(map(abs, _bounds(before))) if is_whole(before) else float(jnp.finfo(before).max)
-    return holds(after, 0) and holds(after, -1) and greatest <= float(jnp.finfo(after).max)
+        numbers = _every(source)
+        return bool(_exact(numbers[np.isfinite(numbers)], target).all())
+    greatest = max(map(abs, _bounds(source))) if is_whole(source) else float(jnp.finfo(source).max)
+    return holds(target, 0) and holds(target, -1) and greatest <= float(jnp.finfo(target).max)
 
 
 def is_whole(dtype: Any) -> bool:

@@ -11,16 +11,16 @@ from ir_passes.jaxpr.conversions import holds, is_whole, stays_finite
 from ir_passes.proof.values import Absent, Fact, Finite, OneHot, TokenPairs
 
 
-def outlives(fact: Fact | None, name: str, before: Any, after: Any) -> Fact | None:
+def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
     """Return the fact that holds of the result of an operation on an array; None if nothing is known.
 
     Args:
         fact: of the first operand. The other operands depend on the row's lane only.
         name: of the primitive.
-        before, after: dtypes of the first operand and of the result.
+        source, target: dtypes of the first operand and of the result.
     """
     lasting = _TABLE.get((type(fact), name))
-    return None if lasting is None else lasting(fact, before, after)
+    return None if lasting is None else lasting(fact, source, target)
 
 
 def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any) -> bool:
@@ -44,21 +44,23 @@ _ROUNDED = {"F16": jnp.float16, "BF16": jnp.bfloat16, "TF32": jnp.bfloat16, "F32
 """Part of an algorithm's name -> a dtype with the same or a smaller greatest number than the operands then have."""
 
 
-def _converted_mask(fact: Absent, before: Any, after: Any) -> Absent | None:
-    return fact if holds(after, 0 if fact.zero else -np.inf) else None
+def _converted_mask(fact: Absent, source: Any, target: Any) -> Absent | None:
+    return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
     (Absent, "convert_element_type"): _converted_mask,
-    (Finite, "convert_element_type"): lambda fact, before, after: fact if stays_finite(before, after) else None,
-    (OneHot, "convert_element_type"): lambda fact, before, after: fact if holds(after, 0) and holds(after, 1) else None,
-    (TokenPairs, "convert_element_type"): lambda fact, before, after: fact,
+    (Finite, "convert_element_type"): lambda fact, source, target: fact if stays_finite(source, target) else None,
+    (OneHot, "convert_element_type"): lambda fact, source, target: (
+        fact if holds(target, 0) and holds(target, 1) else None
+    ),
+    (TokenPairs, "convert_element_type"): lambda fact, source, target: fact,
     # minus infinity less anything is minus infinity or nan, and its exponential is zero
-    (Absent, "sub"): lambda fact, before, after: None if fact.zero else fact,
-    (Absent, "exp"): lambda fact, before, after: None if fact.zero else Absent(fact.rows, fact.columns, True),
-    (Absent, "exp2"): lambda fact, before, after: None if fact.zero else Absent(fact.rows, fact.columns, True),
-    (Absent, "mul"): lambda fact, before, after: fact if fact.zero else None,
+    (Absent, "sub"): lambda fact, source, target: None if fact.zero else fact,
+    (Absent, "exp"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
+    (Absent, "exp2"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
+    (Absent, "mul"): lambda fact, source, target: fact if fact.zero else None,
     # zero divided by zero is nan; of integers it is -1
-    (Absent, "div"): lambda fact, before, after: fact if fact.zero and not is_whole(after) else None,
+    (Absent, "div"): lambda fact, source, target: fact if fact.zero and not is_whole(target) else None,
 }
 """(fact, primitive) -> the fact of the result. A pair that is not listed keeps nothing."""

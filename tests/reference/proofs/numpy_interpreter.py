@@ -116,6 +116,8 @@ def _reshape(p: Params, x: Value) -> Value:
 
 
 def _dot(p: Params, a: Value, b: Value) -> Value:
+    if a.dtype != b.dtype:
+        raise NotInNumpy("dot_general of two dtypes, which XLA converts to the dtype of the product")
     (ca, cb), (ba, bb) = p["dimension_numbers"]
     names_a, names_b, fresh = [-1] * (a.ndim - 1), [-1] * (b.ndim - 1), 1
     for i, j in [*zip(ba, bb, strict=True), *zip(ca, cb, strict=True)]:

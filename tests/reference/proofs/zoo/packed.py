@@ -210,9 +210,9 @@ def cross_step(q, k, queries, keys, bias):
 
 
 def draw_cross(rng: np.random.Generator) -> tuple[Any, ...]:
-    """A lane has queries and keys, or neither."""
-    queries = layout(rng)
-    more = np.where(np.diff(queries) > 0, rng.integers(0, 2, LANES), 0)
+    """Every lane has queries, and as many keys or one more."""
+    queries = layout(rng, empty=False)
+    more = rng.integers(0, 2, LANES)
     more = more * (np.cumsum(more) <= KEYS - TOKENS)
     keys = np.concatenate([[0], np.cumsum(np.diff(queries) + more)]).astype(np.int32)
     return normal(rng, TOKENS, HIDDEN), normal(rng, KEYS, HIDDEN), queries, keys, normal(rng, LANES, HIDDEN)

@@ -7,12 +7,32 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ir_passes.contract.statements import Statement
+from ir_passes.contract.statements import (
+    Assumption,
+    AuditClaim,
+    Claim,
+    NotCovered,
+    Note,
+    Refusal,
+    Statement,
+    StatementId,
+)
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
+from ir_passes.proof.violations import ViolationKind
 from ir_passes.report import html
+from ir_passes.xla_audit.findings import FindingKind
 
 FORMAT = 5
+STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
+    "proved": (Claim,),
+    "audited": (AuditClaim,),
+    "assumed": (Assumption,),
+    "not_covered": (NotCovered,),
+    "faults": (ViolationKind, FindingKind, Refusal),
+    "notes": (Note,),
+}
+"""Field of a certificate -> the closed lists of the ids that its statements may have."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +140,9 @@ class Seconds:
 class Certificate(Exchanging):
     """The statements about one executable. Equality compares all fields but the times.
 
+    Raises:
+        RecordError: a statement has an id that is not in the list of its field (`STATEMENTS`).
+
     Attributes:
         format: of this record.
         step: name of the function.
@@ -173,6 +196,14 @@ class Certificate(Exchanging):
     seconds: Seconds = field(compare=False)
     reused: bool = field(compare=False)
     stored: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, lists in STATEMENTS.items():
+            ids = {statement.value for statement_ids in lists for statement in statement_ids}
+            strangers = sorted({statement.id for statement in getattr(self, name)} - ids)
+            if strangers:
+                expected = ", ".join(sorted(ids))
+                raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}; expected {expected}")
 
     def __repr__(self) -> str:
         """Return one line; `report` has every statement."""

@@ -13,6 +13,7 @@ import numpy as np
 from ir_passes.contract.entries import (
     ENTRIES,
     ROW_MAPS,
+    Bound,
     ContractError,
     ContractFault,
     Entry,
@@ -26,10 +27,11 @@ from ir_passes.contract.entries import (
     Unspecified,
     check_role,
 )
+from ir_passes.contract.layouts import check_layouts
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
 from ir_passes.contract.prefix import by_argument, spread
-from ir_passes.jaxpr.dtypes import DType, dtype_of
+from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.jaxpr.tracing import Trace, trace_function
 
 __all__ = [
@@ -50,22 +52,6 @@ __all__ = [
     "SlotMap",
     "Unspecified",
 ]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One array of a step with its entry.
-
-    Attributes:
-        path: its place, as "args[1][0].conv", "kwargs['scale']" or "result[0]".
-        entry: its contract entry.
-        shape, dtype: of the array.
-    """
-
-    path: str
-    entry: Entry
-    shape: tuple[int, ...]
-    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -90,6 +76,15 @@ class BoundContract:
         """The slot maps that put idle lanes on the null row, by their index among the inputs."""
         maps = [(k, one.entry) for k, one in enumerate(self.inputs) if isinstance(one.entry, SlotMap)]
         return [k for k, entry in maps if entry.null and not entry.disjoint]
+
+    @property
+    def layouts(self) -> dict[str, int | None]:
+        """Layouts of packed tokens by name -> number of tokens; None if no array has an index for each token."""
+        layouts: dict[str, int | None] = {}
+        for bound in (*self.inputs, *self.outputs):
+            if bound.layout is not None:
+                layouts[bound.layout] = layouts.get(bound.layout) or bound.tokens
+        return layouts
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,7 @@ class LaneContract:
         outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
-        _check_packed(inputs, outputs, lanes)
+        check_layouts(inputs, outputs, lanes)
         mapped = _check_row_maps(inputs, outputs, lanes)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
@@ -191,6 +186,11 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
             message = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
             raise ContractFault.INPUT.error(bound.path, message)
+    for role in ("length", "active", "active_count"):
+        paths = [bound.path for bound in inputs if getattr(bound.entry, "role", None) == role]
+        if len(paths) > 1:
+            message = f"{', '.join(paths)} have the role {role!r}, expected one array that tells which lanes are idle"
+            raise ContractFault.ROLE.error(paths[1], message)
     for bound in inputs:
         rows = bound.shape[0] if bound.shape else 0
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
@@ -212,30 +212,6 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
             )
 
 
-def _check_packed(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
-    tokens: dict[str, int] = {}
-    for bound in (*inputs, *outputs):
-        if isinstance(bound.entry, PageTable) and bound.entry.packed:
-            tokens[bound.path] = bound.shape[0]
-        if not isinstance(bound.entry, Packed):
-            continue
-        role, length = bound.entry.role, bound.shape[bound.entry.axis]
-        if role is not None and (bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32):
-            message = f"{bound.entry} is an input, an int32 array of one dimension, got {bound.dtype}{bound.shape}"
-            raise ContractFault.ARRAY.error(bound.path, message)
-        if role == "cu_seqlens" and length != lanes + 1:
-            raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {length}")
-        if role != "cu_seqlens":
-            tokens[bound.path] = length
-    if len(set(tokens.values())) > 1:
-        found = ", ".join(f"{path}: {length}" for path, length in tokens.items())
-        raise ContractFault.PACKED.error("", f"packed axes have different lengths: {found}")
-    if tokens and not any(isinstance(one.entry, Packed) and one.entry.role for one in inputs):
-        raise ContractFault.PACKED.error(
-            "", "packed arrays need an input Packed(role='cu_seqlens') or Packed(role='segment_ids')"
-        )
-
-
 def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
     groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
     mapped: dict[str, type] = {}
@@ -255,6 +231,14 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
                 message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
                 raise ContractFault.MAPS.error(bound.path, f"group {name!r} {message}")
+    for name in mapped:
+        maps = [(bound.path, bound.entry) for bound in inputs if isinstance(bound.entry, SlotMap)]
+        maps = [(path, entry) for path, entry in maps if name in entry.names]
+        written = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
+        if len(written) > 1:
+            message = f"rows of group {name!r} may be written by {' and by '.join(written)}, which may name one row"
+            remedy = "declare role='read' and role='write', or disjoint=True for all but one"
+            raise ContractFault.MAPS.error(written[1], f"{message}; {remedy}")
     return {*mapped}
 
 

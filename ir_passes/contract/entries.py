@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from ir_passes.contract.statements import StatedError, StatementId
+from ir_passes.jaxpr.dtypes import DType
 
 
 class ContractFault(StatementId):
@@ -18,7 +19,7 @@ class ContractFault(StatementId):
     ARRAY = "array", "An array has another dtype or shape than its entry needs."
     NO_LANES = "no-lanes", "No entry says how many lanes the step has."
     LANES = "lanes", "Lane axes have different lengths."
-    PACKED = "packed", "Packed axes have different lengths, or no entry says which lane a token belongs to."
+    PACKED = "packed", "Packed axes of a layout differ in length, or not one entry tells the lane of each token."
     INPUT = "input", "An output has an entry that only inputs have."
     SIZE = "size", "A slot map or a page table has no rows."
     GROUP = "group", "A slot map or page table names a group that no pool belongs to."
@@ -45,6 +46,14 @@ LaneRole = Literal["length", "active", "accepted"]
 SharedRole = Literal["active_count"]
 SlotRole = Literal["both", "read", "write"]
 PackedRole = Literal["cu_seqlens", "segment_ids"]
+ONE_LAYOUT = "tokens"
+"""Layout of packed tokens in a step that names no layout."""
+
+
+def _shown(entry: Any, name: str) -> str:
+    """Return an entry as a call, without one field if that has its default."""
+    names = [field.name for field in fields(entry) if field.name != name or getattr(entry, name) != field.default]
+    return f"{type(entry).__name__}({', '.join(f'{name}={getattr(entry, name)!r}' for name in names)})"
 
 
 @dataclass(frozen=True)
@@ -101,12 +110,19 @@ class Packed:
         axis: the token axis; its length is the same in all packed arrays of a step.
         role: None for what belongs to tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i where
             cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
-            an input: int32 [tokens], the lane of each token, N for padding. A step with packed arrays has one of them
-            or both, which then agree.
+            an input: int32 [tokens], the lane of each token, N for padding. Each layout has one of them or both, which
+            then agree.
+        layout: name of the layout. Needed if a step has several, for example queries and keys of different lengths.
+            Token t of one layout and token t of another may belong to different lanes. A lane that has tokens in one
+            layout has tokens in every layout.
     """
 
     axis: int = 0
     role: PackedRole | None = None
+    layout: str = ONE_LAYOUT
+
+    def __repr__(self) -> str:
+        return _shown(self, "layout")
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,8 @@ class SlotMap:
             outside every claim. False: it is a row like the others, and every lane is active.
         disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
             snapshots beside the running states. Such rows may be written in the step that writes the others. A lane
-            that has none is on the null row here, and not idle; it may not read that.
+            that has none is on the null row here, and not idle; it may not read that. Of the slot maps of one group
+            that may be written by, roles "both" and "write", all but one are disjoint.
         local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's own
             device, each of which has `size` rows or more; active entries are distinct among the lanes of a device.
     """
@@ -156,8 +173,7 @@ class SlotMap:
     local: str | None = None
 
     def __repr__(self) -> str:
-        shown = [one.name for one in fields(self) if one.name != "local" or self.local is not None]
-        return f"SlotMap({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        return _shown(self, "local")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -183,6 +199,7 @@ class PageTable:
             for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
         packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot
             mapping are. Those of padding are `size` where the role is "write", and anything where it is not.
+        layout: of these tokens, as of `Packed`.
         null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
             that all lanes may read it. False: it is a page like the others.
     """
@@ -193,6 +210,10 @@ class PageTable:
     role: SlotRole = "both"
     null: bool = True
     packed: bool = False
+    layout: str = ONE_LAYOUT
+
+    def __repr__(self) -> str:
+        return _shown(self, "layout")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -229,6 +250,37 @@ class Opaque:
 
 
 Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One array of a step with its entry.
+
+    Attributes:
+        path: its place, as "args[1][0].conv", "kwargs['scale']" or "result[0]".
+        entry: its contract entry.
+        shape, dtype: of the array.
+    """
+
+    path: str
+    entry: Entry
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def layout(self) -> str | None:
+        """Layout of the packed tokens that the array has or describes; None for other arrays."""
+        is_packed = isinstance(self.entry, Packed) or (isinstance(self.entry, PageTable) and self.entry.packed)
+        return getattr(self.entry, "layout", None) if is_packed else None
+
+    @property
+    def tokens(self) -> int | None:
+        """Length of the axis of packed tokens; None for arrays without one, as `cu_seqlens`."""
+        if self.layout is None or getattr(self.entry, "role", None) == "cu_seqlens":
+            return None
+        return self.shape[getattr(self.entry, "axis", 0)]
+
+
 ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
 ROW_MAPS = (SlotMap, PageTable)
 """Entries that name the rows of lanes in pools: a group without any of them is a row pool."""

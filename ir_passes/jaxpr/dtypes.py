@@ -68,13 +68,6 @@ def limits(dtype: Any) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def widens(before: Any, after: Any) -> bool:
-    """Whether every number of one dtype is one of another."""
-    if before == after:
-        return True
-    return not (is_key(before) or is_key(after)) and bool(np.can_cast(before, after, "safe"))
-
-
 def to_numpy(array: Any) -> np.ndarray[Any, Any]:
     """The elements of an array; of keys their words, along a new last axis."""
     return np.asarray(jax.random.key_data(array) if is_key(dtype_of(array)) else array)

@@ -373,7 +373,8 @@ def fresh(variables: Sequence[Var]) -> list[Var]:
 
 def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
     """An equation that puts the axes of an array in another order, at the source of another one, and its result."""
-    aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
+    with jax.sharding.use_abstract_mesh(x.aval.sharding.mesh):  # type: ignore[attr-defined]  # an array's
+        aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
     (result,) = of_types([aval])
     params = {"permutation": tuple(order)}
     return source.replace(primitive=primitives.transpose_p, params=params, invars=[x], outvars=[result]), result

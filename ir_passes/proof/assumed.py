@@ -31,6 +31,8 @@ def assumed_of(bound: BoundContract) -> list[Statement]:
             mapped = {name for b in bound.inputs if isinstance(b.entry, ROW_MAPS) for name in b.entry.names}
             if any(pool.group not in mapped for pool in rows):
                 empty = "Every lane has a token"
+            if len(bound.layouts) > 1:
+                empty = f"A lane without tokens in one layout has none in the others. {empty}"
             found.append(Assumption.PACKED.statement(one.path, empty=f"{empty}."))
         elif isinstance(one.entry, PageTable):
             null = ", nor is it the null page, page 0" if one.entry.null else ""

@@ -10,6 +10,7 @@ import numpy as np
 from ir_passes.contract.contract import (
     Bound,
     BoundContract,
+    ContractError,
     Lane,
     LaneContract,
     Packed,
@@ -92,9 +93,17 @@ def prove_isolation(
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     """Prove a traced program; arguments and errors are those of `prove_isolation`."""
     start = time.perf_counter()
-    kernels = opaque_calls.undeclared(program, bound.opaque)
-    flat = flatten(kernels.program)
-    return replace(_prove(flat, kernels, bound), seconds=time.perf_counter() - start)
+    try:
+        kernels = opaque_calls.undeclared(program, bound.opaque)
+        proved = _prove(flatten(kernels.program), kernels, bound)
+    except (ContractError, IsolationError):
+        raise
+    except Exception as error:  # outside of the rules, of which `Site.apply` names the operation
+        message = f"the proof failed: {type(error).__name__}: {error}"
+        remedy = "report the error with the step"
+        about = concerned(bound, [(LaneRows(0), (bound.lanes,))])
+        raise IsolationError((Violation(ViolationKind.UNKNOWN, "", "unknown", message, remedy, about),)) from error
+    return replace(proved, seconds=time.perf_counter() - start)
 
 
 def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract) -> Proof:
@@ -166,17 +175,13 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
 
 def _lay_out(prover: Prover, inputs: list[Value], flat: ir.ClosedJaxpr) -> None:
     """Prepare for packed tokens, if the contract has any."""
-    sides = (*prover.bound.inputs, *prover.bound.outputs)
-    entries = [(one, one.entry) for one in sides if isinstance(one.entry, Packed)]
-    tokens = [one.shape[entry.axis] for one, entry in entries if entry.role != "cu_seqlens"]
-    tokens += [one.shape[0] for one in prover.bound.inputs if getattr(one.entry, "packed", False)]
-    if not entries:
+    if not prover.bound.layouts:
         return
     prover.refine = packed_tokens.refine
     present = packed_layout.operations(flat)
     for one, value in zip(prover.bound.inputs, inputs, strict=True):
-        if isinstance(one.entry, Packed) and one.entry.role == "cu_seqlens" and tokens:
-            packed_layout.register(prover, value, prover.bound.lanes, tokens[0], present)
+        if isinstance(one.entry, Packed) and one.entry.role == "cu_seqlens":
+            packed_layout.register(prover, value, one.entry.layout, present)
 
 
 def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
@@ -192,11 +197,11 @@ def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
         case Packed(_, "cu_seqlens"):
             return Value(COMMON, number)
-        case Packed(_, "segment_ids"):
-            return Value(COMMON, number, (0, lanes), SegmentIds(0))
-        case Packed(axis):
+        case Packed(_, "segment_ids", layout):
+            return Value(COMMON, number, (0, lanes), SegmentIds(0, layout))
+        case Packed(axis, _, layout):
             one_token = one.shape[axis] == 1
-            return Value(OneLane(0, packed=True) if one_token else LaneRows(axis, packed=True), number)
+            return Value(OneLane(0, packed=layout) if one_token else LaneRows(axis, packed=layout), number)
         case Lane(axis, role):
             idle = role is not None and role == prover.idle
             return Value(_lanes(axis, lanes), number, (0, 0) if idle else None)
@@ -207,7 +212,8 @@ def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
             bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
             rows = OneLane(0) if lanes == 1 else LaneRows(0, one.shape[0] // lanes)
             if one.entry.packed:
-                rows = OneLane(0, packed=True) if one.shape[0] == 1 else LaneRows(0, packed=True)
+                layout = one.entry.layout
+                rows = OneLane(0, packed=layout) if one.shape[0] == 1 else LaneRows(0, packed=layout)
                 instead = instead or frozenset({"last"})  # padding may name whatever it likes
             return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
         case Pool(group, axis):

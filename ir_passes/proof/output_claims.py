@@ -87,8 +87,8 @@ def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -
             if not _fits_lanes(owner, axis, one.shape[axis], lanes):
                 remedy = f"put the lanes in order along axis {axis}"
                 return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
-        case Packed(axis):
-            mine = LaneRows(axis, packed=True) if one.shape[axis] > 1 else OneLane(0, packed=True)
+        case Packed(axis, _, layout):
+            mine = LaneRows(axis, packed=layout) if one.shape[axis] > 1 else OneLane(0, packed=layout)
             if not isinstance(owner, Common) and owner != mine:
                 remedy = f"put what belongs to token t at index t of axis {axis}"
                 return ViolationKind.CROSS_LANE, f"is declared Packed(axis={axis}), but holds {describe(owner)}", remedy

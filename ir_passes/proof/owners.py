@@ -4,6 +4,7 @@ Shared (`Common`) is the bottom and `Mixed` the top; `Site.join` is the join."""
 
 from dataclasses import dataclass, replace
 
+from ir_passes.contract.entries import ONE_LAYOUT
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.views import View
 from ir_passes.proof.violations import Violation
@@ -35,14 +36,14 @@ class OneLane:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
         held: mesh axes along which one device has the elements, and every other one zeros in their place.
-        packed: `lane` is the number of a token on the packed axis, and the lane meant is the one that it belongs to.
-            Elements of a token behind the last one, padding, may depend on anything.
+        packed: layout of packed tokens; `lane` is then the number of a token, and stands for the lane of that token.
+            Elements of a token behind the last one, padding, may depend on anything. "" for lanes.
     """
 
     lane: int | Symbol
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
-    packed: bool = False
+    packed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class LaneRows:
     order: Order | None = None
     split: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
-    packed: bool = False
+    packed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,10 @@ def describe(owner: Owner) -> str:
         case Common():
             return "shared"
         case OneLane(lane):
-            noun = "token" if owner.packed else "lane"
+            noun = _noun(owner.packed)
             return f"{noun} {lane}" if isinstance(lane, int) else f"the {noun} of a loop index"
         case LaneRows(axis, inner, start, order):
-            noun = "token" if owner.packed else "lane"
+            noun = _noun(owner.packed)
             rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
             origin = f" from {noun} {start}" if start else ""
             placed = "" if order is None else ", permuted"
@@ -135,6 +136,10 @@ def describe(owner: Owner) -> str:
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):
             return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+def _noun(layout: str) -> str:
+    return "lane" if not layout else "token" if layout == ONE_LAYOUT else f"{layout!r} token"
 
 
 _ALONG_AN_AXIS = (LaneRows, PoolRows)

@@ -95,21 +95,23 @@ def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
     return frozenset(eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr))
 
 
-def register(prover: Prover, cu: Value, lanes: int, tokens: int, present: frozenset[str]) -> None:
+def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) -> None:
     """Note the value numbers of all arrays that are computed of `cu_seqlens` in one of the ways above.
 
     Args:
         prover: before its walk.
         cu: the abstract value of `cu_seqlens`, int32 [lanes + 1].
-        lanes: N.
-        tokens: length of the packed axis.
+        layout: name of its layout.
         present: names of the program's operations; it computes nothing in a way that has another one.
     """
+    lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
+    if tokens is None:
+        return
     kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (past, SegmentIds(0), (0, lanes)),
-        (last, SegmentIds(0, "last"), (0, lanes - 1)),
-        (real, Real(0), None),
-        (token_of, TokenOf(), None),
+        (past, SegmentIds(0, layout), (0, lanes)),
+        (last, SegmentIds(0, layout, "last"), (0, lanes - 1)),
+        (real, Real(layout, 0), None),
+        (token_of, TokenOf(layout), None),
     ]
     observe, prover.observe = prover.observe, None
     for ways, fact, bounds in kinds:

@@ -7,6 +7,7 @@ from typing import Any
 from ir_passes.contract.declared import declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import params_key
+from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.intervals import fits
@@ -16,7 +17,7 @@ from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
-from ir_passes.proof.violations import Place, Violation, ViolationKind
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 
 @dataclass(slots=True)
@@ -70,9 +71,16 @@ class Site:
                     f"{self.path(value)} is read after a later version of it was made",
                     "use the version that the write returned, or read before the write",
                 )
-        results = self._before_sum(operands) or self._transferred(operands)
-        results = [self._completed(value, operands, k) for k, value in enumerate(results)]
-        return results if self.prover.refine is None else self.prover.refine(self, operands, results)
+        try:
+            results = self._before_sum(operands) or self._transferred(operands)
+            results = [self._completed(value, operands, k) for k, value in enumerate(results)]
+            return results if self.prover.refine is None else self.prover.refine(self, operands, results)
+        except IsolationError:
+            raise
+        except Exception as error:
+            message = f"the rule of {self.name!r} failed on this form: {type(error).__name__}: {error}"
+            remedy = "report the error; write the operation in another form, or declare its function by rowwise"
+            raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
 
     def _transferred(self, operands: list[Value]) -> list[Value]:
         if self.name not in ir.WITH_BODIES:
@@ -86,7 +94,8 @@ class Site:
             return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
         looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
-        if not held or looked_into or self.name in SUMS or self.name in MOVES:
+        moves = self.name in MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
+        if not held or looked_into or self.name in SUMS or moves:
             return []
         along = ", ".join(sorted(held))
         message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ir_passes.proof.numbering import NONE, Leaf, Number, Version
-from ir_passes.proof.owners import COMMON, Order, Owner, Symbol, describe
+from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol, describe
 from ir_passes.proof.views import View
 
 Range = tuple[int, int]
@@ -95,10 +95,12 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
+        layout: of the tokens.
         padding: the element of padding: "past" where it is the number of lanes, "last" where it is the last lane.
     """
 
     axis: int
+    layout: str
     padding: str = "past"
 
 
@@ -108,40 +110,52 @@ class SegmentAt(Fact):
 
     Attributes:
         token: the token, as `OneLane` has it.
-        padding: as of `SegmentIds`.
+        layout, padding: as of `SegmentIds`.
     """
 
     token: Symbol
+    layout: str
     padding: str = "past"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Element i = number of a token of lane i, where the lane has any."""
+    """Element i = number of a token of lane i in this layout, where the lane has any."""
+
+    layout: str
 
 
 @dataclass(frozen=True, slots=True)
 class Real(Fact):
-    """False for padding: at its index along `axis`, or where `axis` is None for the token of an iteration."""
+    """False for padding: at its index along `axis`, or, if `axis` is None, at the token of an iteration."""
 
+    layout: str
     axis: int | None
     token: Symbol | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """False where the tokens at the indices along two axes belong to different lanes, or one of them is padding."""
+    """False where the tokens along two axes belong to different lanes, or one of them is padding.
 
-    rows: int
-    columns: int
+    Attributes:
+        rows, columns: owners of the tokens, of one layout or of two; `rows` has the smaller axis.
+    """
+
+    rows: LaneRows
+    columns: LaneRows
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs(Fact):
-    """Elements depend on the lanes of the tokens at their indices along two axes; `owner` is that of all lanes."""
+    """Elements depend on the lanes of the tokens along two axes; the array's owner is `Mixed`.
 
-    rows: int
-    columns: int
+    Attributes:
+        rows, columns: as of `SameLane`.
+    """
+
+    rows: LaneRows
+    columns: LaneRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +163,12 @@ class Absent(Fact):
     """Elements that do not belong to the lane of their row's token are this, or nan for all of a row.
 
     Attributes:
-        rows, columns: axes of tokens.
+        rows, columns: as of `SameLane`.
         zero: whether it is zero; otherwise minus infinity.
     """
 
-    rows: int
-    columns: int
+    rows: LaneRows
+    columns: LaneRows
     zero: bool
 
 

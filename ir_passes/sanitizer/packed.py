@@ -6,48 +6,47 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import BoundContract, Packed, PageTable
+from ir_passes.contract.contract import BoundContract, Packed
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.sanitizer.tags import LABEL, UNKNOWN, constant_row, nobody
 from ir_passes.sanitizer.verdict import FIELDS, Judge, LabelFault
 
 
-def token_lanes(bound: BoundContract, values: list[Any]) -> Array | None:
-    """Return the lane of each packed token, UNKNOWN for padding; None where no tokens are packed."""
-    entries = [one.entry for one in bound.inputs]
-    roles = {one.role: value for one, value in zip(entries, values, strict=True) if isinstance(one, Packed)}
+def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
+    """Return the lane of each packed token of a layout, UNKNOWN for padding."""
+    sides = zip(bound.inputs, values, strict=True)
+    roles = {one.entry.role: value for one, value in sides if isinstance(one.entry, Packed) and one.layout == layout}
     if "segment_ids" in roles:
         ids = jnp.asarray(roles["segment_ids"])
         return jnp.where((ids >= 0) & (ids < bound.lanes), ids, UNKNOWN)
-    lengths = _lengths(bound)
-    if "cu_seqlens" not in roles or not lengths:
-        return None
-    ids = jnp.searchsorted(jnp.asarray(roles["cu_seqlens"])[1:], jnp.arange(lengths[0]), side="right")
+    tokens = jnp.arange(bound.layouts[layout] or 0)
+    ids = jnp.searchsorted(jnp.asarray(roles["cu_seqlens"])[1:], tokens, side="right")
     return jnp.where(ids < bound.lanes, ids, UNKNOWN).astype(jnp.int32)
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check that `cu_seqlens` begins with 0, never falls and ends at the last token, and that ids are lanes."""
+    """Check that `cu_seqlens` begins with 0, never falls and ends at the last token, and that ids are lanes.
+
+    A lane with tokens in one layout must have tokens in all.
+    """
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
-    lengths = _lengths(bound)
+    found = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
+    first_layout: Array | None = None
     for one, value in zip(bound.inputs, values, strict=True):
         if not isinstance(one.entry, Packed) or one.entry.role is None:
             continue
-        value = jnp.asarray(value)
+        value, tokens = jnp.asarray(value), bound.layouts[one.entry.layout]
         if one.entry.role == "cu_seqlens":
             first = (value[0] != 0) & (lanes == 0)
-            wrong = (value[1:] < value[:-1]) | first | (value[1:] > (lengths or [np.iinfo(np.int32).max])[0])
+            end = np.iinfo(np.int32).max if tokens is None else tokens
+            wrong = (value[1:] < value[:-1]) | first | (value[1:] > end)
+            present = value[1:] > value[:-1]
         else:
             wrong = jnp.any((value < 0) | (value > bound.lanes)) & (lanes == 0)
-        found = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
+            present = jnp.any(value[:, None] == lanes, axis=0)
+        first_layout = present if first_layout is None else first_layout
+        wrong |= present != first_layout
         judge.record(
             one.path, "lays packed tokens out wrongly", wrong, lanes, kind, nobody(1), found, LabelFault.PACKED
         )
-
-
-def _lengths(bound: BoundContract) -> list[int]:
-    """Lengths of all token axes, which are equal."""
-    sides = [(one, one.entry) for one in (*bound.inputs, *bound.outputs)]
-    packed = [one.shape[e.axis] for one, e in sides if isinstance(e, Packed) and e.role != "cu_seqlens"]
-    return packed + [one.shape[0] for one, e in sides if isinstance(e, PageTable) and e.packed]

@@ -54,8 +54,7 @@ def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
             if not isinstance(entry, PageTable) or pool.group not in entry.names:
                 continue
             tables += 1
-            lanes = token_lanes(bound, values) if entry.packed else jnp.arange(bound.lanes)
-            assert lanes is not None
+            lanes = token_lanes(bound, values, entry.layout) if entry.packed else jnp.arange(bound.lanes)
             pages = jnp.reshape(value, (len(lanes), -1, 1))
             held = (pages * entry.page_size + jnp.arange(entry.page_size)[None, None]).reshape((len(lanes), -1))
             by = by.at[lanes[:, None], held].set(True, mode="drop", wrap_negative_indices=False)

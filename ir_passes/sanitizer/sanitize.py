@@ -5,7 +5,7 @@ that the lane must find. That shows what no proof of the step can: that the slot
 which the host passes belong to the sequences that it means.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -71,7 +71,7 @@ class SanitizedStep:
         expected = Expected(*(jnp.asarray(labels) for labels in expected))
         named = named_rows(self.bound, values)
         judge = Judge(expected, {i: self.bound.inputs[i].path for i in self.pools}, self._masked, frozenset(named))
-        judge.packed = token_lanes(self.bound, values) is not None
+        judge.packed = any(self.bound.layouts.values())
         run = Interpreter(self.bound.lanes, judge, named, self.bound.opaque)
         outs, new = self._run(run, values, shadow_labels)
         if run.untracked:
@@ -139,7 +139,7 @@ class SanitizedStep:
             name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
         }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
-        lanes = token_lanes(self.bound, values)
+        lanes = {layout: token_lanes(self.bound, values, layout) for layout in self.bound.layouts}
         check_layout(run.judge, self.bound, values)
         tags = [
             _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
@@ -206,14 +206,13 @@ def _rows_of(bound: Bound) -> int:
 
 
 def _input_tags(
-    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Array | None
+    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Mapping[str, Array]
 ) -> Tags | None:
     entry, rank = bound.entry, len(bound.shape)
     if isinstance(entry, Lane):
         return computed(along(bound.shape[entry.axis], entry.axis, rank))
     if isinstance(entry, PageTable) and entry.packed:
-        assert tokens is not None
-        return computed(tokens.reshape((-1, *(1,) * (rank - 1))))
+        return computed(tokens[entry.layout].reshape((-1, *(1,) * (rank - 1))))
     if isinstance(entry, ROW_MAPS):
         lanes = along(bound.shape[0], 0, rank)
         return computed(lanes // (bound.shape[0] // count))

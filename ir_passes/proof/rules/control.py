@@ -275,8 +275,11 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
-        token = _of_iteration(site, loop, LaneRows(0, packed=True), shape[0])
-        fact = Real(None, token) if isinstance(value.fact, Real) else SegmentAt(token, value.fact.padding)
+        layout = value.fact.layout
+        token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
+        fact = Real(layout, None, token)
+        if isinstance(value.fact, SegmentIds):
+            fact = SegmentAt(token, layout, value.fact.padding)
     elif isinstance(value.fact, SegmentIds | Real):
         fact = relocated(value.fact, lambda axis: axis - 1)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
@@ -301,7 +304,7 @@ def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows]) ->
         for rows in sources:
             if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
                 return Value(moved(rows, 0), range=value.range, kept=kept)
-        tokens = LaneRows(0, packed=True)
+        tokens = LaneRows(0, packed=owner.packed)
         if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
             return Value(tokens, range=value.range)
     if isinstance(owner, PoolRows):

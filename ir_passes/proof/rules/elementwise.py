@@ -9,7 +9,8 @@ from typing import Any
 from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
-from ir_passes.jaxpr.dtypes import is_integer, widens
+from ir_passes.jaxpr.conversions import reversible
+from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
@@ -19,6 +20,7 @@ from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
+from ir_passes.proof.rules.survival import outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Ahead,
@@ -27,7 +29,6 @@ from ir_passes.proof.values import (
     Iota,
     Kept,
     Negative,
-    OneHot,
     PageEntry,
     Permuted,
     Raised,
@@ -224,14 +225,14 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
-    """Convert; an integer stays the same in a dtype that holds it, and after a wider one and back."""
+    """Convert: integers within bounds of the new dtype stay equal; other facts by the table of `survival`."""
     bounds = bounds_of(site, (x,))
     before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
     owner = combined(site, (x,)) if before != after else x.owner
     integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
         return [x.but(range=bounds)]
-    fact = x.fact if isinstance(x.fact, OneHot) else None
+    fact = outlives(x.fact, site.name, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted(owner.view, before, after))
     kept = None if x.kept is None else Kept(x.kept.leaf, _converted(x.kept.view, before, after))
@@ -239,11 +240,11 @@ def convert(site: Site, x: Value) -> list[Value]:
 
 
 def _converted(view: View, before: Any, after: Any) -> View:
-    """Return the view after a conversion, which its inverse undoes if nothing was lost."""
+    """Return the view after a conversion; the opposite conversion undoes it if no bit was lost."""
     again = left(view, ("widened", after, before))
     if again is not None:
         return again
-    return entered(view, ("widened" if widens(before, after) else "narrowed", before, after))
+    return entered(view, ("widened" if reversible(before, after) else "narrowed", before, after))
 
 
 @rule(

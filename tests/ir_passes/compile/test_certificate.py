@@ -34,7 +34,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 VERSIONS = Versions("0.10.2", "0.10.2", "3.11.7", "cpu", "cpu", "c0ffee", ("jax_enable_x64=False",))
 KEY = Key("a" * 64, "b" * 64, "c" * 64, VERSIONS)
 
-LEAK = Statement("leak", "lane 0", "A leak.")
+LEAK = Statement("cross-lane", "lane 0", "A leak.")
 
 
 def certificate(**changes: Any) -> Certificate:
@@ -47,13 +47,13 @@ def certificate(**changes: Any) -> Certificate:
         versions=VERSIONS,
         fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None, "e" * 64),
         contract=('args[0]: Pool("state")',),
-        proved=(Statement("apart", "", "Lanes are apart."),),
-        audited=(Statement("no-copies", "args[0]", "It is not copied."),),
+        proved=(Statement("non-interference", "", "Lanes are apart."),),
+        audited=(Statement("no-pool-copies", "args[0]", "It is not copied."),),
         not_audited=None,
         assumed=(),
         not_covered=(Statement("machine-code", "", "Machine code."),),
         faults=(),
-        notes=(Statement("note", "", "A note with \u00e9 and <tags>."),),
+        notes=(Statement("kernel-read", "", "A note with \u00e9 and <tags>."),),
         passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
         copies=(),
         neighbours=(),
@@ -76,19 +76,35 @@ def test_round_trip() -> None:
 
 
 def test_it_prints_one_line() -> None:
-    one = certificate(faults=(Statement("fault", "", "a & b"),))
+    one = certificate(faults=(Statement("frame", "", "a & b"),))
     assert repr(one).startswith(f"Certificate({one.step}: NOT CERTIFIED, {one.lanes} lanes, ")
     assert "1 faults" in repr(one) and "\n" not in repr(one) and len(repr(certificate())) < 200
     assert repr(certificate()).startswith(f"Certificate({one.step}: certified")
 
 
 def test_notebooks_show_it_escaped() -> None:
-    page = certificate(step="<b>step", faults=(Statement("fault", "", "a & b"),))._repr_html_()
+    page = certificate(step="<b>step", faults=(Statement("frame", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
     assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
     # What is claimed and what is wrong is in front, the rest behind its heading; empty headings are left out.
     assert all(f"<details open><summary>{one} (1)" in page for one in ("proved", "audited", "faults"))
     assert "<details><summary>notes (1)" in page and "assumed" not in page
+
+
+@pytest.mark.parametrize("field", ["proved", "audited", "assumed", "not_covered", "faults", "notes"])
+def test_statements_with_unknown_ids_are_refused(field: str) -> None:
+    """A certificate with such a statement is neither made nor read."""
+    unknown = Statement("all-is-well", "", "All is well.")
+    with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
+        certificate(**{field: (unknown,)})
+    statements = [dataclasses.asdict(unknown)]
+    with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
+        Certificate.from_json(edited((field,), statements))
+
+
+def test_a_fault_is_no_claim() -> None:
+    with pytest.raises(RecordError, match="proved"):
+        certificate(proved=(LEAK,))
 
 
 def test_seconds_are_not_compared_and_everything_else_is() -> None:

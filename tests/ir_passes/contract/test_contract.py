@@ -158,6 +158,30 @@ FAULTS = {
         ContractFault.SIZE,
         "args[3]",
     ),
+    "one slot map to write by": (
+        lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
+        (np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32), np.ones(N, np.int32)),
+        (P, SlotMap("state", ROWS), SlotMap("state", ROWS)),
+        (L, P),
+        ContractFault.MAPS,
+        "args[2]",
+    ),
+    "one of two writing slot maps disjoint": (
+        lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
+        (np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32), np.ones(N, np.int32)),
+        (P, SlotMap("state", ROWS), SlotMap("state", ROWS, role="write")),
+        (L, P),
+        ContractFault.MAPS,
+        "args[2]",
+    ),
+    "one array of lengths": (
+        lambda pools, a, b: pools,
+        (arguments()[1], np.ones(N, np.int32), np.ones(N, np.int32)),
+        (P, Lane(role="length"), Lane(role="length")),
+        P,
+        ContractFault.ROLE,
+        "args[2]",
+    ),
     "slot maps as inputs": (
         step,
         arguments(),
@@ -280,6 +304,21 @@ def test_declarations_need(declaration, fault: ContractFault, about: str) -> Non
     with pytest.raises(ContractError) as error:
         LaneContract((S, P, L, L), (L, P), opaque={"kernel": declaration}).bind(step, arguments())
     assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]
+
+
+@pytest.mark.parametrize(
+    "maps",
+    [
+        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="write")),
+        (SlotMap("state", ROWS), SlotMap("state", ROWS, disjoint=True)),
+        (SlotMap("state", ROWS), SlotMap("state", ROWS, role="read")),
+        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="read")),
+    ],
+    ids=["read and write", "disjoint", "read beside", "read twice"],
+)
+def test_two_slot_maps_of_a_group(maps: tuple[SlotMap, SlotMap]) -> None:
+    pool, rows = np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32)
+    assert LaneContract((P, *maps), (P,)).bind(lambda pool, a, b: (pool,), (pool, rows, rows)).lanes == N
 
 
 def test_read_only_pools_come_in_any_place() -> None:

@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import ContractError, Lane, LaneContract, Packed, PageTable, Pool, Shared, SlotMap, prove_isolation
+from ir_passes import (
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    SlotMap,
+    prove_isolation,
+)
+from ir_passes.contract.entries import ContractFault
 from ir_passes.proof import packed_layout
 
 LANES, TOKENS = 3, 4
@@ -93,3 +105,71 @@ def test_what_is_assumed_of_packed_tokens_and_pages_is_said() -> None:
 def test_the_entry_that_is_meant_is_named(inputs: tuple, args: tuple, entry: str) -> None:
     with pytest.raises(ContractError, match=re.escape(entry)):
         prove_isolation(lambda *args: (args[0],), args, LaneContract(inputs, (inputs[0],)))
+
+
+Q, K = Packed(layout="q"), Packed(layout="k")
+CQ, CK = Packed(role="cu_seqlens", layout="q"), Packed(role="cu_seqlens", layout="k")
+UNNAMED = Packed(role="cu_seqlens")
+KEYS = jnp.ones((TOKENS + 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "args"),
+    [
+        ((Packed(), Packed(), UNNAMED, UNNAMED), (X, X, CU, CU)),
+        ((Packed(), Packed(role="segment_ids"), Packed(role="segment_ids"), Lane()), (X, IDS, IDS, CU[:-1])),
+        ((Packed(), K, UNNAMED, CQ), (X, X, CU, CU)),
+        ((Packed(), Packed(), UNNAMED), (X, KEYS, CU)),
+        ((Q, Q, CQ), (X, KEYS, CU)),
+        ((Packed(layout=""), Packed(role="cu_seqlens", layout="")), (X, CU)),
+        ((Q, CQ, Pool("p"), PageTable("p", 4, role="write", packed=True, layout="k")), (X, CU, X, IDS)),
+    ],
+    ids=["two cu_seqlens", "two segment ids", "no such layout", "two lengths", "two lengths of one name", "no name",
+         "a table of no layout"],
+)  # fmt: skip
+def test_layouts_are_named(inputs: tuple, args: tuple) -> None:
+    with pytest.raises(ContractError) as error:
+        prove_isolation(lambda *args: args[0], args, LaneContract(inputs, inputs[0]))
+    assert error.value.ids == (ContractFault.PACKED,)
+
+
+def lane(cu: jax.Array, tokens: int) -> jax.Array:
+    return jnp.searchsorted(cu[1:], jnp.arange(tokens), side="right")
+
+
+def attention(q: jax.Array, k: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    weights = jax.nn.softmax(jnp.where(rows[:, None] == columns[None], q @ k.T, -jnp.inf), axis=-1)
+    return weights @ jnp.where(jnp.isfinite(k), k, 0.0)
+
+
+def sum_at_queries(q: jax.Array, k: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    sums = jax.ops.segment_sum(k, lane(b, TOKENS + 2), LANES)
+    return q + sums.at[lane(a, TOKENS)].get(mode="fill", fill_value=0.0)
+
+
+OF_TWO = {
+    "attention of queries to keys": (lambda q, k, a, b: attention(q, k, lane(a, TOKENS), lane(b, TOKENS + 2)), Q),
+    "a sum of keys, by query": (sum_at_queries, Q),
+    "the last key of each lane": (lambda q, k, a, b: k[b[1:] - 1], Lane()),
+}
+MIXED_UP = {
+    "token t of both": (lambda q, k, a, b: q + k[:TOKENS], Q),
+    "queries returned as keys": (lambda q, k, a, b: jnp.pad(q, ((0, 2), (0, 0))), K),
+    "keys masked by queries": (lambda q, k, a, b: attention(q, k, lane(a, TOKENS), lane(a, TOKENS + 2)), Q),
+    "queries summed by keys": (lambda q, k, a, b: jax.ops.segment_sum(q, lane(b, TOKENS), LANES), Lane()),
+    "keys at the last queries": (lambda q, k, a, b: k[a[1:] - 1], Lane()),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_steps_over_two_layouts(name: str) -> None:
+    step, output = OF_TWO[name]
+    proof = prove_isolation(step, (X, KEYS, CU, CU), LaneContract((Q, K, CQ, CK), output))
+    assert [one.about for one in proof.assumed if one.id == "packed"] == ["args[2]", "args[3]"]
+
+
+@pytest.mark.parametrize("name", MIXED_UP)
+def test_layouts_are_not_mixed_up(name: str) -> None:
+    step, output = MIXED_UP[name]
+    with pytest.raises(IsolationError):
+        prove_isolation(step, (X, KEYS, CU, CU), LaneContract((Q, K, CQ, CK), output))

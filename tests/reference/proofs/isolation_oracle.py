@@ -98,14 +98,19 @@ def mapped(bound: BoundContract, group: str) -> bool:
     return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
 
 
-def segments(bound: BoundContract, leaves: Leaves) -> np.ndarray | None:
-    """The lane of each packed token, N for padding; None where tokens are not packed."""
-    packed = [(at, at.entry) for at in (*bound.inputs, *bound.outputs)]
-    tokens = [at.shape[entry.axis] for at, entry in packed if isinstance(entry, Packed) and entry.role is None]
+def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) -> np.ndarray | None:
+    """The lane of each packed token of a layout, N for padding; None if there is none.
+
+    Args:
+        layout: its name; the first one of the contract if it is None.
+    """
+    layout = next((at.layout for at in bound.inputs if at.layout is not None), None) if layout is None else layout
+    own = [at for at in (*bound.inputs, *bound.outputs) if isinstance(at.entry, Packed) and at.layout == layout]
+    tokens = [at.tokens for at in own if at.entry.role is None]
     for at, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(at.entry, Packed) and at.entry.role == "segment_ids":
+        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role == "segment_ids":
             return leaf
-        if isinstance(at.entry, Packed) and at.entry.role == "cu_seqlens" and tokens:
+        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role == "cu_seqlens" and tokens:
             return (np.arange(tokens[0])[:, None] >= leaf[None, 1:]).sum(axis=1)
     return None
 
@@ -242,7 +247,7 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
 
 def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
     """An input with the tokens of a lane taken from elsewhere; those of padding for lane N."""
-    entry, segment = bound.inputs[i].entry, segments(bound, leaves)
+    entry, segment = bound.inputs[i].entry, segments(bound, leaves, bound.inputs[i].layout)
     assert isinstance(entry, Packed) and segment is not None
     new = row_first(leaves[i].copy(), entry.axis)
     new[segment == lane] = row_first(donor, entry.axis)[segment == lane]
@@ -371,7 +376,7 @@ class Claims:
         size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Packed | Pool) else 0
         same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
-            segment = segments(self.bound, run.leaves)
+            segment = segments(self.bound, run.leaves, at.layout)
             if isinstance(at.entry, Packed) and segment is not None:
                 same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
             elif isinstance(at.entry, Lane):

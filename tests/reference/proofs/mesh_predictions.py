@@ -1,6 +1,7 @@
 """Whether what the proof says of every variable inside a `shard_map` is so on each device."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -143,7 +144,7 @@ def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, 
         case OneLane(Symbol()) | LaneRows(_, _, _, Order()):
             return None
         case LaneRows() | OneLane():
-            may = reality.tokens_may_differ if owner.packed else reality.may_differ
+            may = partial(reality.tokens_may_differ, layout=owner.packed) if owner.packed else reality.may_differ
             return _spread(may(_lanes(device, owner, shape)), owner, shape)
         case PoolRows(leaf):
             index, count = device.part(owner.split)

@@ -50,13 +50,17 @@ def _logistic(x: Value) -> Value:
 
 
 def _divide(a: Value, b: Value) -> Value:
+    """As XLA: an integer divided by zero has all bits set."""
     if np.issubdtype(a.dtype, np.integer):
-        return np.trunc(np.divide(a, np.where(b == 0, 1, b)))
+        return np.where(b == 0, np.array(-1).astype(a.dtype), np.trunc(np.divide(a, np.where(b == 0, 1, b))))
     return np.divide(a, b)
 
 
 def _remainder(a: Value, b: Value) -> Value:
-    return np.fmod(a, np.where(b == 0, 1, b)) if np.issubdtype(a.dtype, np.integer) else np.fmod(a, b)
+    """As XLA: the remainder of an integer by zero is the integer."""
+    if np.issubdtype(a.dtype, np.integer):
+        return np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))
+    return np.fmod(a, b)
 
 
 def _select(which: Value, *cases: Value) -> Value:
@@ -112,6 +116,8 @@ def _reshape(p: Params, x: Value) -> Value:
 
 
 def _dot(p: Params, a: Value, b: Value) -> Value:
+    if a.dtype != b.dtype:
+        raise NotInNumpy("dot_general of two dtypes, which XLA converts to the dtype of the product")
     (ca, cb), (ba, bb) = p["dimension_numbers"]
     names_a, names_b, fresh = [-1] * (a.ndim - 1), [-1] * (b.ndim - 1), 1
     for i, j in [*zip(ba, bb, strict=True), *zip(ca, cb, strict=True)]:

@@ -5,6 +5,7 @@ More than 300 lines: one comparison for each fact.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,8 +98,11 @@ class Reality:
         self.subject, self.bound, self.claims = subject, subject.bound, subject.claims
         self.count = len(self.claims.runs)
         self.lanes = np.zeros((self.count, self.bound.lanes), bool)
-        found = [segments(self.bound, run.leaves) for run in self.claims.runs]
-        self.segments = np.stack([row for row in found if row is not None]) if found[0] is not None else None
+        self.segments: dict[str, np.ndarray] = {}
+        for name in self.bound.layouts:
+            rows = [segments(self.bound, run.leaves, name) for run in self.claims.runs]
+            if rows[0] is not None:
+                self.segments[name] = np.stack([row for row in rows if row is not None])
         self.picked: dict[Any, np.ndarray] = {}
         for i, run in enumerate(self.claims.runs):
             self.lanes[i, list(run.lanes)] = True
@@ -116,14 +120,14 @@ class Reality:
         Of packed tokens the number of lanes stands for those of padding, which may depend on anything.
         """
         inside = self.inside(lanes)
-        junk = (lanes == self.bound.lanes) & (self.segments is not None)
+        junk = (lanes == self.bound.lanes) & bool(self.segments)
         return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], junk)
 
-    def tokens_may_differ(self, tokens: np.ndarray) -> np.ndarray:
+    def tokens_may_differ(self, tokens: np.ndarray, layout: str) -> np.ndarray:
         """[run, index]: whether these tokens may; padding, and what lies outside, always may."""
-        assert self.segments is not None
-        inside = (tokens >= 0) & (tokens < self.segments.shape[1])
-        lanes = np.where(inside, self.segments[:, np.where(inside, tokens, 0)], self.bound.lanes)
+        segment = self.segments[layout]
+        inside = (tokens >= 0) & (tokens < segment.shape[1])
+        lanes = np.where(inside, segment[:, np.where(inside, tokens, 0)], self.bound.lanes)
         return np.take_along_axis(np.pad(self.lanes, ((0, 0), (0, 1)), constant_values=True), lanes, axis=1)
 
     def rows(self, leaf: int) -> np.ndarray:
@@ -147,16 +151,16 @@ class Reality:
     def all_runs(self, value: np.ndarray) -> np.ndarray:
         return np.broadcast_to(value, (self.count, *value.shape[1:]))
 
-    def outside_picked(self, which: Any, differs: np.ndarray, packed: bool = False) -> np.ndarray:
+    def outside_picked(self, which: Any, differs: np.ndarray, packed: str = "") -> np.ndarray:
         """[run]: whether a difference is of no lane that an index may have picked, after all differences seen so far.
 
         Args:
             which: the index and the turn of its loop; it picks one lane in all runs of one draw.
             differs: [run].
-            packed: it picks a token.
+            packed: layout of the token that it picks; "" if it picks a lane.
         """
         may = self.picked.setdefault(which, np.ones_like(self.lanes))
-        if packed and self.segments is not None and (self.segments == self.bound.lanes).any():
+        if packed and (self.segments[packed] == self.bound.lanes).any():
             return np.zeros_like(differs)  # it may be padding
         for run in np.flatnonzero(differs):
             may[self.claims.base[run]] &= self.lanes[run]
@@ -276,32 +280,34 @@ def _faults_of(
             }
             if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
-        case SegmentIds(axis, padding) if reality.segments is not None:
-            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments
+        case SegmentIds(axis, layout, padding) if layout in reality.segments:
+            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case Real(int(axis)) if reality.segments is not None:
+        case Real(layout, int(axis)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
-            real = (reality.segments < reality.bound.lanes).reshape(len(rows), *[1] * (rows.ndim - 2), -1)
+            real = (reality.segments[layout] < reality.bound.lanes).reshape(len(rows), *[1] * (rows.ndim - 2), -1)
             if (rows & ~real).any():
                 yield "is true of padding"
-        case SameLane(axis, other) if reality.segments is not None:
-            rows = np.moveaxis(array, (axis + 1, other + 1), (1, 2))
+        case SameLane(LaneRows() as first, LaneRows() as second) if reality.segments:
+            rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one, two = reality.segments[:, :, None, None], reality.segments[:, None, :, None]
+            one = reality.segments[first.packed][:, :, None, None]
+            two = reality.segments[second.packed][:, None, :, None]
             if (rows & (one != two)).any():
                 yield "is true of tokens of different lanes"
-        case TokenOf() if reality.segments is not None:
+        case TokenOf(layout) if layout in reality.segments:
             index = array.reshape(*array.shape[:2], -1)
-            for run, segment in enumerate(reality.segments):
+            for run, segment in enumerate(reality.segments[layout]):
                 for lane in np.intersect1d(np.arange(reality.bound.lanes), segment):
                     if (segment[index[run, lane]] != lane).any():
                         yield "is no token of each lane"
-        case Absent(axis, other, zero) if reality.segments is not None:
-            rows = np.moveaxis(array, (axis + 1, other + 1), (1, 2))
+        case Absent(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
+            rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one, two = reality.segments[:, :, None, None], reality.segments[:, None, :, None]
+            one = reality.segments[first.packed][:, :, None, None]
+            two = reality.segments[second.packed][:, None, :, None]
             outside = (one != two) & (one < reality.bound.lanes) & ~np.isnan(rows)
             if (outside & (rows != (0 if zero else -np.inf))).any():
                 yield "is something where tokens belong to different lanes"
@@ -351,7 +357,8 @@ def _changed(
         case Common():
             return _by_run(differing(array, array[base]))
         case OneLane(int(lane)) if owner.packed:
-            return _by_run(differing(array, array[base])) & ~reality.tokens_may_differ(np.array([lane]))[:, 0]
+            may = reality.tokens_may_differ(np.array([lane]), owner.packed)[:, 0]
+            return _by_run(differing(array, array[base])) & ~may
         case OneLane(int(lane)):
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
@@ -359,7 +366,7 @@ def _changed(
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
-            may = reality.tokens_may_differ if owner.packed else reality.may_differ
+            may = partial(reality.tokens_may_differ, layout=owner.packed) if owner.packed else reality.may_differ
             if order is not None:
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:
                     return np.zeros(len(array), bool)

@@ -25,10 +25,12 @@ from typing import Any
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.dtypes import to_numpy, widens
+from ir_passes.jaxpr.conversions import holds
+from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
 from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Absent,
@@ -50,12 +52,15 @@ _MASK = (
     "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
     "(segment N), before they are reduced"
 )
-_FINITE = "make them finite first: where(isfinite(values), values, 0)"
+_FINITE = (
+    "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
+    "range, and multiply in a dtype with at least that range"
+)
 
 
-def tokens(axis: int) -> LaneRows:
-    """The owner of an array with one index for each token along an axis."""
-    return LaneRows(axis, packed=True)
+def tokens(axis: int, layout: str) -> LaneRows:
+    """Return the owner of an array with one index for each token of a layout along an axis."""
+    return LaneRows(axis, packed=layout)
 
 
 def relocated(fact: Fact | None, place: Callable[[int], int | None]) -> Fact | None:
@@ -75,7 +80,8 @@ def relocated(fact: Fact | None, place: Callable[[int], int | None]) -> Fact | N
     if isinstance(fact, SegmentAt | Real):
         return fact
     if isinstance(fact, SameLane | TokenPairs | Absent):
-        rows, columns = place(fact.rows), place(fact.columns)
+        ends = [(owner, place(owner.axis)) for owner in (fact.rows, fact.columns)]
+        rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in ends)
         return None if rows is None or columns is None else replace(fact, rows=rows, columns=columns)
     return None
 
@@ -90,10 +96,11 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
         return None
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
     if by_lane and isinstance(index.fact, SegmentIds):
-        return tokens(access.index_axes[index.fact.axis])
+        return tokens(access.index_axes[index.fact.axis], index.fact.layout)
     if by_lane and isinstance(index.fact, SegmentAt) and access.scalar:
-        return OneLane(index.fact.token, packed=True)
-    if rows == tokens(axis) and isinstance(index.fact, TokenOf) and access.index_shape[0] == lanes:
+        return OneLane(index.fact.token, packed=index.fact.layout)
+    token_of = isinstance(index.fact, TokenOf) and rows == tokens(axis, index.fact.layout)
+    if token_of and access.index_shape[0] == lanes:
         at = access.index_axes[0]
         return OneLane(0) if lanes == 1 else LaneRows(at)
     return None
@@ -106,7 +113,7 @@ def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
             continue
         if index.fact.axis >= len(access.index_axes):
             continue
-        if owner != tokens(access.index_axes[index.fact.axis]):
+        if owner != tokens(access.index_axes[index.fact.axis], index.fact.layout):
             continue
         if not drops_padding(site, index.fact, access, dim):
             message = "padding behind the last token is written to the last lane"
@@ -128,7 +135,7 @@ def turn(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None
         return None
     if access.full[dim] < site.prover.bound.lanes or not drops_padding(site, index.fact, access, dim):
         return None
-    return OneLane(index.fact.token, packed=True)
+    return OneLane(index.fact.token, packed=index.fact.layout)
 
 
 def entries_of_padding(access: Access) -> bool:
@@ -154,7 +161,7 @@ def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
         return None
     if access.drops and not access.inside(axis):
         return None  # a fill value is no lane
-    return SegmentAt(Symbol(access.columns[axis].number, access.full[axis]), fact.padding)
+    return SegmentAt(Symbol(access.columns[axis].number, access.full[axis]), fact.layout, fact.padding)
 
 
 def real_only(which: Value, entry: Value) -> Value:
@@ -162,8 +169,9 @@ def real_only(which: Value, entry: Value) -> Value:
     fact, owner = entry.fact, entry.owner
     if not isinstance(fact, SlotEntry | PageEntry) or not isinstance(which.fact, Real):
         return entry
-    mine = isinstance(owner, LaneRows) and which.fact.axis == owner.axis and owner == tokens(owner.axis)
-    mine = mine or (isinstance(owner, OneLane) and owner.packed and owner.lane == which.fact.token)
+    layout, axis, token = which.fact.layout, which.fact.axis, which.fact.token
+    mine = axis is not None and owner == tokens(axis, layout)
+    mine = mine or (isinstance(owner, OneLane) and owner.packed == layout and owner.lane == token)
     return entry.but(fact=replace(fact, instead=fact.instead - {"last"})) if mine else entry
 
 
@@ -186,34 +194,39 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     return results
 
 
-def _axes(value: Value) -> frozenset[int] | None:
-    """The axes along which an array depends on tokens; None where it depends on anything else."""
+def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
+    """Return the axes of tokens that an array depends on; None if it depends on anything else."""
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
-    if isinstance(owner, LaneRows) and owner == tokens(owner.axis):
-        return frozenset({owner.axis})
+    if isinstance(owner, LaneRows) and owner.packed and owner == tokens(owner.axis, owner.packed):
+        return frozenset({owner})
     if isinstance(owner, Mixed) and isinstance(value.fact, TokenPairs):
         return frozenset({value.fact.rows, value.fact.columns})
     return None
 
 
-def _paired(site: Site, operands: list[Value]) -> tuple[int, int] | None:
-    """The two axes along which elements of some arrays of one shape depend on tokens, None where it is not so."""
-    found = [_axes(value) for value in operands]
-    if any(axes is None for axes in found):
+def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
+    """Return the fact that some arrays of one shape depend on tokens along two axes; None if it does not hold."""
+    known = [_tokens_of(value) for value in operands]
+    axes = [tokens for tokens in known if tokens is not None]
+    if len(axes) < len(known) or not all(_full(site, k, tokens) for k, tokens in enumerate(axes)):
         return None
-    if not all(_full(site, k, axes) for k, axes in enumerate(found) if axes is not None):
-        return None
-    rows, *rest = sorted(frozenset().union(*(axes for axes in found if axes is not None))) or (None,)
-    return (rows, rest[0]) if rows is not None and len(rest) == 1 else None
+    return _pairs(frozenset[LaneRows]().union(*axes))
 
 
-def _full(site: Site, operand: int, axes: Iterable[int]) -> bool:
-    """Whether an operand has the axes of the result, and is as long along some of them as it."""
-    shape = site.shapes[operand]
+def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
+    """Return the fact of pairs of tokens; None unless there are two axes."""
+    if len(axes) != 2 or len({owner.axis for owner in axes}) != 2:
+        return None
+    return TokenPairs(*sorted(axes, key=lambda owner: owner.axis))
+
+
+def _full(site: Site, operand: int, along: Iterable[LaneRows]) -> bool:
+    """True if an operand has the axes of the result, and the same length along some of them."""
+    shape, axes = site.shapes[operand], [owner.axis for owner in along]
     if shape == ():
-        return not [*axes]
+        return not axes
     return len(shape) == len(site.shape) and all(shape[axis] == site.shape[axis] for axis in axes)
 
 
@@ -224,7 +237,7 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if site.name in ("lt", "ne") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
-            return result.but(fact=Real(axis, token))
+            return result.but(fact=Real(x.layout, axis, token))
     if site.name == "min" and isinstance(x, SegmentIds | SegmentAt) and constant_of(operands[1]) == lanes - 1:
         return result.but(fact=replace(x, padding="last"))
     if site.name == "is_finite":
@@ -232,16 +245,16 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     pair = _paired(site, operands)
     same = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "eq" and all(isinstance(fact, SegmentIds) and fact.padding == "past" for fact in facts):
-        axes = sorted(fact.axis for fact in facts if isinstance(fact, SegmentIds))
-        own = [fact.axis for fact in facts if isinstance(fact, SegmentIds)]
-        if axes[0] != axes[1] and all(_full(site, k, (axis,)) for k, axis in enumerate(own)):
-            return result.but(fact=SameLane(axes[0], axes[1]))
+        own = [tokens(fact.axis, fact.layout) for fact in facts if isinstance(fact, SegmentIds)]
+        pairs = _pairs(frozenset(own))
+        if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(own)):
+            return result.but(fact=SameLane(pairs.rows, pairs.columns))
     if site.name == "and" and same:
-        within = [_axes(value) for value in operands]
+        within = [_tokens_of(value) for value in operands]
         masked = _full(site, facts.index(same[0]), (same[0].rows, same[0].columns))
         mine = {same[0].rows, same[0].columns}
         if masked and all(axes is not None and axes <= mine and _full(site, k, axes) for k, axes in enumerate(within)):
-            owner = tokens(same[0].rows) if any(within) else result.owner
+            owner = same[0].rows if any(within) else result.owner
             return result.but(owner=owner, fact=same[0])
     if site.name == "or" and len({*facts}) == 1 and same and not isinstance(result.owner, Mixed):
         if all(_full(site, k, (same[0].rows, same[0].columns)) for k in (0, 1)):
@@ -250,22 +263,14 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         real = [
             fact
             for k, fact in enumerate(facts)
-            if isinstance(fact, Real) and _full(site, k, () if fact.axis is None else (fact.axis,))
+            if isinstance(fact, Real) and _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),))
         ]
         return result.but(fact=real[0]) if real and not result.fact else result
     if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
-        kept = site.name == "sub" and not x.zero or site.name in ("div", "mul") and x.zero
-        if kept:
-            return result.but(fact=x)
-        if site.name in ("exp", "exp2") and not x.zero:
-            return result.but(fact=replace(x, zero=True))
-    if site.name == "convert_element_type":
-        before, after = (atom.aval.dtype for atom in (site.eqn.invars[0], site.eqn.outvars[0]))
-        if isinstance(x, Absent | TokenPairs) or (isinstance(x, Finite) and widens(before, after)):
-            return result.but(fact=x)
-    if pair is not None and isinstance(result.owner, Mixed):
-        return result.but(fact=TokenPairs(*pair))
-    return result
+        lasting = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
+        if lasting is not None:
+            return result.but(fact=lasting)
+    return result.but(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
 
 
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
@@ -275,21 +280,19 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if isinstance(which.fact, SameLane) and _full(site, 0, (which.fact.rows, which.fact.columns)):
         rows, columns = which.fact.rows, which.fact.columns
-        outside = [_axes(value) for value in (which, cases[0])]
-        inside = _axes(cases[1])
+        outside = [_tokens_of(value) for value in (which, cases[0])]
+        inside = _tokens_of(cases[1])
         if inside is None or not inside <= {rows, columns} or any(a is None or not a <= {rows} for a in outside):
             return result
         number = _literal(site, site.eqn.invars[1])
         absent = Absent(rows, columns, number == 0) if number in (0, -math.inf) else None
-        return result.but(owner=tokens(rows), fact=absent)
+        return result.but(owner=rows, fact=absent)
     if isinstance(which.fact, IsFinite) and which.fact.number == cases[1].number and site.shapes[0] == site.shape:
         number = _literal(site, site.eqn.invars[1])
         if number is not None and math.isfinite(number):
             return result.but(fact=Finite())
     pair = _paired(site, operands)
-    if pair is not None and isinstance(result.owner, Mixed):
-        return result.but(fact=TokenPairs(*pair))
-    return result
+    return result.but(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
 
 
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
@@ -305,32 +308,37 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     for one, other in ((0, 1), (1, 0)):
         fact, values = operands[one].fact, operands[other]
         summed = dict(zip(contract[one], contract[other], strict=True))
-        if not isinstance(fact, Absent) or not fact.zero or fact.columns not in summed:
+        if not isinstance(fact, Absent) or not fact.zero or fact.columns.axis not in summed or fact.rows.axis in summed:
             continue
-        if operands[one].owner != tokens(fact.rows) or values.owner != tokens(summed[fact.columns]):
+        if operands[one].owner != fact.rows or values.owner != replace(fact.columns, axis=summed[fact.columns.axis]):
             continue
-        if not isinstance(values.fact, Finite):
+        dtypes = ir.dtype_of(site.eqn.invars[other]), ir.dtype_of(site.eqn.outvars[0])
+        if not finite_in_product(values.fact, *dtypes, site.params["precision"]):
             message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
             return result.but(owner=site.mixed(message, _FINITE))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
-        return result.but(owner=tokens(places[one][fact.rows]))
-    axes = [_axes(value) for value in operands]
-    if all(axes is not None and len(axes) == 1 for axes in axes) and isinstance(result.owner, Mixed):
-        ends = [places[side].get(min(found)) for side, found in enumerate(axes) if found]
-        if None not in ends and ends[0] != ends[1]:
-            rows, columns = sorted(end for end in ends if end is not None)
-            mixed = site.mixed("it combines tokens of different lanes", _MASK)
-            return result.but(owner=mixed, fact=TokenPairs(rows, columns))
+        return result.but(owner=replace(fact.rows, axis=places[one][fact.rows.axis]))
+    ends = frozenset(
+        replace(value.owner, axis=places[side][value.owner.axis])
+        for side, value in enumerate(operands)
+        if isinstance(value.owner, LaneRows) and _tokens_of(value) and value.owner.axis in places[side]
+    )
+    pairs = _pairs(ends)
+    if pairs is not None and isinstance(result.owner, Mixed):
+        return result.but(owner=site.mixed("it combines tokens of different lanes", _MASK), fact=pairs)
     return result
 
 
 def _literal(site: Site, atom: Any) -> float | None:
-    """The number of which all elements of an operand are; None where that is not a number of the program."""
+    """Return the literal that every element of an operand equals; None if there is none, or a conversion changes it."""
     made = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
+    dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):
         eqn = made.get(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
             return None
         atom = eqn.invars[0]
+        dtypes.append(ir.dtype_of(atom))
     value = to_numpy(atom.val)
-    return float(value) if value.size == 1 else None
+    number = float(value.real.reshape(())) if value.size == 1 else math.nan
+    return number if all(holds(dtype, number) for dtype in dtypes) else None

@@ -29,6 +29,14 @@ MAPPED = LaneContract(
     ),
     outputs=(Lane(), Pool("kv", axis=1)),
 )  # fmt: skip
+KEYS = 12
+CROSS = LaneContract(
+    inputs=(
+        Packed(layout="queries"), Packed(layout="keys"), Packed(role="cu_seqlens", layout="queries"),
+        Packed(role="cu_seqlens", layout="keys"), Lane(),
+    ),
+    outputs=(Packed(layout="queries"), Lane()),
+)  # fmt: skip
 IDS = LaneContract(
     inputs=(Shared(), Packed(), Packed(role="segment_ids"), Packed(), Lane()), outputs=(Packed(), Lane())
 )
@@ -194,7 +202,24 @@ def local_sums(w, x, cu, pool, slots):
     return y, pool.at[slots].set(0.5 * before + jax.ops.segment_sum(x, lane, LANES))
 
 
+def cross_step(q, k, queries, keys, bias):
+    """Attention of packed queries to packed keys, with other lengths; and each lane's last key."""
+    same = lanes_of(queries)[:, None] == jnp.searchsorted(keys[1:], jnp.arange(KEYS), side="right")[None]
+    weights = jax.nn.softmax(jnp.where(same, q @ k.T, -jnp.inf), axis=-1)
+    return q + weights @ jnp.where(jnp.isfinite(k), k, 0.0), k[keys[1:] - 1] + bias
+
+
+def draw_cross(rng: np.random.Generator) -> tuple[Any, ...]:
+    """Every lane has queries, and as many keys or one more."""
+    queries = layout(rng, empty=False)
+    more = rng.integers(0, 2, LANES)
+    more = more * (np.cumsum(more) <= KEYS - TOKENS)
+    keys = np.concatenate([[0], np.cumsum(np.diff(queries) + more)]).astype(np.int32)
+    return normal(rng, TOKENS, HIDDEN), normal(rng, KEYS, HIDDEN), queries, keys, normal(rng, LANES, HIDDEN)
+
+
 PROGRAMS = (
+    Program("packed tokens, queries and keys", cross_step, CROSS, draw_cross),
     Program("sharded channels of packed tokens", over_channels(local_sums), STATE, draw_channels),
     Program("packed tokens, scanned by slot", scanned_step, STATE, draw),
     Program("packed tokens, states carried", carried_step, STATE, draw),

@@ -1,0 +1,59 @@
+"""The check of packed tokens in a contract: each layout has one length, and one entry tells the lane of each token."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+
+from ir_passes.contract.entries import Bound, ContractFault, Packed, PackedRole
+
+_NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens', layout='keys')"
+
+
+def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int) -> None:
+    """Check the packed arrays of a contract.
+
+    Args:
+        inputs, outputs: every array of the step with its entry.
+        lanes: N.
+
+    Raises:
+        ContractError: an array that describes a layout has another dtype or shape; a layout without a name, with
+            several lengths, or not described by one array.
+    """
+    for bound in (*inputs, *outputs):
+        if bound.layout is not None and not (isinstance(bound.layout, str) and bound.layout):
+            raise ContractFault.PACKED.error(bound.path, f"a layout is named by a string, got {bound.layout!r}")
+        if isinstance(bound.entry, Packed) and bound.entry.role is not None:
+            _check_array(bound, lanes, bound in outputs)
+    described = {
+        role: [bound for bound in inputs if isinstance(bound.entry, Packed) and bound.entry.role == role]
+        for role in get_args(PackedRole)
+    }
+    arrays = [bound for bound in (*inputs, *outputs) if bound.layout is not None]
+    for layout in dict.fromkeys(bound.layout for bound in arrays):
+        lengths = {bound.path: bound.tokens for bound in arrays if bound.layout == layout and bound.tokens is not None}
+        if len({*lengths.values()}) > 1:
+            listed = ", ".join(f"{path}: {length}" for path, length in lengths.items())
+            message = f"packed axes of layout {layout!r} have different lengths: {listed}; {_NAMED}"
+            raise ContractFault.PACKED.error("", message)
+        for role, entries in described.items():
+            paths = [bound.path for bound in entries if bound.layout == layout]
+            if len(paths) > 1:
+                message = f"layout {layout!r} has one array of {role}, got {', '.join(paths)}; {_NAMED}"
+                raise ContractFault.PACKED.error("", message)
+        names = {bound.layout for entries in described.values() for bound in entries}
+        if layout not in names:
+            known = ", ".join(sorted(map(repr, names))) or "none"
+            message = f"layout {layout!r} of {', '.join(lengths)} needs an input Packed(role='cu_seqlens') or"
+            remedy = f"Packed(role='segment_ids') with the same layout; layouts that have one: {known}"
+            raise ContractFault.PACKED.error("", f"{message} {remedy}")
+
+
+def _check_array(bound: Bound, lanes: int, is_output: bool) -> None:
+    """Check an array that describes a layout."""
+    if is_output or len(bound.shape) != 1 or bound.dtype != np.int32:
+        message = f"{bound.entry} is an input, an int32 array of bound dimension, got {bound.dtype}{bound.shape}"
+        raise ContractFault.ARRAY.error(bound.path, message)
+    if bound.entry.role == "cu_seqlens" and bound.shape[0] != lanes + 1:  # type: ignore[union-attr]  # it is Packed
+        raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {bound.shape[0]}")

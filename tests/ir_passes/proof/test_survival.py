@@ -1,0 +1,341 @@
+"""Facts outlive operations only where they hold: each fact, each elementwise primitive and each dtype, by execution."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instances.elementwise import PRIMITIVES
+from jax import lax
+
+from ir_passes import LaneContract, Packed, Pool, SlotMap
+from ir_passes.jaxpr import conversions, ir
+from ir_passes.proof.numbering import Leaf, Number
+from ir_passes.proof.owners import COMMON, LaneRows
+from ir_passes.proof.prover import Prover
+from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES
+from ir_passes.proof.rules import survival
+from ir_passes.proof.rules.addressing import packed_tokens
+from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import (
+    Absent,
+    Fact,
+    Finite,
+    Iota,
+    Kept,
+    OneHot,
+    PageEntry,
+    Raised,
+    SegmentIds,
+    SlotEntry,
+    Value,
+)
+
+INTEGERS = "int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64".split()
+FLOATS = """
+float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz
+float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64
+""".split()
+DTYPES = ["bool", *INTEGERS, *FLOATS]
+NUMBERS = (0.0, 1.0, -1.0, -np.inf)
+"""Numbers that facts are about."""
+
+
+def every(dtype: str) -> np.ndarray:
+    """Each value of at most 16 bits; of more bits the greatest, the least and what is near a power of two."""
+    bits = 1 if dtype == "bool" else (jnp.finfo if dtype in FLOATS else jnp.iinfo)(jnp.dtype(dtype)).bits
+    if dtype in FLOATS and bits <= 16:
+        return np.arange(1 << bits, dtype=np.uint8 if bits <= 8 else np.uint16).view(jnp.dtype(dtype))
+    if dtype in FLOATS:
+        words = np.array([0, 1, *(1 << k for k in range(bits))], f"uint{bits}")
+        words = np.concatenate([words, ~words, words - 1, ~(words - 1)])
+        greatest = np.array([jnp.finfo(jnp.bfloat16).max, 65504, 65520, 448, 465], dtype)
+        return np.concatenate([words.view(dtype), greatest])
+    low, high = (0, 1) if dtype == "bool" else (int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max))
+    near = {sign * (1 << k) + step for k in range(bits) for sign in (-1, 1) for step in (-1, 0, 1)}
+    chosen = range(low, high + 1) if bits <= 16 else sorted({low, high, *near} & {*near, low, high})
+    return np.array([n for n in chosen if low <= n <= high], f"{'u' * (low == 0)}int64").astype(jnp.dtype(dtype))
+
+
+def numbers(array: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # signalling nans
+        return array.astype(np.float64)
+
+
+def bits_of(array: Any) -> np.ndarray:
+    """The bytes of each element; of floats with fewer bits than a byte, and of integers, the value."""
+    array = np.asarray(array)
+    if jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits >= 8:
+        return array.view(f"uint{8 * array.itemsize}")
+    wide = array.astype(np.float64 if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype)
+    return wide.view(np.uint64) if wide.dtype == np.float64 else wide.astype(np.int64 if wide.itemsize < 8 else None)
+
+
+def converted(before: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    """(dtype, values, values of that dtype, back again) by XLA, which may not leave a conversion out."""
+    values = every(before)
+
+    def all_of(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        there = [lax.optimization_barrier(lax.convert_element_type(x, after)) for after in DTYPES]
+        return [(each, lax.convert_element_type(each, before)) for each in there]
+
+    for after, (there, back) in zip(DTYPES, jax.device_get(jax.jit(all_of)(values)), strict=True):
+        yield after, values, np.asarray(there), np.asarray(back)
+
+
+@pytest.mark.parametrize("before", DTYPES)
+def test_conversions(before: str) -> None:
+    """What the table takes for exact, or finite, is so when XLA converts."""
+    with jax.enable_x64(True):
+        for after, values, there, back in converted(before):
+            old, new = jnp.dtype(before), jnp.dtype(after)
+            if conversions.reversible(old, new):
+                assert (bits_of(values) == bits_of(back)).all(), (before, after)
+            if before in FLOATS and after in FLOATS and conversions.stays_finite(old, new):
+                finite = np.isfinite(numbers(values))
+                assert np.isfinite(numbers(there)[finite]).all(), (before, after)
+            for number in NUMBERS:
+                if conversions.holds(old, number) and conversions.holds(new, number):
+                    assert (numbers(there[numbers(values) == number]) == number).all()
+
+
+def test_conversions_that_lose_nothing_are_known() -> None:
+    exact = "bool int8, int8 int32, uint8 int16, int8 bfloat16, int4 float8_e4m3fn, int16 float32, int32 float64"
+    for before, after in (pair.split() for pair in exact.split(", ")):
+        assert conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
+    finite = "bfloat16 float32, float16 bfloat16, float8_e4m3fn float16, int16 float16, uint64 bfloat16, float32 int8"
+    for before, after in (pair.split() for pair in finite.split(", ")):
+        assert conversions.stays_finite(jnp.dtype(before), jnp.dtype(after)), (before, after)
+
+
+TOKENS, DRAWS = 4, 64
+CONTRACT = LaneContract((Packed(), Packed(role="cu_seqlens"), Pool("s"), SlotMap("s", 120)), (Packed(), Pool("s")))
+ARGS = jnp.ones((TOKENS, 2)), jnp.array([0, 2, 4], jnp.int32), jnp.ones((120, 2)), jnp.array([1, 2], jnp.int32)
+OUTSIDE = np.broadcast_to(np.kron(np.eye(2), np.ones((2, 2))) == 0, (DRAWS, TOKENS, TOKENS))
+"""Tokens 0 and 1 are of lane 0, tokens 2 and 3 of lane 1."""
+ROWS, COLUMNS = packed_tokens.tokens(1, "tokens"), packed_tokens.tokens(2, "tokens")
+ONE_HOT = np.broadcast_to(np.eye(TOKENS), OUTSIDE.shape)
+FACTS: dict[str, Fact] = {
+    "zero outside": Absent(ROWS, COLUMNS, zero=True),
+    "minus infinity outside": Absent(ROWS, COLUMNS, zero=False),
+    "finite": Finite(),
+    "one-hot": OneHot(Number(1007), 1, 2),
+}
+PRECISE = "cbrt cos cosh exp exp2 expm1 log log1p log2 logistic rsqrt sin sinh sqrt tan tanh".split()
+PARAMETERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(PRECISE, {"accuracy": None}),
+    "integer_pow": {"y": 3},
+    "reduce_precision": {"exponent_bits": 5, "mantissa_bits": 2},
+    "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
+    "name": {"name": "x"},
+}
+NAMES = sorted({*ELEMENTWISE, "select_n", "copy", "stop_gradient", "name", "bitcast_convert_type"} & {*PRIMITIVES})
+OFTEN = ("bool", "int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bfloat16", "float32")
+
+
+def applied(fn: Any, arrays: list[Any], values: list[Value], **state: Any) -> list[Value]:
+    """The results of the rule of the one equation that a function is traced to."""
+    jaxpr = ir.trace(fn, *arrays).jaxpr
+    (eqn,) = jaxpr.eqns
+    prover = Prover(CONTRACT.bind(lambda x, cu, pool, slots: (x, pool), ARGS), **state)
+    prover.refine = packed_tokens.refine
+    env = dict(zip(jaxpr.invars, values, strict=True))
+    return Site(prover, eqn, jaxpr, 0, env, ir.shapes(eqn.invars)).apply(values)
+
+
+def forms(dtype: str, others: tuple[str, ...]) -> Iterator[tuple[str, Any, int]]:
+    """(primitive, function, number of operands) of all primitives that take this dtype."""
+    x = jax.ShapeDtypeStruct(OUTSIDE.shape, jnp.dtype(dtype))
+    for name in NAMES:
+        if name == "convert_element_type":
+            for other in others:
+                if other == dtype:
+                    continue
+                yield name, partial(lax.convert_element_type_p.bind, new_dtype=jnp.dtype(other), weak_type=False,
+                                    sharding=None), 1  # fmt: skip
+            continue
+        for count in (1, 2, 3):
+            form = partial(PRIMITIVES[name].bind, **PARAMETERS.get(name, {}))
+            if name == "bitcast_convert_type":
+                form = partial(lax.bitcast_convert_type, new_dtype=f"uint{8 * jnp.dtype(dtype).itemsize}")
+            try:
+                eqns = ir.trace(form, *[x] * count).jaxpr.eqns
+            except Exception:  # another number of operands, or another dtype
+                continue
+            if [eqn.primitive.name for eqn in eqns] == [name] and ir.shape_of(eqns[0].outvars[0]) == OUTSIDE.shape:
+                yield name, form, count
+
+
+def holding(fact: Fact, dtype: str, rng: np.random.Generator) -> np.ndarray | None:
+    """An array of which a fact holds, of any values otherwise; None if the dtype has no such array."""
+    values = rng.choice(every(dtype), OUTSIDE.shape)
+    match fact:
+        case Absent(_, _, zero):
+            number = 0.0 if zero else -np.inf
+            return np.where(OUTSIDE, np.array(number).astype(values.dtype), values) if has(dtype, number) else None
+        case Finite():
+            finite = np.isfinite(numbers(values))
+            return np.where(finite, values, np.array(1).astype(values.dtype)) if dtype in FLOATS else None
+        case _:
+            return ONE_HOT.astype(values.dtype) if has(dtype, 0) and has(dtype, 1) else None
+
+
+def has(dtype: str, number: float) -> bool:
+    return conversions.holds(jnp.dtype(dtype), number)
+
+
+def holds(fact: Fact, array: np.ndarray) -> bool:
+    result = numbers(array)
+    match fact:
+        case Absent(_, _, zero):
+            outside = result[OUTSIDE]
+            return bool((np.isnan(outside) | (outside == (0 if zero else -np.inf))).all())
+        case Finite():
+            return bool(np.isfinite(result).all())
+        case _:
+            return bool((result == ONE_HOT).all())
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.long) for one in DTYPES])
+def test_facts_of_elementwise_results(dtype: str) -> None:
+    rng, tried, kept = np.random.default_rng(0), set[str](), set[tuple[str, str]]()
+    with jax.enable_x64(True):
+        for name, form, count in forms(dtype, OFTEN if dtype in OFTEN else tuple(DTYPES)):
+            tried.add(name)
+            for label, fact in FACTS.items():
+                array = holding(fact, dtype, rng)
+                if array is None:
+                    continue
+                others = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
+                others = [np.where(OUTSIDE, other[:, :, :1], other) for other in others]
+                (value,) = applied(
+                    form, [array, *others], [Value(ROWS, Number(1002), fact=fact), *[Value(ROWS)] * (count - 1)]
+                )
+                if type(value.fact) in (Absent, Finite, OneHot):
+                    kept.add((label, name))
+                    result = np.asarray(jax.jit(form)(array, *others))
+                    assert holds(value.fact, result), (label, name, dtype, result.dtype)
+    assert len(tried) >= (20 if dtype in FLOATS else 10), tried
+    if dtype == "float32":
+        masked = {("zero outside", name) for name in ("mul", "div", "convert_element_type", "copy")}
+        masked |= {("minus infinity outside", name) for name in ("sub", "exp", "exp2", "convert_element_type")}
+        assert kept >= masked | {("finite", "convert_element_type"), ("one-hot", "convert_element_type")}
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.long) for one in DTYPES])
+def test_kept_rows_are_the_same_bits(dtype: str) -> None:
+    """Of floats with 16 bits or less the bits of a nan are not compared: XLA does not keep them."""
+    rng, row = np.random.default_rng(0), Kept(Leaf(2))
+    array = rng.choice(every(dtype), OUTSIDE.shape)
+    with jax.enable_x64(True):
+        for name, form, count in forms(dtype, OFTEN):
+            others = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
+            operand = Value(LaneRows(1), Number(1002), kept=row)
+            for operands, values in (
+                ([array, *others], [operand, *[Value(LaneRows(1))] * (count - 1)]),
+                ([array] * count, [operand] * count),
+            ):
+                for value in applied(form, operands, values, idle="length"):
+                    if value.kept != row:
+                        continue
+                    result = np.asarray(jax.jit(form)(*operands))
+                    if jnp.issubdtype(result.dtype, np.integer):  # equal numbers, in a dtype that has them
+                        assert (result.astype(np.int64) == array.astype(np.int64)).all(), (name, dtype)
+                        continue
+                    same = bits_of(result) == bits_of(array)
+                    nan = np.isnan(numbers(array)) & (array.itemsize <= 2)
+                    assert result.dtype == array.dtype and (same | nan).all(), (name, dtype)
+
+
+@pytest.mark.parametrize("before", DTYPES)
+def test_kept_rows_after_two_conversions(before: str) -> None:
+    array, row = np.zeros((2, 2), jnp.dtype(before)), Kept(Leaf(2))
+    with jax.enable_x64(True):
+        for after in DTYPES:
+            if after == before:
+                continue
+            there = partial(lax.convert_element_type, new_dtype=jnp.dtype(after))
+            back = partial(lax.convert_element_type, new_dtype=jnp.dtype(before))
+            (value,) = applied(there, [array], [Value(LaneRows(0), Number(1002), kept=row)], idle="length")
+            (again,) = applied(back, [np.zeros((2, 2), jnp.dtype(after))], [value], idle="length")
+            assert value.kept != row or (before in INTEGERS and after in INTEGERS)
+            assert (again.kept == row) == conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
+
+
+BOUNDS = (0, 1), (0, 6), (0, 119), (0, 127), (0, 128), (0, 255), (0, 256), (-1, 5)
+WHOLE: tuple[Fact, ...] = (
+    SlotEntry(Leaf(3)),
+    SegmentIds(0, "tokens"),
+    PageEntry(Leaf(3)),
+    Iota(0),
+    Raised(Number(1003), 1),
+)
+
+
+@pytest.mark.parametrize("before", INTEGERS)
+def test_integers_with_facts_are_converted_within_bounds(before: str) -> None:
+    low, high = int(jnp.iinfo(before).min), int(jnp.iinfo(before).max)
+    with jax.enable_x64(True):
+        for bounds in (one for one in BOUNDS if low <= one[0] and one[1] <= high):
+            array = np.arange(bounds[0], bounds[1] + 1).astype(jnp.dtype(before))
+            all_of = jax.jit(lambda x: [lax.convert_element_type(x, after) for after in DTYPES])
+            for after, result in zip(DTYPES, jax.device_get(all_of(array)), strict=True):
+                form = partial(
+                    lax.convert_element_type_p.bind, new_dtype=jnp.dtype(after), weak_type=False, sharding=None
+                )
+                for fact in WHOLE if after != before else ():
+                    (value,) = applied(form, [array], [Value(COMMON, Number(1002), bounds, fact)])
+                    if value.fact is not None or value.number == 1002:
+                        assert (result.astype(np.int64) == array.astype(np.int64)).all(), (before, after, bounds)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
+    """Arithmetic on entries of a slot map in a narrow dtype: rows of the entry, or nothing is known."""
+    kept = set[str]()
+    for size in (20, 120):
+        slots = np.arange(size).astype(dtype)
+        for name, form, count in forms(dtype, ("int8", "uint8", "int16", "int32")):
+            for number in (0, 1, 2, 3, 64, 100) if count == 2 else (0,):
+                other = np.full(size, number, dtype)
+                values = [Value(LaneRows(0), Number(1002), (0, size - 1), SlotEntry(Leaf(3)))]
+                values += [Value(COMMON, Number(1003), (number, number))] * (count - 1)
+                for order in (1, -1) if count == 2 else (1,):
+                    (value,) = applied(form, [slots, *[other] * (count - 1)][::order], values[::order])
+                    if not isinstance(value.fact, SlotEntry) or value.fact.instead or value.fact.less is not None:
+                        continue
+                    kept.add(name)
+                    result = np.asarray(jax.jit(form)(*[slots, *[other] * (count - 1)][::order])).astype(np.int64)
+                    assert (result // value.fact.stride == slots).all(), (name, number, value)
+                    assert (result % value.fact.stride <= value.fact.spare).all(), (name, number, value)
+    assert kept >= {"mul", "convert_element_type"}
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])
+def test_bounds_of_integers_that_wrap(dtype: str) -> None:
+    """Every pair of numbers of the dtype, and of some bounds what the rule makes of them."""
+    rng, known = np.random.default_rng(0), every(dtype).astype(np.int64)
+    x, y = (each.astype(jnp.dtype(dtype)) for each in np.meshgrid(known, known, indexing="ij"))
+    for name, form, count in forms(dtype, tuple(INTEGERS)):
+        if count > 2:
+            continue
+        try:
+            result = np.asarray(jax.jit(form)(*(x, y)[:count])).astype(np.int64)
+        except Exception:  # XLA's CPU compiler has not every operation in 4 bits
+            continue
+        for _ in range(8):
+            (a, b), (c, d) = np.sort(rng.integers(0, len(known), (2, 2)))
+            pairs = ((int(known[a]), int(known[b])), (int(known[c]), int(known[d])))
+            (value, *_) = applied(form, [x, y][:count], [Value(LaneRows(0), range=one) for one in pairs][:count])
+            part = result[a : b + 1, c : d + 1]
+            if value.range is not None:
+                assert value.range[0] <= part.min() and part.max() <= value.range[1], (name, pairs, value.range)
+
+
+def test_every_entry_of_the_table_is_about_a_primitive_with_a_rule() -> None:
+    assert {name for _, name in survival._TABLE} <= {*RULES} & {*ELEMENTWISE}
+    assert not {*IDENTITIES} & {name for _, name in survival._TABLE}

@@ -136,10 +136,12 @@ class Sanitizer(Runner):
 
         Raises:
             IsolationError: it is not proved.
+            AuditError: see `Programs.measure`.
         """
         if shape not in self._sanitized:
             (step, contract), args = self.programs.step(shape), examples(shape)
             prove_isolation(step, args, contract)
+            self.programs.measure(shape)
             paths = [one.path for one in contract.bind(step, args).inputs]
             # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices when read.
             # A lane with another's row is found by its convolution state, which is not masked.

@@ -86,7 +86,7 @@ MUTANTS = tuple(
             _array_of_all_tokens("recurrent"),
         ),
         ("state-stays", "SGLang#26351", "the state before the step is committed", state_before_the_step),
-        ("draft-seen-early", "", "attention gives every token a thousandth of the later ones", _attention(_with_later_tokens)),
+        ("draft-seen-early", "", "attention adds a little of the later tokens", _attention(_with_later_tokens)),
         (
             "other-outputs-while-verifying", "", "a token has other outputs in a step that verifies drafts",
             _attention(lambda y, info: 1.01 * y if info.verifying else y),

@@ -18,6 +18,7 @@ import hybridlm
 import hybridlm.pictures
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.warmup import all_shapes
+from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
 from ir_passes import AuditError, Certificate, CertificationWarning
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
@@ -184,11 +185,14 @@ def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
 def test_wrong_commit_is_refused(
     lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Speculation, "always", True)
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
+    shape = Shape("verify", 2, 3)
     with pytest.raises(AuditError) as raised:
-        wrong.generate(REPEATING[:1], **SETTINGS)
+        if isinstance(wrong.engine.runner, Sanitizer):
+            wrong.engine.runner.program(shape, wrong.engine.example_arguments)
+        else:
+            wrong.engine.program(shape)
     assert [(one.kind, one.where) for one in raised.value.findings] == [
         (MeasuredFault.REJECTED_TOKENS, "Average.average")
     ]

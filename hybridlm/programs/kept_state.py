@@ -1,4 +1,4 @@
-"""Measures that only accepted tokens change the state which a verifying step keeps.
+"""Measure that only accepted tokens change the kept state of a verifying step.
 
 One layer of each kind with state runs as it does in a verifying step, in a small model of random weights: the same
 accepted tokens with two sets of rejected drafts must leave the same bits, and the state of an ordinary step that reads
@@ -186,7 +186,7 @@ def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
 
 
 def _differences(model: Decoder, lanes: _Lanes, results: "_Results") -> Iterator[tuple[str, MeasuredFault, str]]:
-    """Yield the array, the fault and its words, for every lane in which an array is wrong."""
+    """Yield array, fault and message for each wrong array of each lane."""
     names = [type(layer).__name__ for layer in model.stateful()]
     described = jax.tree_util.tree_leaves_with_path(model.state_arrays())
     states = zip(*(jax.tree.leaves(state) for _, state in results), strict=True)
@@ -212,7 +212,7 @@ def _axis(array: StateArray) -> int | None:
 
 
 def _kept(row: np.ndarray, axis: int | None, end: int) -> np.ndarray:
-    """Return what a row keeps: all of it, or its first `end` positions; the others are written before they are read."""
+    """Return a row, or the first `end` positions of a cache: later ones are written before they are read."""
     return row if axis is None else np.take(row, np.arange(end), axis)
 
 

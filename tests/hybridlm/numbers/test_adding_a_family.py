@@ -143,11 +143,11 @@ def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPat
     assert (
         lm.stats["drafted_tokens"] - before["drafted_tokens"] > lm.stats["accepted_tokens"] - before["accepted_tokens"]
     )
-    for one, other in zip(found, want, strict=True):
-        assert one.token_ids == other.token_ids
-        np.testing.assert_allclose(logprobs_of(one), logprobs_of(other), atol=1e-5)
-    (verified,) = (one for name, one in lm.certificates.items() if name.startswith("verify"))
-    assert verified.holds and [one.id for one in verified.measured] == [MeasuredClaim.ACCEPTED_TOKENS_ONLY]
+    for drafted, plain in zip(found, want, strict=True):
+        assert drafted.token_ids == plain.token_ids
+        np.testing.assert_allclose(logprobs_of(drafted), logprobs_of(plain), atol=1e-5)
+    (verified,) = (certificate for name, certificate in lm.certificates.items() if name.startswith("verify"))
+    assert verified.holds and [claim.id for claim in verified.measured] == [MeasuredClaim.ACCEPTED_TOKENS_ONLY]
     assert Certificate.from_json(verified.to_json()) == verified
 
 
@@ -234,7 +234,8 @@ def test_answers_are_the_same_with(
         lm.save(directory)
     if "mesh" in settings:
         settings["mesh"] = hybridlm.mesh(data=settings["mesh"])
-    other = hybridlm.load(directory, **{"lanes": 2, "context": 64, "chunk": 4} | settings)
+    arguments: dict[str, Any] = {"lanes": 2, "context": 64, "chunk": 4} | settings
+    other = hybridlm.load(directory, **arguments)
     for _ in range(2):
         want, found = (one.generate(REPEATING, **SETTINGS) for one in (lm, other))
         assert [one.token_ids for one in found] == [one.token_ids for one in want]

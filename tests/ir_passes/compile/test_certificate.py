@@ -49,6 +49,7 @@ def certificate(**changes: Any) -> Certificate:
         contract=('args[0]: Pool("state")',),
         proved=(Statement("apart", "", "Lanes are apart."),),
         audited=(Statement("no-copies", "args[0]", "It is not copied."),),
+        measured=(),
         not_audited=None,
         assumed=(),
         not_covered=(Statement("machine-code", "", "Machine code."),),

@@ -37,6 +37,7 @@ from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
 from hybridlm.engine.arguments import (
     assemble,
     check_arguments,
+    check_commit,
     check_drafting,
     dtype_of_caches,
     dtype_of_dequantised,
@@ -162,6 +163,8 @@ def load(
     process_group = ProcessGroup(placement) if placement.several_processes else None
     cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
+    if speculate is not None:
+        check_commit(abstract)
     shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
     packed = PackedParameters(products)
@@ -179,7 +182,7 @@ def load(
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
     programs = Programs(
-        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name
+        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name, config
     )
     programs.on_compile = start.compiling
     if not sanitize:

@@ -97,7 +97,9 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     ids = lm._inputs.encode(tokens, "tokens")
     mixers = _recurrent(lm.model)
     if not mixers:
-        raise ValueError("state_history: expected a model with recurrent layers, this one has none")
+        raise ValueError(
+            "state_history: expected layers with a recurrent state, an array named recurrent; this model has none"
+        )
     groups = -(-len(ids) // group)
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     found = []
@@ -122,7 +124,7 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
         branch = layer.branches[0]
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
-            if isinstance(mixer, Recurrent):
+            if isinstance(mixer, Recurrent) and hasattr(mixer.state_arrays(), "recurrent"):
                 found[i] = (None if branch.post_norm else branch.norm, mixer)
     return found
 

@@ -104,6 +104,8 @@ def verify(
         faults += fault
     console.print(table)
     _print_statements(console, report.found)
+    for layer in dict.fromkeys(type(each).__name__ for each in engine.row_arrays.model.without_commit()):
+        console.print(Text(f"\nno step verifies drafts: {layer} does not define commit (docs/adding-a-family.md)"))
     _print_exchanges(console, report)
     if faults:
         for fault in faults:
@@ -189,7 +191,7 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
 def _print_statements(console: Console, found: Iterable[Any]) -> None:
     """Print each statement about the steps once."""
     every = list(found)
-    for heading in ("proved", "audited", "not_audited", "assumed", "not_covered"):
+    for heading in ("proved", "audited", "measured", "not_audited", "assumed", "not_covered"):
         said = (getattr(one, heading, None) or () for one in every)
         lines = dict.fromkeys(str(line) for one in said for line in ((one,) if isinstance(one, str) else one))
         if lines:

@@ -1,12 +1,24 @@
 """The statements of certificates and the violations of a proof: their ids, with a sentence for each."""
 
-from ir_passes.contract.statements import Assumption, AuditClaim, Claim, NotCovered, Note, StatedError, Statement
+from ir_passes.contract.statements import (
+    Assumption,
+    AuditClaim,
+    Claim,
+    MeasuredClaim,
+    MeasuredFault,
+    NotCovered,
+    Note,
+    StatedError,
+    Statement,
+)
 from ir_passes.proof.violations import Violation, ViolationKind
 
 __all__ = [
     "Assumption",
     "AuditClaim",
     "Claim",
+    "MeasuredClaim",
+    "MeasuredFault",
     "NotCovered",
     "Note",
     "StatedError",

@@ -80,6 +80,18 @@ def check_arguments(
     return context, chunk
 
 
+def check_commit(model: Decoder) -> None:
+    """Raise ValueError, which names the layers, unless all of them can verify drafts."""
+    kinds = dict.fromkeys(map(type, model.without_commit()))
+    if kinds:
+        raise ValueError(
+            f"speculate: expected layers that define commit(kept, info, state), which returns the state of the "
+            f"accepted tokens; {', '.join(f'{kind.__module__}.{kind.__qualname__}' for kind in kinds)} has state and "
+            "does not define it. Derive it from models.mixers.recurrent.Recurrent or add the method "
+            "(docs/adding-a-family.md), or load with speculate=None"
+        )
+
+
 def check_drafting(speculate: Speculate, draft_tokens: int, context: int) -> None:
     """Check the drafter and the number of drafts.
 

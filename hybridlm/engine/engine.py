@@ -24,6 +24,7 @@ from hybridlm.drafting.drafters import (
     drafters,
 )
 from hybridlm.drafting.step_times import StepTimes
+from hybridlm.engine.arguments import check_commit
 from hybridlm.engine.speculation import Speculation
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.prefix_cache.budget import CacheBudget
@@ -155,11 +156,13 @@ class Engine:
         """Return the drafting decisions of a run; None if it does not draft.
 
         Raises:
-            TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter.
+            TypeError, ValueError: `speculate` is neither the name of a drafter nor a drafter, or a layer cannot verify
+                drafts.
         """
         make = drafters(self.speculate if speculate == "as loaded" else speculate, self._head)
         if make is None:
             return None
+        check_commit(self.row_arrays.model)
         if make not in DRAFTERS.values():
             make = partial(DecidedDrafter, make(), self.vocab_size, self.decisions.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior

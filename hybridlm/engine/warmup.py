@@ -67,13 +67,14 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
 
     Args:
         only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
-        drafts: include steps that verify drafts, even if the engine does not draft by default.
+        drafts: include steps that verify drafts, even if the engine does not draft by default; a model with layers
+            that cannot verify any has none.
     """
     prefill, decode = ([most] if only_full else engine.buckets(most) for most in (engine.prefill_rows, engine.lanes))
     shapes: list[AnyShape] = []
     shapes += [Shape("generate", lanes, engine.chunk) for lanes in prefill]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
-    if drafts or engine.speculate is not None:
+    if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
         shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
     shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in prefill]

@@ -23,6 +23,7 @@ from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.programs.compilation_cache import NOWHERE, has_cache, use_cache
+from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
@@ -44,10 +45,13 @@ from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
 from ir_passes.compile.planned_step import PlannedStep, plan_step
+from ir_passes.compile.proving import warn
 from ir_passes.compile.stored import ExecutableStore, StoredStep
+from ir_passes.contract.statements import MeasuredClaim, Statement
 from ir_passes.jaxpr import jax_private
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
+from models import DecoderConfig
 
 _log = logging.getLogger("hybridlm")
 
@@ -79,6 +83,7 @@ class Programs:
         cache: folder where JAX stores compiled steps between processes; None for its own setting.
         executables: stores compiled steps with their certificates between processes; None for no store.
         model: name of the model in listings of the store.
+        config: of the whole model, whose layers run to measure what verifying steps keep; None: not measured.
 
     Attributes:
         structure: structure of the model.
@@ -98,6 +103,7 @@ class Programs:
         cache: str | None = None,
         executables: ExecutableStore | None = None,
         model: str = "",
+        config: DecoderConfig | None = None,
     ):
         self.structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
@@ -107,6 +113,7 @@ class Programs:
         self.on_compile: Callable[[], None] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._directory, self.cache = certificates, cache
+        self._kept_state = None if config is None else KeptState(config, placement.devices, structure)
         self._stored = None
         if executables is not None and self.use_store:
             self._stored = StoredPrograms(executables, structure, certify, placement, model)
@@ -283,6 +290,7 @@ class Programs:
         if self.on_compile is not None:
             self.on_compile()
         try:
+            claims, faults = self.measure(shape)
             with use_cache(self.cache if cache is None else cache):
                 try:
                     compiled = compile(compiler_options=options or None)
@@ -297,8 +305,27 @@ class Programs:
                 "runs such steps all the same."
             )
             raise
+        compiled.certificate = compiled.certificate.with_measured(claims, faults)
         self._warn_not_audited(shape, compiled.certificate)
         return compiled
+
+    def measure(self, shape: AnyShape) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+        """Return what runs of its layers show of a step: claims, and the faults that `certify="warn"` warns of.
+
+        Raises:
+            AuditError: a step that verifies drafts would keep another state than that of the accepted tokens.
+        """
+        if self._kept_state is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
+            return (), ()
+        with use_cache(self.cache):
+            findings = self._kept_state.findings(shape.tokens)
+        if not findings:
+            return (MeasuredClaim.ACCEPTED_TOKENS_ONLY.statement(),), ()
+        if self.certify == "error":
+            raise AuditError(findings)
+        faults = tuple(finding.statement for finding in findings)
+        warn(faults)
+        return (), faults
 
     def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
         """Warn once that programs are not audited; the certificate of each says why."""

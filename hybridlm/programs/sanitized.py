@@ -8,6 +8,7 @@ bookkeeping expects. It waits for each step.
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -136,14 +137,16 @@ class Sanitizer(Runner):
 
         Raises:
             IsolationError: it is not proved.
+            AuditError: see `Programs.measure`.
         """
         if shape not in self._sanitized:
             (step, contract), args = self.programs.step(shape), examples(shape)
             prove_isolation(step, args, contract)
+            self.programs.measure(shape)
             paths = [one.path for one in contract.bind(step, args).inputs]
             # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices when read.
             # A lane with another's row is found by its convolution state, which is not masked.
-            masked = [path for path in paths if ".layers" in path and path.endswith((".key", ".value", ".recurrent"))]
+            masked = [path for path in paths if path.endswith(self._masked)]
             masked += [path for path in paths if path.endswith(".token")]
             safe = sanitize(step, args, contract, masked=masked)
 
@@ -152,6 +155,13 @@ class Sanitizer(Runner):
 
             self._sanitized[shape] = safe, jax.jit(call)
         return self._sanitized[shape]
+
+    @cached_property
+    def _masked(self) -> tuple[str, ...]:
+        """Ends of the paths of caches and recurrent matrices."""
+        arrays = jax.tree_util.tree_leaves_with_path(self.programs.structure.arrays.layers)
+        names = {f".layers{jax.tree_util.keystr(path)}": array for path, array in arrays}
+        return tuple(name for name, array in names.items() if array.grows or name.endswith(".recurrent"))
 
     def forget(self, owner: Any) -> None:
         """Drop the record of a sequence or text that gives up its rows."""

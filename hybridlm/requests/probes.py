@@ -92,7 +92,9 @@ def check_capture(hidden_states: Any, states: Any, places: Places) -> CaptureSet
     if not isinstance(states, bool):
         raise TypeError(f"states: expected True or False, got {states!r}")
     if states and not places.states:
-        raise ValueError(f"states: {places.family} as configured has neither recurrences nor convolutions")
+        raise ValueError(
+            f"states: {places.family} as configured has no state named recurrent or conv, which are those that are read"
+        )
     if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
         raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")
     most = len(places.sites)

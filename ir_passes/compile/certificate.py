@@ -5,12 +5,14 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ir_passes.contract.statements import (
     Assumption,
     AuditClaim,
     Claim,
+    MeasuredClaim,
+    MeasuredFault,
     NotCovered,
     Note,
     Refusal,
@@ -23,13 +25,14 @@ from ir_passes.proof.violations import ViolationKind
 from ir_passes.report import html
 from ir_passes.xla_audit.findings import FindingKind
 
-FORMAT = 5
+FORMAT = 6
 STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
     "proved": (Claim,),
     "audited": (AuditClaim,),
+    "measured": (MeasuredClaim,),
     "assumed": (Assumption,),
     "not_covered": (NotCovered,),
-    "faults": (ViolationKind, FindingKind, Refusal),
+    "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
     "notes": (Note,),
 }
 """Field of a certificate -> the closed lists of the ids that its statements may have."""
@@ -153,11 +156,12 @@ class Certificate(Exchanging):
         contract: the entries, arrays of one argument and entry in one line.
         proved: claims that hold of the compiled jaxpr; ids of `Claim`.
         audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
+        measured: claims that runs of the step's layers showed; ids of `MeasuredClaim`.
         not_audited: why there was no audit; None if there was one.
         assumed: declared operations, declassified values, slot maps, which both take for granted; ids of `Assumption`.
         not_covered: properties that neither looks at; ids of `NotCovered`.
-        faults: violations and findings, under the ids of `ViolationKind` and `FindingKind`, or "not-audited"; empty
-            unless `certify` is "warn".
+        faults: violations and findings, under the ids of `ViolationKind`, `FindingKind` and `MeasuredFault`, or
+            "not-audited"; empty unless `certify` is "warn".
         notes: remarks of the proof; ids of `Note`.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
@@ -182,6 +186,7 @@ class Certificate(Exchanging):
     contract: tuple[str, ...]
     proved: tuple[Statement, ...]
     audited: tuple[Statement, ...]
+    measured: tuple[Statement, ...]
     not_audited: str | None
     assumed: tuple[Statement, ...]
     not_covered: tuple[Statement, ...]
@@ -233,6 +238,17 @@ class Certificate(Exchanging):
             return "proved, NOT AUDITED"
         return "certified" if self.holds else "NOT CERTIFIED"
 
+    def with_measured(self, claims: Sequence[Statement], faults: Sequence[Statement]) -> "Certificate":
+        """Return the certificate with what runs of the step's layers showed.
+
+        Args:
+            claims: that hold; statements of their ids leave `not_covered`.
+            faults: of claims that do not.
+        """
+        ids = {claim.id for claim in claims}
+        not_covered = tuple(one for one in self.not_covered if one.id not in ids)
+        return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))
+
     def to_json(self) -> str:
         """Return JSON text, which `from_json` reads."""
         return record.to_json(self)
@@ -273,6 +289,7 @@ class Certificate(Exchanging):
             ("contract", self.contract),
             ("proved", self.proved),
             ("audited", self.audited),
+            ("measured", self.measured),
             ("not audited", () if self.not_audited is None else (self.not_audited,)),
             ("assumed", self.assumed),
             ("not covered", self.not_covered),
@@ -292,4 +309,4 @@ class Certificate(Exchanging):
             f"({versions.device})"
         )
         head = html.headed(self.step, self.holds, self.state, remark)
-        return head + html.lists(self.sections(), opened=("proved", "audited", "not audited", "faults"))
+        return head + html.lists(self.sections(), opened=("proved", "audited", "measured", "not audited", "faults"))

@@ -47,9 +47,7 @@ def make_certificate(
     schedule = report.schedule if report else tuple(one.collective for one in scheduled)
     proved, bound = step.proved, step.bound
     known = proved.reused or proved.proof
-    not_covered = [one.statement() for one in NEVER_COVERED] + ([] if report is None else [*report.uncovered])
-    if any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs):
-        not_covered.insert(0, NotCovered.ACCEPTED_TOKENS_ONLY.statement())
+    not_covered = uncovered_by_proof(bound) + ([] if report is None else [*report.uncovered])
     if known is None:
         not_covered.insert(0, NotCovered.ISOLATION.statement())
     if report is None:
@@ -71,6 +69,7 @@ def make_certificate(
         contract_lines(bound),
         known.proved if known else (),
         report.audited if report else (),
+        (),
         not_audited,
         known.assumed if known else (),
         tuple(not_covered),
@@ -85,6 +84,12 @@ def make_certificate(
         Seconds(**seconds),
         proved.reused is not None,
     )
+
+
+def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
+    """Return the properties of a step that its proof does not look at."""
+    accepts = any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs)
+    return [one.statement() for one in ((NotCovered.ACCEPTED_TOKENS_ONLY,) if accepts else ()) + NEVER_COVERED]
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:

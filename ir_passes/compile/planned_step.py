@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ir_passes.compile.certifying import uncovered_by_proof
 from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.normal_form import flatten
-from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
+from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.jaxpr.timing import Clock, paused
@@ -77,9 +78,9 @@ def plan_step(
         len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
-        tuple(
-            [NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled")]
-            + [one.statement() for one in NEVER_COVERED]
+        (
+            NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"),
+            *uncovered_by_proof(proved.graph.bound),
         ),
         tuple(one.collective for one in schedule_of(proved.graph.program)),
         plan,

@@ -149,6 +149,27 @@ class AuditClaim(StatementId):
     SCRATCH = "scratch", "The scratch memory is within its limit, a multiple of the bytes that are live at once."
 
 
+class MeasuredClaim(StatementId):
+    """A property that running the layers of a step shows, on random weights and tokens."""
+
+    ACCEPTED_TOKENS_ONLY = (
+        "accepted-tokens-only",
+        "Only accepted tokens change the kept state: for every number of accepted drafts, other rejected drafts leave "
+        "the same bits, and the state is that of a step which reads the accepted tokens alone. One layer of each kind "
+        "was run, with random weights, on one device.",
+    )
+
+
+class MeasuredFault(StatementId):
+    """The fault of a layer that was run."""
+
+    REJECTED_TOKENS = "rejected-tokens", "Rejected drafts change the kept state, or outputs of tokens before them."
+    NOT_THE_ACCEPTED = (
+        "not-the-accepted",
+        "The kept state, or an output, is not that of a step which reads the accepted tokens alone.",
+    )
+
+
 class Assumption(StatementId):
     """Something declared by the caller that the proof takes for granted."""
 
@@ -224,7 +245,8 @@ class NotCovered(StatementId):
     )
     ACCEPTED_TOKENS_ONLY = (
         "accepted-tokens-only",
-        "That rows depend on accepted tokens only; ir_passes.unaccepted_reach measures it.",
+        "Not checked here: only accepted tokens change the kept state. `hybridlm verify --model` runs the layers of a "
+        "model; `unaccepted_reach` measures a step of your own.",
     )
     ISOLATION = "isolation", "Isolation of the lanes: there is no proof."
     COMPILED_PROGRAM = "compiled-program", "The program that XLA makes of the step: {why}."

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ir_passes.contract.statements import Statement, StatementId
+from ir_passes.contract.statements import MeasuredFault, Statement, StatementId
 from ir_passes.xla_audit.program import Instruction, Module
 
 
@@ -35,7 +35,7 @@ class Finding:
         pools: paths of the pools that it is about.
     """
 
-    kind: FindingKind
+    kind: FindingKind | MeasuredFault
     where: str
     message: str
     remedy: str

@@ -227,6 +227,10 @@ class Decoder(Stateful):
         """Return every layer that has state or describes that it has none."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
+    def without_commit(self) -> list[Stateful]:
+        """Return the layers with state that do not define `commit`, so that no drafts can be verified."""
+        return [each for layer in self.stateful() for each in layer.without_commit()]
+
     def sites(self) -> tuple[dict[str, int], ...]:
         """Return for each layer the number of heads of each kind of mixer, and of routed experts."""
         each = ([branch.inner.sites() for branch in layer.branches] for layer in self.layers)

@@ -52,6 +52,16 @@ class MtpHead(Stateful):
         layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
         return MtpState(layer, state_array(jnp.float32, hidden=self.hidden_size))
 
+    def without_commit(self) -> list[Stateful]:
+        """Return those of its layer's branches."""
+        return [each for branch in self.layer.branches for each in branch.inner.without_commit()]
+
+    def commit(self, kept: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
+        """Return the state with the accepted tokens only."""
+        return MtpState(
+            self.layer.commit(kept.layer, info, state.layer), _newest(kept.hidden, info.lengths, state.hidden)
+        )
+
     def __call__(
         self, embedded: Activations, before: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
@@ -126,10 +136,8 @@ class MtpDecoder(Decoder):
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple:
         """Return the state with the accepted tokens only, as `Decoder.commit`; the head consumes them too."""
-        given, head = kept[-1], state[-1]
         layers = super().commit(kept[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
-        rows = self.mtp.layer.commit(given.layer, lane_info(tokens, lengths, positions, kv_blocks), head.layer)
-        return (*layers, MtpState(rows, _newest(given.hidden, lengths, head.hidden)))
+        return (*layers, self.mtp.commit(kept[-1], lane_info(tokens, lengths, positions, kv_blocks), state[-1]))
 
     def mtp_forward(
         self,

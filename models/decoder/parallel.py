@@ -45,6 +45,10 @@ class Parallel(Stateful):
         """Return the state of each layer, as `Stateful.state_arrays`."""
         return tuple(layer.state_arrays() for layer in self.layers)
 
+    def without_commit(self) -> list[Stateful]:
+        """Return those of the layers."""
+        return [each for layer in self.layers for each in layer.without_commit()]
+
     def sites(self) -> dict[str, int]:
         """Return the number of heads by kind of mixer, of all layers together."""
         return {kind: count for layer in self.layers for kind, count in layer.sites().items()}

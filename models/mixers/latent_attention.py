@@ -115,6 +115,10 @@ class LatentAttention(Stateful):
         """Return the number of query heads."""
         return {"attention": self.config.heads}
 
+    def commit(self, kept: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
+        """Return the cache after the step: what it holds of rejected tokens is overwritten before it is read."""
+        return kept
+
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         """Append the rows of real tokens to the KV cache and attend from each to its lane up to itself."""
         c = self.config

@@ -176,14 +176,27 @@ class Stateful(nnx.Module):
         raise NotImplementedError
 
     def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
-        """Return the state after a step that was run with `info.verifying`.
+        """Return the state after a step that was run with `info.verifying`; every layer with state defines it.
 
         Args:
             kept: the layer's token inputs, returned by the step instead of a new state.
             info: of the step, its lengths now the accepted tokens.
             state: before the step.
+
+        Raises:
+            NotImplementedError: the layer has state and does not define `commit`.
         """
-        return kept
+        if self.without_commit():
+            raise NotImplementedError(
+                f"{type(self).__name__} has state and no commit(kept, info, state), which returns the state of the "
+                "accepted tokens; define it (docs/adding-a-family.md), or do not speculate"
+            )
+        return state
+
+    def without_commit(self) -> list["Stateful"]:
+        """Return the layers with state that do not define `commit`: this one, or layers inside it."""
+        has_state = bool(jax.tree.leaves(self.state_arrays()))
+        return [self] if has_state and type(self).commit is Stateful.commit else []
 
     def init_state(self, lanes: int, context: int, dtype: DTypeLike) -> Any:
         """Allocate zero state.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from engine_mutants import traffic
-from engine_mutants.catalogue import HOSTS, KEPT, LAYERS, MUTANTS, STEPS, THEMES
+from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, STEPS, THEMES
 from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import Finder
 from engine_mutants.prefix_reports import PREFIXES
@@ -16,7 +16,7 @@ from mutants.catalogue import MUTANTS as STEP_MUTANTS
 import hybridlm
 
 SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
-ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *LAYERS}
+ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *LAYERS, *COMMITTED}
 KNOWN = {
     "mixed batches": """vLLM#39273 vLLM#40738 vLLM#51812 vLLM#40766 vLLM#55894 vLLM#47123 SGLang#39342 vLLM#34871""",
     "rollback": """SGLang#26351 vLLM#51508 xLLM#2247 llama.cpp#28019 llama.cpp#29117 vLLM#55178 turboquant#352
@@ -86,7 +86,7 @@ def test_mutant_is_found_by_the_sanitizer(sanitized_lm: hybridlm.LM, id: str, mo
 
 def test_ids_are_unique() -> None:
     assert len(MUTANTS) == sum(len(theme.MUTANTS) for theme in THEMES)
-    assert len(ALL) == len(MUTANTS) + len(STEPS) + len(HOSTS) + len(KEPT) + len(LAYERS)
+    assert len(ALL) == sum(map(len, (MUTANTS, STEPS, HOSTS, KEPT, LAYERS, COMMITTED)))
 
 
 def test_every_report_has_something_that_stands_against_it(root: Path) -> None:

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +15,16 @@ import pytest
 from safetensors.numpy import save_file
 
 import hybridlm
+import hybridlm.pictures
+from hybridlm.engine.speculation import Speculation
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.programs.sanitized import Sanitizer
+from hybridlm.programs.shapes import Shape
+from ir_passes import AuditError, Certificate, CertificationWarning
+from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
 from models import FAMILIES
 from models.families import registry
+from models.state.state import Stateful
 
 CONFIG: dict[str, Any] = {
     "model_type": "averages",
@@ -105,6 +113,134 @@ def test_generates_with_certified_steps(lm: hybridlm.LM) -> None:
     assert lm.certificates
     for certificate in lm.certificates.values():
         assert certificate.holds and not [pool.path for pool in certificate.pools if pool.copies]
+
+
+class Guesses:
+    """Drafts of which the first is the token that follows, and the others are wrong."""
+
+    def __init__(self, texts: list[list[int]]):
+        self.texts = texts
+
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """Return the next token of the text that begins so, and others that do not follow."""
+        (text,) = (text for text in self.texts if text[: len(token_ids)] == list(token_ids))
+        right = text[len(token_ids) : len(token_ids) + k]
+        return [token if i == 0 else (token + 1) % CONFIG["vocab_size"] for i, token in enumerate(right)]
+
+
+REPEATING = [[5, 9, 3, 7, 5, 9, 3, 7, 5, 9], [10, 12, 10, 12, 10], [1]]
+SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "guesses"])
+def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and log-probabilities are those without drafts, of which some are rejected."""
+    monkeypatch.setattr(Speculation, "always", True)
+    want = lm.generate(REPEATING, speculate=None, **SETTINGS)
+    texts = [[*one.prompt_token_ids, *one.token_ids] for one in want]
+    before = dict(lm.stats)
+    found = lm.generate(REPEATING, speculate="ngram" if drafter == "ngram" else Guesses(texts), **SETTINGS)
+    assert (
+        lm.stats["drafted_tokens"] - before["drafted_tokens"] > lm.stats["accepted_tokens"] - before["accepted_tokens"]
+    )
+    for drafted, plain in zip(found, want, strict=True):
+        assert drafted.token_ids == plain.token_ids
+        np.testing.assert_allclose(logprobs_of(drafted), logprobs_of(plain), atol=1e-5)
+    (verified,) = (certificate for name, certificate in lm.certificates.items() if name.startswith("verify"))
+    assert verified.holds and [claim.id for claim in verified.measured] == [MeasuredClaim.ACCEPTED_TOKENS_ONLY]
+    assert Certificate.from_json(verified.to_json()) == verified
+
+
+def logprobs_of(completion: hybridlm.Completion) -> list[float]:
+    assert completion.logprobs is not None
+    return list(completion.logprobs)
+
+
+def test_family_without_commit_does_not_speculate(
+    lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused when it is loaded and when it generates; all else works, and there is no step to verify."""
+    monkeypatch.setattr(family.Average, "commit", Stateful.commit)
+    for refused in (
+        lambda: hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram"),
+        lambda: lm.generate(PROMPTS, max_tokens=2, speculate="ngram"),
+    ):
+        with pytest.raises(ValueError, match=r"speculate: .*commit\(kept, info, state\).*averages\.Average"):
+            refused()
+    assert not [shape for shape in all_shapes(lm.engine, drafts=True) if str(shape).startswith("verify")]
+    with pytest.raises(NotImplementedError, match="Average has state and no commit"):
+        lm.engine.planned(Shape("verify", 2, 3))
+
+
+def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    """The layer commits the state after all tokens of the step: the one that the default used to keep."""
+    call = family.Average.__call__
+    patch.setattr(family.Average, "commit", lambda self, kept, info, state: kept)
+    patch.setattr(
+        family.Average, "__call__", lambda self, x, info, state: call(self, x, info._replace(verifying=False), state)
+    )
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_wrong_commit_is_refused(
+    lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all_drafts(family, monkeypatch)
+    wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
+    shape = Shape("verify", 2, 3)
+    with pytest.raises(AuditError) as raised:
+        if isinstance(wrong.engine.runner, Sanitizer):
+            wrong.engine.runner.program(shape, wrong.engine.example_arguments)
+        else:
+            wrong.engine.program(shape)
+    assert [(one.kind, one.where) for one in raised.value.findings] == [
+        (MeasuredFault.REJECTED_TOKENS, "Average.average")
+    ]
+
+
+def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all_drafts(family, monkeypatch)
+    wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, certify="warn")
+    with pytest.warns(CertificationWarning, match=MeasuredFault.REJECTED_TOKENS):
+        certificate = wrong.engine.program(Shape("verify", 1, 3)).certificate
+    assert not certificate.holds and [one.id for one in certificate.faults] == [MeasuredFault.REJECTED_TOKENS]
+    assert not certificate.measured
+    assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in certificate.not_covered}
+
+
+def test_requests_that_need_other_layers_are_refused_by_name(lm: hybridlm.LM) -> None:
+    with pytest.raises(ValueError, match="no state named recurrent or conv"):
+        lm.score(PROMPTS, states=True)
+    with pytest.raises(ValueError, match="an array named recurrent"):
+        hybridlm.pictures.state_history(lm, PROMPTS[0])
+    with pytest.raises(ValueError, match="head"):
+        hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="mtp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{"prefix_cache": "200kB"}, {"sanitize": True}, {"mesh": 2}, {"saved": True}, {"chunk": 1}, {"speculate": "ngram"}],
+    ids=str,
+)
+def test_answers_are_the_same_with(
+    lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that are cached, labelled, on two devices, read from a saved model, of chunks of one token, or drafted."""
+    monkeypatch.setattr(Speculation, "always", True)
+    directory = lm.path
+    if settings.pop("saved", False):
+        directory = tmp_path / "saved"
+        lm.save(directory)
+    if "mesh" in settings:
+        settings["mesh"] = hybridlm.mesh(data=settings["mesh"])
+    arguments: dict[str, Any] = {"lanes": 2, "context": 64, "chunk": 4} | settings
+    other = hybridlm.load(directory, **arguments)
+    for _ in range(2):
+        want, found = (one.generate(REPEATING, **SETTINGS) for one in (lm, other))
+        assert [one.token_ids for one in found] == [one.token_ids for one in want]
+    if "prefix_cache" in settings:
+        assert other.stats["prefix_tokens_saved"] > 0
 
 
 def test_faults_of_its_config_are_refused(family: ModuleType) -> None:

@@ -49,6 +49,7 @@ def certificate(**changes: Any) -> Certificate:
         contract=('args[0]: Pool("state")',),
         proved=(Statement("non-interference", "", "Lanes are apart."),),
         audited=(Statement("no-pool-copies", "args[0]", "It is not copied."),),
+        measured=(),
         not_audited=None,
         assumed=(),
         not_covered=(Statement("machine-code", "", "Machine code."),),

@@ -1,6 +1,6 @@
 """All mutants of the engine by id."""
 
-from engine_mutants import batches, chunks, drafts, layers, lifecycle, ordering, padding, prefixes, verified
+from engine_mutants import batches, chunks, committed, drafts, layers, lifecycle, ordering, padding, prefixes, verified
 from engine_mutants.mutant import EngineMutant
 from engine_mutants.replay import StepMutant
 
@@ -11,5 +11,7 @@ HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS
 """Mutants of speculation: in the step that verifies drafts (`STEPS`), and on the host."""
 KEPT: dict[str, EngineMutant] = {mutant.id: mutant for mutant in prefixes.MUTANTS}
 """Mutants of the prefix cache."""
+COMMITTED: dict[str, EngineMutant] = {mutant.id: mutant for mutant in committed.MUTANTS}
+"""Mutants of the state that layers commit when drafts have been verified."""
 LAYERS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in layers.MUTANTS}
 """Mutants of what a layer computes."""

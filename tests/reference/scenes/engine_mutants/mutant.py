@@ -20,6 +20,7 @@ class Finder(StrEnum):
     ARRAYS = "comparison of host arrays with what they held"
     REPLAY = "replay of the accepted tokens one at a time"
     PROOF = "proof"
+    MEASURED = "measurement of the committed state"
     REFERENCE = "comparison with the recurrence token by token"
 
 

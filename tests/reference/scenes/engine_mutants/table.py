@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine_mutants.catalogue import HOSTS, KEPT, LAYERS, MUTANTS, STEPS
+from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, STEPS
 from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.prefix_reports import PREFIXES
@@ -40,6 +40,9 @@ the same model.
 right.
 
 {_mutants(HOSTS.values())}
+{len(COMMITTED)} faults of layers: {_counts(COMMITTED.values())}, which runs the layers with other rejected drafts.
+
+{_mutants(COMMITTED.values())}
 ### Reports of steps that mix lanes of several kinds
 
 {_reports(MIXED_BATCHES)}

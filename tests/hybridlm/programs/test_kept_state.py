@@ -1,0 +1,62 @@
+"""Only accepted tokens change the state that a verifying step keeps: measured for every family, and seen to fail."""
+
+from pathlib import Path
+
+import pytest
+from engine_mutants.catalogue import COMMITTED
+from text_checkpoint import GOLDEN
+
+from hybridlm.checkpoint.model import open_model
+from hybridlm.devices.placement import ONE_DEVICE
+from hybridlm.engine.abstract import abstract_engine
+from hybridlm.programs.kept_state import KeptState
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.structure import flatten
+from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
+from models.sharding.devices import Devices
+
+VERIFY = Shape("verify", 2, 4)
+REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
+FAULTS = {
+    "state-of-all-drafts": {("GatedDeltaNet.conv", REJECTED), ("GatedDeltaNet.recurrent", REJECTED)},
+    "one-token-too-many": {(f"GatedDeltaNet.{x}", kind) for x in ("conv", "recurrent") for kind in (REJECTED, OTHER)},
+    "one-token-too-few": {("GatedDeltaNet.conv", OTHER), ("GatedDeltaNet.recurrent", OTHER)},
+    "window-of-all-drafts": {("GatedDeltaNet.conv", REJECTED), ("GatedDeltaNet.conv", OTHER)},
+    "recurrence-of-all-drafts": {("GatedDeltaNet.recurrent", REJECTED), ("GatedDeltaNet.recurrent", OTHER)},
+    "state-stays": {("GatedDeltaNet.conv", OTHER), ("GatedDeltaNet.recurrent", OTHER)},
+    "draft-seen-early": {("outputs", REJECTED)},
+    "other-outputs-while-verifying": {("outputs", OTHER)},
+}  # fmt: skip
+"""Mutant -> the arrays that must be found wrong, and how."""
+
+
+def measured(directory: Path, devices: Devices = ONE_DEVICE.devices, tokens: int = 4) -> set[tuple[str, MeasuredFault]]:
+    _, family, config = open_model(directory)
+    structure, _ = flatten(family.abstract(config.shard(devices._replace(model=1, expert=1))))
+    return {(one.where, MeasuredFault(one.kind)) for one in KeptState(config, devices, structure).findings(tokens)}
+
+
+@pytest.mark.parametrize("id", COMMITTED)
+def test_mutant_is_found(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    COMMITTED[id].fault(monkeypatch)
+    assert measured(GOLDEN) == FAULTS[id]
+
+
+def test_every_mutant_has_its_faults() -> None:
+    assert FAULTS.keys() == COMMITTED.keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.parent.iterdir()))
+def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
+    """Also with more counts than one call has, and for the shard of a mesh, whose layers run whole."""
+    assert measured(GOLDEN.parent / name, ONE_DEVICE.devices._replace(kernels=kernels)) == set()
+    assert measured(GOLDEN.parent / name, Devices(model=2, kernels=kernels), 12) == set()
+
+
+def test_steps_that_are_not_run_are_not_claimed() -> None:
+    """From config.json alone nothing can be run: `verify --abstract` and targets."""
+    planned = abstract_engine(GOLDEN / "config.json", 2, 256, "float32", 8, kernels="off").planned(VERIFY)
+    assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in planned.not_covered}
+    assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {one.id for one in planned.proved}

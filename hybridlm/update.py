@@ -16,6 +16,7 @@ from jax import Array
 from hybridlm.checkpoint import (
     Checkpoint,
     CheckpointError,
+    Fingerprint,
     ParameterPath,
     Shards,
     dotted,
@@ -70,12 +71,13 @@ class Update:
 
     Attributes:
         names: of the parameters that are replaced.
-        fingerprint: of the model with them; None where it follows from the numbers.
+        fingerprint: () -> that of the model with them, called after they were read; None where it follows from the
+            numbers.
         read: (names) -> these parameters, on their devices.
     """
 
     names: tuple[str, ...]
-    fingerprint: str | None
+    fingerprint: Callable[[], Fingerprint] | None
     read: Callable[[tuple[str, ...]], dict[str, Array]]
 
     def layers(self) -> Iterator[tuple[str, ...]]:
@@ -159,7 +161,8 @@ def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Upd
     names = tuple(dotted(weight.path) for weight in family.weights(model.config))
     # Every header is checked here.
     load_parameters(checkpoint, family, model.config, model.dtype, only=[])
-    return Update(names, fingerprint_of(checkpoint, model.dtype), partial(_read, checkpoint, family, model))
+    fingerprint = partial(fingerprint_of, checkpoint, model.dtype)
+    return Update(names, fingerprint, partial(_read, checkpoint, family, model))
 
 
 def _of_parameters(given: Mapping[str, Any], model: ModelWeights, partial_update: bool) -> Update:
@@ -246,6 +249,8 @@ def _infinite(one: Array, dtype: Any) -> Array:
     return jnp.any(jnp.isinf(one.astype(dtype)) & jnp.isfinite(one))
 
 
-def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> str:
+def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> Fingerprint:
     """Return the fingerprint of a model with new weights: that of loading them, or one of all their bits."""
-    return content_fingerprint(params, repr(config)) if update.fingerprint is None else update.fingerprint
+    if update.fingerprint is None:
+        return Fingerprint(content_fingerprint(params, repr(config)))
+    return update.fingerprint()

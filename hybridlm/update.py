@@ -31,7 +31,7 @@ from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.arguments import shards_of_model
-from models import DecoderConfig, Family, Weight
+from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
@@ -146,6 +146,8 @@ def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Upd
     if partial_update:
         raise ValueError("partial: expected arrays by name, a checkpoint has all parameters")
     checkpoint, family = open_checkpoint(path), model.family
+    if checkpoint.config:
+        family_of(checkpoint.config)
     found = family.read_config(checkpoint.config) if checkpoint.config else model.config
     kept = ("dtype", "unknown_keys", "eos_token_ids")
     here = replace(model.config, **{name: getattr(found, name) for name in kept})

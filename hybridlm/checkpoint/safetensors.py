@@ -67,8 +67,7 @@ class MappedFile:
     Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
 
     Args:
-        path: the file.
-        tensors: its tensors by name.
+        path, tensors: the file, and its tensors by name.
         data_start: the byte from which `begin` and `end` of a tensor are counted.
 
     Attributes:
@@ -93,9 +92,10 @@ class MappedFile:
             raise CheckpointError(self.path, fault)
         return self._data_start + info.begin, self._data_start + info.end
 
-    def read_bytes(self, name: str) -> bytes:
-        """Return a copy of one tensor as it is stored."""
-        return self._map[slice(*self.place(name))]
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
+        begin, end = self.place(name)
+        return self._map[begin + start : min(begin + start + length, end)]
 
     def release(self, name: str) -> None:
         """Let the system drop the pages of a tensor; reading them again still works."""

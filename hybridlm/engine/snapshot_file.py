@@ -158,6 +158,11 @@ def _require_label(path: Path, label: Any, engine: Engine, consumed: tuple[int, 
         )
 
 
+def _bytes(file: SafetensorsFile, name: str) -> bytes:
+    info = file.tensors[name]
+    return file.read_bytes(name, 0, info.end - info.begin)
+
+
 def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
     """Read the arrays of the file, in the order of the layout."""
     entries = _entries(layout, position)
@@ -169,4 +174,4 @@ def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], po
             f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
             f"{[found.get(name) for name in wrong[:5]]}"
         )
-    return [np.frombuffer(file.read_bytes(entry.name), entry.dtype).reshape(entry.shape) for entry in entries]
+    return [np.frombuffer(_bytes(file, entry.name), entry.dtype).reshape(entry.shape) for entry in entries]

@@ -197,7 +197,12 @@ def test_supported_model_types(name: str) -> None:
 
 
 def test_unknown_fields_are_reported_and_boilerplate_is_not() -> None:
-    boilerplate = {"architectures": ["Qwen3_5ForCausalLM"], "transformers_version": "5", "initializer_range": 0.02, "pad_token_id": 0}
+    boilerplate = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "transformers_version": "5",
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+    }
     assert read(DENSE | boilerplate).unknown_keys == ()
     nested = {
         "model_type": "qwen3_5",

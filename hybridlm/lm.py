@@ -142,10 +142,10 @@ class LM:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, that identifies the weights and the configuration, whatever their path.
+        """SHA-256, in hexadecimal, of the configuration and of every byte of the weights; the path does not count.
 
-        Every byte of the weights counts. The files are read for it when it is first needed; if they have changed since
-        they were loaded, it is a random one, and a warning is logged.
+        The first use reads the files again. If they have changed since they were loaded, the text is random and a
+        warning is logged (docs/checkpoints/compatibility.md).
         """
         return str(self._fingerprint)
 

@@ -71,8 +71,8 @@ class Update:
 
     Attributes:
         names: of the parameters that are replaced.
-        fingerprint: () -> that of the model with them, called after they were read; None where it follows from the
-            numbers.
+        fingerprint: returns the fingerprint of the updated model, after the parameters were read; None for arrays,
+            which are hashed themselves.
         read: (names) -> these parameters, on their devices.
     """
 
@@ -252,7 +252,7 @@ def _infinite(one: Array, dtype: Any) -> Array:
 
 
 def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> Fingerprint:
-    """Return the fingerprint of a model with new weights: that of loading them, or one of all their bits."""
+    """Return the fingerprint of a model with new weights: from its checkpoint, or from all bits of arrays."""
     if update.fingerprint is None:
         return Fingerprint(content_fingerprint(params, repr(config)))
     return update.fingerprint()

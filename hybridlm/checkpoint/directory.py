@@ -64,7 +64,7 @@ class CheckpointDirectory:
         settings: the quantisation that the configuration describes.
         notes: remarks that are no faults, one sentence each.
         unindexed: tensor name -> the file that holds it, for tensors that the index does not list; not in `files`.
-        beside: hf_quant_config.json; None where there is none.
+        quantisation_file: content of hf_quant_config.json; None without this file.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class CheckpointDirectory:
     settings: QuantisationSettings
     notes: tuple[str, ...] = ()
     unindexed: Mapping[str, WeightsFile] = field(default_factory=dict)
-    beside: Mapping[str, Any] | None = None
+    quantisation_file: Mapping[str, Any] | None = None
 
     @property
     def names(self) -> Iterator[str]:

@@ -19,21 +19,21 @@ from hybridlm.errors import CheckpointError
 from hybridlm.files.version import FileVersion
 
 BLOCK = 8 << 20
-"""Bytes that a thread hashes at once; it reads them, so this much is in memory for each thread."""
+"""Bytes in memory for each thread."""
 MAX_THREADS = 16
 
 _log = logging.getLogger("hybridlm")
 
 
 class Fingerprint:
-    """Fingerprint of a model, computed when it is first compared with another one or written.
+    """Fingerprint of a model, computed on its first comparison or conversion to text.
 
-    Most runs need none: reading all weights a second time takes longer than loading them. The text is a SHA-256 in
-    hexadecimal. Two fingerprints of the same unchanged files are equal without a computation.
+    Most runs need none, and hashing all weights takes longer than loading them. The text is a SHA-256 in hexadecimal.
+    Two fingerprints of the same unchanged files are equal without a computation.
 
     Args:
         text: the SHA-256, or a function that computes it.
-        source: files and settings that the model was made of; None if they identify no content.
+        source: versions of the files, and settings; None if they do not identify the content.
     """
 
     def __init__(self, text: str | Callable[[], str], source: Hashable = None):
@@ -56,7 +56,7 @@ class Fingerprint:
 
 
 class CheckpointVersion(NamedTuple):
-    """Identity of the content of a checkpoint, without reading its tensors.
+    """Identity of the content of an opened checkpoint.
 
     Attributes:
         path: the directory or GGUF file.
@@ -70,20 +70,20 @@ class CheckpointVersion(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """True if any later write to a file gives it another version."""
+        """True if any later write to a file changes its version."""
         return all(version.settled for _, version in self.files)
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
-    """Return the version of an opened checkpoint, of the moment when its files were opened."""
+    """Return the version of a checkpoint at the time of its opening."""
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
     return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """Return a SHA-256, in hexadecimal, of the configuration and of every tensor's name, dtype, shape and bytes.
+    """Return the SHA-256 of the configuration, and of name, dtype, shape and bytes of all tensors.
 
-    It does not depend on the path, on the shards, or on the spacing and key order of config.json.
+    Path, shards, and spacing and key order of config.json do not count.
 
     Raises:
         CheckpointError: a file has become shorter since it was opened.
@@ -97,10 +97,9 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
-    """Return the fingerprint of a checkpoint that was opened earlier.
+    """Return the fingerprint of a checkpoint, from its files if they are unchanged.
 
-    If its files have changed since, their content is unknown: the result is a random text, which equals no other, and a
-    warning is logged.
+    The content of changed files is unknown: the result is then a random text, and a warning is logged.
 
     Args:
         version: of the checkpoint as it was opened.
@@ -124,8 +123,8 @@ def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], 
 
 def _description(directory: CheckpointDirectory) -> str:
     digest = hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode())
-    if directory.beside is not None:
-        digest.update(json.dumps(directory.beside, sort_keys=True).encode())
+    if directory.quantisation_file is not None:
+        digest.update(json.dumps(directory.quantisation_file, sort_keys=True).encode())
     for name in sorted(directory.files):
         info = directory.info(name)
         digest.update(json.dumps([name, info.dtype, info.shape]).encode())
@@ -144,7 +143,7 @@ class _Piece(NamedTuple):
 
 
 def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
-    """Yield the bytes of all tensors by name, in groups of about `BLOCK` bytes that depend on their sizes only."""
+    """Yield the bytes of all tensors by name, in groups of about `BLOCK` bytes."""
     pieces: list[_Piece] = []
     size = 0
     for name in sorted(directory.files):
@@ -160,7 +159,10 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
 
 
 def _hash_pieces(pieces: list[_Piece]) -> bytes:
-    """Return the SHA-256 of pieces one after the other; reading, unlike a mapping, survives a file that shrinks."""
+    """Return the SHA-256 of pieces, joined.
+
+    The files are read: a mapped file would end the process if it shrank.
+    """
     digest = hashlib.sha256()
     with ExitStack() as files:
         opened: dict[Path, BinaryIO] = {}

@@ -62,15 +62,14 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 def fingerprint_of(
     checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = (), packed: Collection[str] = ()
 ) -> Fingerprint:
-    """Return the fingerprint of a model that has been loaded from a checkpoint.
+    """Return the fingerprint of a model after its weights have been read.
 
-    A saved model has the fingerprint of the original. Loaded in another dtype than it was saved in, or with other
-    weights packed, it has another one, because its numbers were rounded when it was saved. So has a model with
-    adapters, in which every byte of them counts, and one whose weights are packed instead of dequantised.
+    A saved model has the fingerprint of the original. The fingerprint differs if it is loaded in another dtype or with
+    other packed weights, because saving rounds numbers. Every byte of adapters counts. Packed and dequantised weights
+    give different fingerprints.
 
     Args:
-        checkpoint: the files, opened before the weights were read. Files that were written less than some seconds
-            before are hashed here.
+        checkpoint: the files, opened before the weights were read. Files of the last seconds are hashed here.
         dtype: of the matrices.
         adapters: merged into the weights.
         packed: names of the parameters that are packed.

@@ -1,11 +1,11 @@
-"""Version of a file: tells whether its content may have changed, without reading it."""
+"""Version of a file: tells without reading it if its content may have changed."""
 
 import os
 import time
 from dataclasses import dataclass, field
 
 SETTLED_NS = 3_000_000_000
-"""Age from which a file's last change is told from a later one; clocks of file systems tick in up to 2 seconds."""
+"""Minimum age of a file's last change; a later change then has another time. File systems count up to 2 s as one."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class FileVersion:
 
     Attributes:
         device, inode, size: of the file.
-        modified, changed: times of the last write, and of the last change of anything, which no program can set back,
-            in nanoseconds.
+        modified, changed: times of the last write, and of the last change of content or status, in nanoseconds. No
+            program can set the second one back.
         settled: True if a later write changes one of these.
     """
 

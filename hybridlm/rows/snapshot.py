@@ -53,7 +53,7 @@ class StateKind:
     """Properties that a state must share with a model to be continued by it.
 
     Attributes:
-        model: fingerprint of the weights (`LM.fingerprint`), which is computed where it is compared with another.
+        model: fingerprint of the weights (`LM.fingerprint`).
         dtype: dtype of the matrices that computed it.
         context: maximum length of a sequence.
         layout: every array of a row.

@@ -1,4 +1,4 @@
-"""Classes of models that a config.json names (`architectures`, `auto_map`), and those that a family computes."""
+"""Model classes in a config.json (`architectures`, `auto_map`), and names of supported ones."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,12 +8,12 @@ HEADS = ("ForCausalLM", "Model", "ForSequenceClassification")
 
 
 def text_classes(*stems: str) -> tuple[str, ...]:
-    """Return the names of the causal classes of transformers that begin with these stems."""
+    """Return the names of the causal classes of transformers with these stems."""
     return tuple(stem + head for stem in stems for head in HEADS)
 
 
 def named_classes(fields: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the field and the name of every class that a config.json names, in it or in its `text_config`.
+    """Yield field and name of every class in a config.json and its `text_config`.
 
     `architectures` has the class of the weights, and `auto_map` the classes in the checkpoint's Python files, which are
     never run. Files that are written by hand or made of GGUF metadata name none.

@@ -35,8 +35,8 @@ class Family:
         with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
             have one; None where heads of the family are not implemented.
         root: first part of the names of the decoder's tensors.
-        architectures: classes of transformers, or of a checkpoint's own code, that this family computes; a config.json
-            that names another one is refused.
+        architectures: supported classes of transformers and of published Python files; a config.json with another class
+            is refused.
         modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
             tensors in files.
     """

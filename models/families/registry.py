@@ -45,7 +45,7 @@ JEV_HEAD = (r"proj\.weight", r"proj\.bias")
 
 
 class UnsupportedModel(ValueError):
-    """Error for a config.json with a `model_type` that no family has, or a class that its family does not compute."""
+    """Error for a config.json with a `model_type` or a class of no family."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -65,19 +65,19 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return family
     supported = ", ".join(sorted([JEV, *(name for family in FAMILIES for name in family.model_types)]))
     classes = [name for _, name in named_classes(config)]
-    found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
-    named = f" and the class {classes[0]!r:.200}" if classes else ""
-    raise UnsupportedModel(f"config.json has {found}{named}; supported are: {supported}{_similar(model_type, classes)}")
+    kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+    kind += f" and the class {classes[0]!r:.200}" if classes else ""
+    raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
 
 
 def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel if a config.json names a class that is not computed, of another attention for example."""
-    others = [(field, found) for field, found in named_classes(config) if found not in computed]
-    if others:
+    """Raise UnsupportedModel if a config.json names an unsupported class, for example of an encoder."""
+    refused = [(field, class_name) for field, class_name in named_classes(config) if class_name not in computed]
+    if refused:
         for family in FAMILIES:
-            if others[0][1] in family.architectures:
+            if refused[0][1] in family.architectures:
                 name, computed = family.name, family.architectures
-        faults = "; ".join(f"{field}: {found!r:.200}" for field, found in others[:8])
+        faults = "; ".join(f"{field}: {class_name!r:.200}" for field, class_name in refused[:8])
         raise UnsupportedModel(
             f"config.json has model_type {config.get('model_type')!r} and names classes that are not implemented for "
             f"it: {faults}; the nearest supported family is {name}: {', '.join(computed)}"
@@ -85,14 +85,14 @@ def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, An
 
 
 def _similar(model_type: Any, classes: list[Any]) -> str:
-    """Return a sentence on the family whose names are most similar; empty if none is."""
-    known = {name: family.name for family in FAMILIES for name in (*family.model_types, *family.architectures)}
-    begins = [family for family in FAMILIES if str(model_type).startswith(family.name)]
-    if begins:
-        return f"; the nearest supported family is {max(begins, key=lambda family: len(family.name)).name}"
+    """Return a sentence on the family with the most similar names; empty without one."""
+    names = {name: family.name for family in FAMILIES for name in (*family.model_types, *family.architectures)}
+    prefixes = [family.name for family in FAMILIES if str(model_type).startswith(family.name)]
+    if prefixes:
+        return f"; the nearest supported family is {max(prefixes, key=len)}"
     for name in (*classes, model_type):
-        for similar in get_close_matches(str(name)[:100], known, 1, 0.65):
-            return f"; the nearest supported family is {known[similar]}"
+        for match in get_close_matches(str(name)[:100], names, 1, 0.65):
+            return f"; the nearest supported family is {names[match]}"
     return ""
 
 

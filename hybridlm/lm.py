@@ -142,7 +142,7 @@ class LM:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the configuration and of every byte of the weights; the path does not count.
+        """SHA-256, in hexadecimal, of the configuration and of every byte of the weights.
 
         The first use reads the files again. If they have changed since they were loaded, the text is random and a
         warning is logged (docs/checkpoints/compatibility.md).

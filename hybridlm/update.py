@@ -252,7 +252,7 @@ def _infinite(one: Array, dtype: Any) -> Array:
 
 
 def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> Fingerprint:
-    """Return the fingerprint of a model with new weights: from its checkpoint, or from all bits of arrays."""
+    """Return the fingerprint of a model with new weights."""
     if update.fingerprint is None:
         return Fingerprint(content_fingerprint(params, repr(config)))
     return update.fingerprint()

@@ -1,4 +1,4 @@
-"""Fingerprints of models: SHA-256 of the configuration and of every byte of the weights, computed on first use."""
+"""Fingerprints of models: SHA-256 of configuration and weights, computed on first use."""
 
 import hashlib
 import json
@@ -81,9 +81,9 @@ def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """Return the SHA-256 of the configuration, and of name, dtype, shape and bytes of all tensors.
+    """Return the SHA-256 of the configuration and of all tensors, in hexadecimal.
 
-    Path, shards, and spacing and key order of config.json do not count.
+    Name, dtype, shape and every byte of a tensor count. Path, shards, and spacing and key order of config.json do not.
 
     Raises:
         CheckpointError: a file has become shorter since it was opened.

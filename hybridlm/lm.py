@@ -21,6 +21,7 @@ from flax import nnx
 from hybridlm.checkpoint import (
     Adapter,
     CheckpointError,
+    Fingerprint,
     bind,
     dotted,
     fingerprint_of,
@@ -106,8 +107,6 @@ class LM:
         tokenizer: None if the checkpoint has none; token ids always work.
         params: parameters by dotted name, as `forward` takes them for differentiation.
         context: maximum length of a sequence, prompt and completion together.
-        fingerprint: identifies the checkpoint's weights and configuration independently of its path (SHA-256 of
-            config.json, of the names, dtypes and shapes of the tensors, and of samples of their content).
         eos_token_ids: tokens that end a completion.
         engine: the engine that runs the steps: lanes, chunk, programs, pools.
         start: seconds of each part of the start.
@@ -124,14 +123,14 @@ class LM:
         eos_token_ids: tuple[int, ...],
         cache_dtype: Any,
         path: Path,
-        fingerprint: str,
+        fingerprint: Fingerprint,
         start: Start | None = None,
         adapters: Sequence[Adapter] = (),
         classifier: Classifier | None = None,
         has_vocabulary_head: bool = True,
     ):
         self.start = start
-        self.path, self.fingerprint, self._adapters = path, fingerprint, list(adapters)
+        self.path, self._fingerprint, self._adapters = path, fingerprint, list(adapters)
         self._source_fingerprint = fingerprint
         self._types = {name: _type_of(one) for name, one in params.items()}
         self.model, self.config = model, config
@@ -140,6 +139,15 @@ class LM:
         self.eos_token_ids = eos_token_ids
         self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
         self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the configuration and of every byte of the weights.
+
+        The first use reads the files again. If they have changed since they were loaded, the text is random and a
+        warning is logged (docs/checkpoints/compatibility.md).
+        """
+        return str(self._fingerprint)
 
     def __repr__(self) -> str:
         c = self.config
@@ -1017,12 +1025,12 @@ class LM:
             RuntimeError: requests of an open session are not finished.
         """
         self._require_replaceable("merge_adapter")
-        if self.fingerprint != self._source_fingerprint:
+        if self._fingerprint != self._source_fingerprint:
             raise ValueError(
                 "merge_adapter: the weights have been updated and are those of no checkpoint; merge it there"
             )
         source, dtype = open_checkpoint(self.path), self.engine.kind.dtype
-        if fingerprint_of(source, dtype, self._adapters) != self.fingerprint:
+        if fingerprint_of(source, dtype, self._adapters) != self._fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; load it again, with the adapter")
         replaced = ModelWeights(self.config, dtype, self.engine.placement, self._types)
         family, adapters = replaced.family, [*self._adapters, open_adapter(resolve(adapter))]
@@ -1035,9 +1043,9 @@ class LM:
         params = self.params | {dotted(path): array for path, array in arrays.items()}
         self._use(params, self.engine.row_arrays.model, self._source_fingerprint)
 
-    def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: str) -> None:
+    def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: Fingerprint) -> None:
         """Run with other parameters of the same types, in the same order, from now on."""
-        self.params, self.fingerprint = params, fingerprint
+        self.params, self._fingerprint = params, fingerprint
         paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
         self.model, _ = assemble(typed, {path: params[dotted(path)] for path, _ in paths})
         self.engine.replace_parameters(tuple(params.values()), fingerprint)
@@ -1088,10 +1096,15 @@ class LM:
             found = "this model has no vocabulary head"
         elif self.engine.placement.several_processes:
             found = "this model runs in several processes"
-        elif packed := [name for name, one in self._types.items() if isinstance(one, LinearWeight)]:
+        elif packed := self._packed:
             found, advice = f"{len(packed)} weights are packed, as {packed[0]}", "load with dequantise= to replace them"
         if found:
             raise ValueError(f"{method}: {found}; {advice}")
+
+    @property
+    def _packed(self) -> list[str]:
+        """Names of the parameters that are packed."""
+        return [name for name, one in self._types.items() if isinstance(one, LinearWeight)]
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
@@ -1117,7 +1130,7 @@ class LM:
         target = new_path(Path(directory))
         source = open_checkpoint(self.path)
         dtype = self.engine.kind.dtype
-        if fingerprint_of(source, dtype, self._adapters) != self._source_fingerprint:
+        if fingerprint_of(source, dtype, self._adapters, self._packed) != self._source_fingerprint:
             raise CheckpointError(self.path, "has changed since it was loaded; config.json and tokenizer are its")
         whole = family_of(source.config).abstract(self.config)
         sharded_dims = {dotted(path): each for path, each in whole.sharded_dims().items()}
@@ -1272,6 +1285,8 @@ class LM:
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
             "chat templates": "none" if self.tokenizer is None else self.tokenizer.chat_fingerprint,
+            # A text without a token in front of it begins behind one of these.
+            "end tokens": ", ".join(map(str, self.eos_token_ids)),
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             "lanes": engine.lanes,
             "context": self.context,

@@ -203,7 +203,7 @@ def load(
     structure, params = flatten(model)
     for one in bound:
         _log.warning("%s", one.sentence)
-    fingerprint = fingerprint_of(directory, dtype, adapters)
+    fingerprint = fingerprint_of(directory, dtype, adapters, [dotted(path) for path in packed.layouts])
     tokenizer = Tokenizer.from_dir(directory.path)
     runner: Runner = Sanitizer(programs, placement) if sanitize else OneProcess(programs, placement)
     if process_group is not None:
@@ -211,7 +211,7 @@ def load(
         process_group.agree_on(
             "settings",
             {
-                "checkpoint": fingerprint,
+                "checkpoint": str(fingerprint),
                 "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
                 "lanes": lanes,
                 "context": context,

@@ -16,6 +16,7 @@ from jax import Array
 from hybridlm.checkpoint import (
     Checkpoint,
     CheckpointError,
+    Fingerprint,
     ParameterPath,
     Shards,
     dotted,
@@ -30,7 +31,7 @@ from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.arguments import shards_of_model
-from models import DecoderConfig, Family, Weight
+from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
@@ -70,12 +71,13 @@ class Update:
 
     Attributes:
         names: of the parameters that are replaced.
-        fingerprint: of the model with them; None where it follows from the numbers.
+        fingerprint: returns the fingerprint of the updated model, after the parameters were read; None for arrays,
+            which are hashed themselves.
         read: (names) -> these parameters, on their devices.
     """
 
     names: tuple[str, ...]
-    fingerprint: str | None
+    fingerprint: Callable[[], Fingerprint] | None
     read: Callable[[tuple[str, ...]], dict[str, Array]]
 
     def layers(self) -> Iterator[tuple[str, ...]]:
@@ -144,6 +146,8 @@ def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Upd
     if partial_update:
         raise ValueError("partial: expected arrays by name, a checkpoint has all parameters")
     checkpoint, family = open_checkpoint(path), model.family
+    if checkpoint.config:
+        family_of(checkpoint.config)
     found = family.read_config(checkpoint.config) if checkpoint.config else model.config
     kept = ("dtype", "unknown_keys", "eos_token_ids")
     here = replace(model.config, **{name: getattr(found, name) for name in kept})
@@ -159,7 +163,8 @@ def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Upd
     names = tuple(dotted(weight.path) for weight in family.weights(model.config))
     # Every header is checked here.
     load_parameters(checkpoint, family, model.config, model.dtype, only=[])
-    return Update(names, fingerprint_of(checkpoint, model.dtype), partial(_read, checkpoint, family, model))
+    fingerprint = partial(fingerprint_of, checkpoint, model.dtype)
+    return Update(names, fingerprint, partial(_read, checkpoint, family, model))
 
 
 def _of_parameters(given: Mapping[str, Any], model: ModelWeights, partial_update: bool) -> Update:
@@ -246,6 +251,8 @@ def _infinite(one: Array, dtype: Any) -> Array:
     return jnp.any(jnp.isinf(one.astype(dtype)) & jnp.isfinite(one))
 
 
-def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> str:
-    """Return the fingerprint of a model with new weights: that of loading them, or one of all their bits."""
-    return content_fingerprint(params, repr(config)) if update.fingerprint is None else update.fingerprint
+def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> Fingerprint:
+    """Return the fingerprint of a model with new weights."""
+    if update.fingerprint is None:
+        return Fingerprint(content_fingerprint(params, repr(config)))
+    return update.fingerprint()

@@ -6,7 +6,7 @@ which family it holds.
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
-from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.fingerprint import Fingerprint, checkpoint_fingerprint
 from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import resolve
 from hybridlm.checkpoint.opened import (
@@ -31,6 +31,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointDirectory",
     "CheckpointError",
+    "Fingerprint",
     "LoadReport",
     "LoadedWeights",
     "ParameterPath",

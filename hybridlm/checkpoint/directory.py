@@ -47,10 +47,6 @@ class WeightsFile(Protocol):
         """Return a read-only view of a tensor as it is stored, codes as uint8; raises CheckpointError."""
         ...
 
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of a tensor as it is stored, from its byte `start` on."""
-        ...
-
     def release(self, name: str) -> None:
         """Let the system drop the pages of a tensor; reading them again still works."""
         ...
@@ -68,6 +64,7 @@ class CheckpointDirectory:
         settings: the quantisation that the configuration describes.
         notes: remarks that are no faults, one sentence each.
         unindexed: tensor name -> the file that holds it, for tensors that the index does not list; not in `files`.
+        quantisation_file: content of hf_quant_config.json; None without this file.
     """
 
     path: Path
@@ -77,6 +74,7 @@ class CheckpointDirectory:
     settings: QuantisationSettings
     notes: tuple[str, ...] = ()
     unindexed: Mapping[str, WeightsFile] = field(default_factory=dict)
+    quantisation_file: Mapping[str, Any] | None = None
 
     @property
     def names(self) -> Iterator[str]:
@@ -183,7 +181,7 @@ def _grouped(
     settings = read_settings(config, beside)
     tensors = {name: file.tensors[name] for name, file in files.items()}
     grouped = group_tensors(tensors, lambda name: files[name].read_stored(name), settings.hints)
-    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed)
+    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, beside)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,31 +1,179 @@
-"""Fingerprint of the weights and the configuration of a checkpoint, computed without reading all of it."""
+"""Fingerprints of models: SHA-256 of configuration and weights, computed on first use."""
 
 import hashlib
 import json
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from operator import itemgetter
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.safetensors import MappedFile
+from hybridlm.errors import CheckpointError
+from hybridlm.files.version import FileVersion
 
-WINDOWS, WINDOW_BYTES = 16, 256
-"""Windows that are read of a tensor, and their size. A tensor smaller than all of them together is read whole."""
+BLOCK = 8 << 20
+"""Bytes in memory for each thread."""
+MAX_THREADS = 16
+
+_log = logging.getLogger("hybridlm")
+
+
+class Fingerprint:
+    """Fingerprint of a model, computed on its first comparison or conversion to text.
+
+    Most runs need none, and hashing all weights takes longer than loading them. The text is a SHA-256 in hexadecimal.
+    Two fingerprints of the same unchanged files are equal without a computation.
+
+    Args:
+        text: the SHA-256, or a function that computes it.
+        source: versions of the files, and settings; None if they do not identify the content.
+    """
+
+    def __init__(self, text: str | Callable[[], str], source: Hashable = None):
+        self._text, self._source, self._lock = text, source, threading.Lock()
+
+    def __str__(self) -> str:
+        with self._lock:
+            if not isinstance(self._text, str):
+                self._text = self._text()
+            return self._text
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fingerprint):
+            return str(self) == other
+        same_source = self._source is not None and self._source == other._source
+        return self is other or same_source or str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+class CheckpointVersion(NamedTuple):
+    """Identity of the content of an opened checkpoint.
+
+    Attributes:
+        path: the directory or GGUF file.
+        description: SHA-256 of everything but the tensors' bytes.
+        files: path -> identity of each file of tensors.
+    """
+
+    path: Path
+    description: str
+    files: tuple[tuple[Path, FileVersion], ...]
+
+    @property
+    def settled(self) -> bool:
+        """True if any later write to a file changes its version."""
+        return all(version.settled for _, version in self.files)
+
+
+def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
+    """Return the version of a checkpoint at the time of its opening."""
+    files = {file.path: file.version for file in map(_mapped, directory.files.values())}
+    return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """Return a SHA-256, in hexadecimal, of config.json and of every tensor's name, dtype, shape and sampled content.
+    """Return the SHA-256 of the configuration and of all tensors, in hexadecimal.
 
-    It does not depend on the path, on the shards, or on the spacing and key order of config.json. It differs for
-    another configuration, another set of tensors, and weights that differ throughout, such as those of another
-    training run or a fine-tuned layer. A tensor of more than 4 KiB is sampled: 16 windows of 256 bytes are read, evenly
-    spread from the first byte to the last, and changes between the windows are not seen.
+    Name, dtype, shape and every byte of a tensor count. Path, shards, and spacing and key order of config.json do not.
+
+    Raises:
+        CheckpointError: a file has become shorter since it was opened.
+        OSError: a file cannot be read.
     """
+    digest = hashlib.sha256(_description(directory).encode())
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        for block in threads.map(_hash_pieces, _blocks(directory)):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
+    """Return the fingerprint of a checkpoint, from its files if they are unchanged.
+
+    The content of changed files is unknown: the result is then a random text, and a warning is logged.
+
+    Args:
+        version: of the checkpoint as it was opened.
+        reopen: opens the path again.
+    """
+    try:
+        directory = reopen(version.path)
+        if isinstance(directory, CheckpointDirectory) and version_of(directory) == version:
+            text = checkpoint_fingerprint(directory)
+            if all(FileVersion.of(os.stat(path)) == file for path, file in version.files):
+                return text
+    except (CheckpointError, OSError):
+        pass
+    _log.warning(
+        "%s has changed since it was loaded: prefixes and unfinished outputs of this model can be continued in this "
+        "process only; load the model again",
+        version.path,
+    )
+    return secrets.token_hex(32)
+
+
+def _description(directory: CheckpointDirectory) -> str:
     digest = hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode())
+    if directory.quantisation_file is not None:
+        digest.update(json.dumps(directory.quantisation_file, sort_keys=True).encode())
     for name in sorted(directory.files):
         info = directory.info(name)
         digest.update(json.dumps([name, info.dtype, info.shape]).encode())
-        size = info.end - info.begin
-        if size <= WINDOWS * WINDOW_BYTES:
-            starts, length = [0], size
-        else:
-            starts, length = [i * (size - WINDOW_BYTES) // (WINDOWS - 1) for i in range(WINDOWS)], WINDOW_BYTES
-        for start in starts:
-            digest.update(directory.files[name].read_bytes(name, start, length))
     return digest.hexdigest()
+
+
+def _mapped(file: object) -> MappedFile:
+    assert isinstance(file, MappedFile), f"{file} has no bytes on a disk"
+    return file
+
+
+class _Piece(NamedTuple):
+    path: Path
+    begin: int
+    end: int
+
+
+def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
+    """Yield the bytes of all tensors by name, in groups of about `BLOCK` bytes."""
+    pieces: list[_Piece] = []
+    size = 0
+    for name in sorted(directory.files):
+        file = _mapped(directory.files[name])
+        begin, end = file.place(name)
+        for start in range(begin, end, BLOCK):
+            pieces.append(_Piece(file.path, start, min(start + BLOCK, end)))
+            size += pieces[-1].end - start
+            if size >= BLOCK:
+                yield pieces
+                pieces, size = [], 0
+    yield pieces
+
+
+def _hash_pieces(pieces: list[_Piece]) -> bytes:
+    """Return the SHA-256 of pieces, joined.
+
+    The files are read: a mapped file would end the process if it shrank.
+    """
+    digest = hashlib.sha256()
+    with ExitStack() as files:
+        opened: dict[Path, BinaryIO] = {}
+        for path, begin, end in pieces:
+            if path not in opened:
+                opened[path] = files.enter_context(path.open("rb", buffering=0))
+            opened[path].seek(begin)
+            while begin < end:
+                content = opened[path].read(end - begin)
+                if not content:
+                    raise CheckpointError(path, "has become shorter since it was opened; load again")
+                digest.update(content)
+                begin += len(content)
+    return digest.digest()

@@ -43,10 +43,6 @@ class GivenTensors:
         """Return `read`: nothing here is stored in another form."""
         return self.read(name)
 
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return some bytes of an array."""
-        return self.read(name).tobytes()[start : start + length]
-
     def release(self, name: str) -> None:
         """Do nothing: the arrays are the caller's."""
         return None

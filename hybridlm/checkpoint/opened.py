@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
-from hybridlm.checkpoint.fingerprint import checkpoint_fingerprint
+from hybridlm.checkpoint.fingerprint import Fingerprint, checkpoint_fingerprint, fingerprint_of_version, version_of
 from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.packed.layout import Packed
@@ -59,21 +59,39 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return READABLE.get(sizes.most_common(1)[0][0], READABLE["BF16"]).name
 
 
-def fingerprint_of(checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = ()) -> str:
-    """Return the fingerprint of a model that is loaded from a checkpoint with matrices of a dtype.
+def fingerprint_of(
+    checkpoint: Checkpoint, dtype: str, adapters: Sequence[Adapter] = (), packed: Collection[str] = ()
+) -> Fingerprint:
+    """Return the fingerprint of a model after its weights have been read.
 
-    A saved model has the fingerprint of the original. Loaded in another dtype than it was saved in, it has a
-    fingerprint of its own, because its numbers were rounded to the saved dtype and the original's may not be. With
-    adapters it has another one, in which every byte of them counts.
+    A saved model has the fingerprint of the original. The fingerprint differs if it is loaded in another dtype or with
+    other packed weights, because saving rounds numbers. Every byte of adapters counts. Packed and dequantised weights
+    give different fingerprints.
+
+    Args:
+        checkpoint: the files, opened before the weights were read. Files of the last seconds are hashed here.
+        dtype: of the matrices.
+        adapters: merged into the weights.
+        packed: names of the parameters that are packed.
     """
-    if adapters:
-        merged = [fingerprint_of(checkpoint, dtype), *(adapter.digest for adapter in adapters)]
-        return hashlib.sha256(" with ".join(merged).encode()).hexdigest()
-    if not isinstance(checkpoint, SavedDirectory):
-        return checkpoint_fingerprint(checkpoint)
-    if dtype == checkpoint.dtype:
-        return checkpoint.fingerprint
-    return hashlib.sha256(f"{checkpoint.fingerprint} in {checkpoint.dtype}".encode()).hexdigest()
+    settings = [f" with {adapter.digest}" for adapter in adapters]
+    saved = isinstance(checkpoint, SavedDirectory)
+    if set(packed) != (checkpoint.packed.keys() if saved else set()):
+        settings.insert(0, f" packed {' '.join(sorted(packed))}")
+    if saved and dtype != checkpoint.dtype:
+        settings.insert(0, f" in {checkpoint.dtype}")
+
+    def derived(text: str) -> str:
+        for setting in settings:
+            text = hashlib.sha256((text + setting).encode()).hexdigest()
+        return text
+
+    if isinstance(checkpoint, SavedDirectory):
+        return Fingerprint(derived(checkpoint.fingerprint))
+    version = version_of(checkpoint)
+    if not version.settled:
+        return Fingerprint(derived(checkpoint_fingerprint(checkpoint)))
+    return Fingerprint(lambda: derived(fingerprint_of_version(version, open_checkpoint)), (version, *settings))
 
 
 def has_head(checkpoint: Checkpoint, family: Family) -> bool:

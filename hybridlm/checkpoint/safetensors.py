@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from hybridlm.errors import CheckpointError
+from hybridlm.files.version import FileVersion
 from ir_passes.files.strict_json import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -63,31 +64,32 @@ class TensorInfo(NamedTuple):
 class MappedFile:
     """Tensors in a file that is mapped read-only.
 
-    Arrays that are views of the mapped file change, or the process crashes, if the file is rewritten in place.
-    Copy an array to keep it.
+    Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
 
     Args:
-        path: the file.
-        tensors: its tensors by name.
+        path, tensors: the file, and its tensors by name.
         data_start: the byte from which `begin` and `end` of a tensor are counted.
+
+    Attributes:
+        version: of the file when it was opened.
 
     Raises:
         KeyError: of each method: no tensor of that name.
-        CheckpointError: of each method that reads: the file has shrunk since it was opened.
+        CheckpointError: of each method that reads: the file has shrunk since then.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):
         self.path, self.tensors, self._data_start = path, tensors, data_start
         with path.open("rb") as file:
+            self.version = FileVersion.of(os.fstat(file.fileno()))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def place(self, name: str) -> tuple[int, int]:
         """Return the first byte of a tensor in the file, and the one behind its last."""
         info, found = self.tensors[name], self._map.size()
         if found < self._data_start + info.end:
-            raise CheckpointError(
-                self.path, f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
-            )
+            fault = f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            raise CheckpointError(self.path, fault)
         return self._data_start + info.begin, self._data_start + info.end
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:

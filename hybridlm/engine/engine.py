@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from hybridlm.checkpoint import Fingerprint
 from hybridlm.devices.placement import ONE_DEVICE, Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
@@ -115,7 +116,7 @@ class Engine:
         context: int,
         chunk: int,
         cache_dtype: Any,
-        fingerprint: str,
+        fingerprint: Fingerprint | str,
         dtype: str,
         runner: Runner | None = None,
         prefill_rows: int = MAX_PREFILL_ROWS,
@@ -190,7 +191,7 @@ class Engine:
                 "them, or load the model again"
             )
 
-    def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: str) -> None:
+    def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: Fingerprint) -> None:
         """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted."""
         self.params = params
         self._model = fingerprint

@@ -84,7 +84,7 @@ def load_snapshot(
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
     """Return a label as JSON, without the epoch, which a reader cannot know."""
     return {
-        "model": kind.model,
+        "model": str(kind.model),
         "dtype": kind.dtype,
         "context": kind.context,
         "layout": [_layout(one) for one in kind.layout],

@@ -178,7 +178,6 @@ def _origin(model: BatchModel, sha256: str, window: int, sort_window: int) -> Or
         "input": f"sha256 {sha256}",
         **model.origin,
         "name": model.name,
-        "end tokens": ", ".join(map(str, model.inputs.eos_token_ids)),
         "llguidance": compiler_version(),
         "window": f"{window} lines, {MAX_WINDOW_BYTES} bytes",
         "sort window": f"{sort_window} bytes",

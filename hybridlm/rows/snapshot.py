@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridlm.checkpoint import Fingerprint
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers
@@ -52,13 +53,13 @@ class StateKind:
     """Properties that a state must share with a model to be continued by it.
 
     Attributes:
-        model: fingerprint of the checkpoint (`LM.fingerprint`).
+        model: fingerprint of the weights (`LM.fingerprint`).
         dtype: dtype of the matrices that computed it.
         context: maximum length of a sequence.
         layout: every array of a row.
     """
 
-    model: str
+    model: Fingerprint | str
     dtype: str
     context: int
     layout: tuple[ArrayLayout, ...]

@@ -11,7 +11,8 @@ _BOILERPLATE = frozenset(
     eos_token_id pad_token_id initializer_range output_router_logits router_aux_loss_coef attention_dropout
     tie_word_embeddings return_dict output_hidden_states output_attentions chunk_size_feed_forward is_encoder_decoder
     id2label label2id problem_type vision_config image_token_id video_token_id vision_start_token_id
-    vision_end_token_id language_model_only text_config quantization_config is_causal""".split()
+    vision_end_token_id language_model_only text_config quantization_config is_causal
+    use_bidirectional_attention""".split()
 )
 
 
@@ -162,15 +163,16 @@ class ConfigReader:
 
     def _other_attention(self) -> list[str]:
         """Return faults for attention that looks ahead, which is not implemented in any family."""
-        names = self._fields.get("architectures")
-        found = [one for one in names if "Bidirectional" in str(one)] if isinstance(names, list) else []
-        faults = [f"{self._where}architectures: expected causal attention, found {found[0]!r}"] if found else []
-        if self._fields.get("is_causal") not in (None, True):
-            value = self._fields["is_causal"]
-            faults.append(
-                f"{self._where}is_causal: expected true, as only causal attention is implemented, found {value!r}"
+        return [
+            f"{self._where}{name}: expected {str(causal).lower()}, as only causal attention is implemented, found "
+            f"{self._fields[name]!r}"
+            for name, causal in (
+                ("is_causal", True),
+                ("use_bidirectional_attention", False),
+                ("is_encoder_decoder", False),
             )
-        return faults
+            if self._fields.get(name) not in (None, causal)
+        ]
 
     def _all_unknown(self) -> list[str]:
         own = [self._where + name for name in self._fields if name not in self._read and name not in _BOILERPLATE]

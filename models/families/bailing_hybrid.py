@@ -8,6 +8,7 @@ from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.kimi import (
     delta_attention_weights,
@@ -129,4 +130,14 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-BAILING_HYBRID = Family("bailing_hybrid", ("bailing_hybrid",), read_config, weights, SKIPPED, (), modules=MODULES)
+BAILING_HYBRID = Family(
+    "bailing_hybrid",
+    ("bailing_hybrid",),
+    read_config,
+    weights,
+    SKIPPED,
+    (),
+    modules=MODULES,
+    # Ling 2.5 and 2.6 have this model_type, too, and lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
+    architectures=text_classes("BailingMoeV3", "BailingHybrid"),
+)

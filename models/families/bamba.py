@@ -9,6 +9,7 @@ from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.parallel import ParallelConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
@@ -115,5 +116,5 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 
 
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), ())
-FALCON_H1 = Family("falcon_h1", ("falcon_h1",), read_falcon, weights, (), ())
+BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"))
+FALCON_H1 = Family("falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"))

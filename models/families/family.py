@@ -35,6 +35,8 @@ class Family:
         with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
             have one; None where heads of the family are not implemented.
         root: first part of the names of the decoder's tensors.
+        architectures: supported classes of transformers and of published Python files; a config.json with another class
+            is refused.
         modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
             tensors in files.
     """
@@ -48,6 +50,7 @@ class Family:
     with_head: "Family | None" = None
     root: str = "model."
     modules: tuple[tuple[str, str], ...] = ()
+    architectures: tuple[str, ...] = ()
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         """Build a model with random parameters."""

@@ -13,6 +13,7 @@ from models.config.fields import read_decoder_config, read_heads, read_kinds, sp
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
@@ -136,4 +137,13 @@ MODULES = (
     (r"\.block_sparse_moe\.experts\.weight$", ".block_sparse_moe.weight"),
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
-GRANITE_HYBRID = Family("granitemoehybrid", ("granitemoehybrid",), read_config, weights, (), (), modules=MODULES)
+GRANITE_HYBRID = Family(
+    "granitemoehybrid",
+    ("granitemoehybrid",),
+    read_config,
+    weights,
+    (),
+    (),
+    modules=MODULES,
+    architectures=text_classes("GraniteMoeHybrid"),
+)

@@ -7,6 +7,7 @@ from typing import Any
 from models.config.fields import paired, read_decoder_config, read_kinds
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.kimi import (
     delta_attention_weights,
@@ -88,4 +89,13 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
-KIMI_LINEAR = Family("kimi_linear", ("kimi_linear",), read_config, weights, (), (), modules=MODULES)
+KIMI_LINEAR = Family(
+    "kimi_linear",
+    ("kimi_linear",),
+    read_config,
+    weights,
+    (),
+    (),
+    modules=MODULES,
+    architectures=text_classes("KimiLinear"),
+)

@@ -7,6 +7,7 @@ from models.config.fields import paired, read_decoder_config, read_heads, read_k
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -114,8 +115,11 @@ def weights(config: DecoderConfig) -> list[Weight]:
     )
 
 
-def _family(name: str) -> Family:
-    return Family(name, (name,), lambda config: _read_config(name, config), weights, (), ())
+def _family(name: str, *architectures: str) -> Family:
+    return Family(
+        name, (name,), lambda config: _read_config(name, config), weights, (), (), architectures=architectures
+    )
 
 
-LFM2, LFM2_MOE = _family("lfm2"), _family("lfm2_moe")
+LFM2 = _family("lfm2", *text_classes("Lfm2"), "LFM2ForCausalLM")
+LFM2_MOE = _family("lfm2_moe", *text_classes("Lfm2Moe"))

@@ -17,6 +17,7 @@ from typing import Any
 from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
@@ -201,6 +202,22 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 # Published files have `backbone.`, and the modules of transformers `model.`; it loads both.
 NEMOTRON_H = Family(
-    "nemotron_h", ("nemotron_h",), read_nemotron_h, weights, (r"mtp\..*",), ("model.",), root="backbone."
+    "nemotron_h",
+    ("nemotron_h",),
+    read_nemotron_h,
+    weights,
+    (r"mtp\..*",),
+    ("model.",),
+    root="backbone.",
+    architectures=text_classes("NemotronH"),
 )
-MAMBA2 = Family("mamba2", ("mamba2",), read_pure_mamba2, weights, (), (), root="backbone.")
+MAMBA2 = Family(
+    "mamba2",
+    ("mamba2",),
+    read_pure_mamba2,
+    weights,
+    (),
+    (),
+    root="backbone.",
+    architectures=text_classes("Mamba2"),
+)

@@ -7,6 +7,7 @@ from models.config.fields import read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
+from models.families.architectures import text_classes
 from models.families.family import Family
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
@@ -135,4 +136,6 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return found
 
 
-OLMO_HYBRID = Family("olmo_hybrid", ("olmo_hybrid",), read_config, weights, (), ())
+OLMO_HYBRID = Family(
+    "olmo_hybrid", ("olmo_hybrid",), read_config, weights, (), (), architectures=text_classes("OlmoHybrid")
+)

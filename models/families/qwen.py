@@ -194,7 +194,9 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
     return replace(config, head=(attention, config.layers[0][1]))
 
 
-def qwen_family(name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes) -> Family:
+def qwen_family(
+    name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
+) -> Family:
     """Return a Qwen family, with a variant that has the MTP head."""
     head = Family(
         name,
@@ -203,5 +205,6 @@ def qwen_family(name: str, model_types: tuple[str, ...], read_config: ReadConfig
         weights,
         tuple(pattern for pattern in SKIPPED if pattern != HEAD),
         PREFIXES,
+        architectures=architectures,
     )
-    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head)
+    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures)

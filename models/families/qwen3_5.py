@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.decoder.decoder import DecoderConfig
+from models.families.architectures import text_classes
 from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader, weights
 from models.layers.mlp import MlpConfig
 
@@ -27,5 +28,13 @@ def read_sparse(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
 
 
-QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_dense, weights)
-QWEN3_5_MOE = qwen_family("qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_sparse, weights)
+def _classes(stem: str) -> tuple[str, ...]:
+    """Return the classes of multimodal checkpoints and of text checkpoints."""
+    text = (f"{stem}TextModel", f"{stem}TextForSequenceClassification")
+    return (*text_classes(stem), f"{stem}ForConditionalGeneration", *text)
+
+
+QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_dense, weights, _classes("Qwen3_5"))
+QWEN3_5_MOE = qwen_family(
+    "qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_sparse, weights, _classes("Qwen3_5Moe")
+)

@@ -7,6 +7,7 @@ import numpy as np
 
 from models.decoder.decoder import DecoderConfig
 from models.families import qwen
+from models.families.architectures import text_classes
 from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader
 from models.layers.mlp import MlpConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -57,4 +58,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return qwen.weights(config, fused_projections)
 
 
-QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights)
+QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights, text_classes("Qwen3Next"))

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from models.config.reader import ConfigError
 from models.decoder.decoder import DecoderConfig
+from models.families.architectures import named_classes
 from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
@@ -37,29 +39,61 @@ FAMILIES = (
 JEV = "jev"
 """`model_type` of a decision model that transformers saved: another model, whose config.json is its `text_config`, with
 a linear head beside it."""
+JEV_CLASSES = ("JevForDecision",)
 JEV_HEAD = (r"proj\.weight", r"proj\.bias")
 """Tensors of that head, which are no part of the model below it."""
 
 
 class UnsupportedModel(ValueError):
-    """Error for a config.json whose `model_type` no family has."""
+    """Error for a config.json with a `model_type` or a class of no family."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.json, by its `model_type`.
+    """Return the family of a config.json, by its `model_type`; check the classes that it names.
 
     Raises:
-        UnsupportedModel: no family has that `model_type`; the message lists those there are.
+        UnsupportedModel: no family has that `model_type`, or the family does not compute a class of `architectures` or
+            `auto_map`. The message names the class and the nearest family.
     """
-    if config.get("model_type") == JEV:
-        return _of_jev(config)
     model_type = config.get("model_type")
+    if model_type == JEV:
+        _check_classes(JEV, JEV_CLASSES, {name: value for name, value in config.items() if name != "text_config"})
+        return _of_jev(config)
     for family in FAMILIES:
         if model_type in family.model_types:
+            _check_classes(family.name, family.architectures, config)
             return family
     supported = ", ".join(sorted([JEV, *(name for family in FAMILIES for name in family.model_types)]))
-    found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
-    raise UnsupportedModel(f"config.json has {found}; supported are: {supported}")
+    classes = [name for _, name in named_classes(config)]
+    kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+    kind += f" and the class {classes[0]!r:.200}" if classes else ""
+    raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
+
+
+def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel if a config.json names an unsupported class, for example of an encoder."""
+    refused = [(field, class_name) for field, class_name in named_classes(config) if class_name not in computed]
+    if refused:
+        for family in FAMILIES:
+            if refused[0][1] in family.architectures:
+                name, computed = family.name, family.architectures
+        faults = "; ".join(f"{field}: {class_name!r:.200}" for field, class_name in refused[:8])
+        raise UnsupportedModel(
+            f"config.json has model_type {config.get('model_type')!r} and names classes that are not implemented for "
+            f"it: {faults}; the nearest supported family is {name}: {', '.join(computed)}"
+        )
+
+
+def _similar(model_type: Any, classes: list[Any]) -> str:
+    """Return a sentence on the family with the most similar names; empty without one."""
+    names = {name: family.name for family in FAMILIES for name in (*family.model_types, *family.architectures)}
+    prefixes = [family.name for family in FAMILIES if str(model_type).startswith(family.name)]
+    if prefixes:
+        return f"; the nearest supported family is {max(prefixes, key=len)}"
+    for name in (*classes, model_type):
+        for match in get_close_matches(str(name)[:100], names, 1, 0.65):
+            return f"; the nearest supported family is {names[match]}"
+    return ""
 
 
 def _of_jev(config: Mapping[str, Any]) -> Family:

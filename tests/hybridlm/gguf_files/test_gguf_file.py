@@ -17,7 +17,7 @@ from hybridlm.checkpoint.gguf_file import GgufFile
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.stored_weights import stored_weights
 from hybridlm.errors import MissingExtra
-from hybridlm.gguf_files import BLOCK_TYPES, GgufHeader, GgufTensor, NamedTensor, read_header
+from hybridlm.gguf_files import BLOCK_TYPES, GgufHeader, GgufTensor, NamedTensor, gguf_config, read_header
 from hybridlm.gguf_files.header import PLAIN_TYPES
 from models import family_of
 
@@ -173,6 +173,17 @@ def test_damage_is_named(tmp_path: Path, how: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", OF)
+def test_attention_that_looks_ahead_is_refused(tmp_path: Path, architecture: str) -> None:
+    """As llama.cpp's converter writes of encoders, which have the architecture of their decoder."""
+    header = read_header(write_gguf(tmp_path / "m.gguf", architecture))
+    key = f"{architecture}.attention.causal"
+    causal = GgufHeader(header.path, {**header.metadata, key: True}, header.tensors)
+    assert gguf_config(causal) == gguf_config(header)
+    with pytest.raises(CheckpointError, match=f"{key}: expected one of True"):
+        gguf_config(GgufHeader(header.path, {**header.metadata, key: False}, header.tensors))
 
 
 def test_damaged_bytes(tmp_path: Path) -> None:

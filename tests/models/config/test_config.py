@@ -106,8 +106,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float64"}, "dtype: expected one of 'bfloat16', 'float16', 'float32'"),
     ({"torch_dtype": ["bfloat16"]}, "torch_dtype: expected one of 'bfloat16', 'float16', 'float32'"),
     ({"is_causal": False}, "is_causal: expected true, as only causal attention is implemented, found False"),
-    ({"architectures": ["Lfm2BidirectionalModel"]},
-     "architectures: expected causal attention, found 'Lfm2BidirectionalModel'"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention: expected false, as only causal attention"),
+    ({"is_encoder_decoder": True}, "is_encoder_decoder: expected false, as only causal attention"),
 ]  # fmt: skip
 
 
@@ -197,7 +197,12 @@ def test_supported_model_types(name: str) -> None:
 
 
 def test_unknown_fields_are_reported_and_boilerplate_is_not() -> None:
-    boilerplate = {"architectures": ["X"], "transformers_version": "5", "initializer_range": 0.02, "pad_token_id": 0}
+    boilerplate = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "transformers_version": "5",
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+    }
     assert read(DENSE | boilerplate).unknown_keys == ()
     nested = {
         "model_type": "qwen3_5",

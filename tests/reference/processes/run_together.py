@@ -5,6 +5,7 @@ Process 0 writes what it computed to DIRECTORY/found.json. A fault befalls proce
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from safetensors.numpy import load_file, save_file
 
 import hybridlm
 from hybridlm.engine.engine import Engine
@@ -125,6 +127,17 @@ def befall(fault: str) -> None:
         SETTINGS["lanes"] = 12
 
 
+def other_weights(directory: Path) -> Path:
+    """Return a copy of a checkpoint in which one row of the embedding differs."""
+    copy = shutil.copytree(directory, directory.with_name(f"{directory.name} of another process"), dirs_exist_ok=True)
+    (path,) = copy.glob("*.safetensors")
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    tensors[name][len(tensors[name]) // 2] *= 2
+    save_file(tensors, path)
+    return copy
+
+
 def befallen() -> None:
     print(f"befallen at {time.time()}", file=sys.stderr, flush=True)
 
@@ -163,6 +176,7 @@ def main() -> None:
     join(20.0)
     if jax.process_index() == faulty:
         befall(fault)
+        directory = other_weights(directory) if fault == "weights" else directory
     if fault in (*Batch._fields, "slot"):
         watch_rows()
     mesh = hybridlm.mesh(data=2, model=2) if fault == "none" else hybridlm.mesh(data=4)

@@ -1,0 +1,95 @@
+"""A checkpoint of a class that is not implemented is refused by everything that takes a checkpoint."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hybridlm
+from hybridlm import UnsupportedModel
+from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint.quantise import quantise_checkpoint
+from hybridlm.checkpoint.saved.index import INDEX, digest, dump_index
+from hybridlm.cli.main import app
+from hybridlm.engine.abstract import abstract_engine
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+NAME = "Lfm2BidirectionalModel"
+SETTINGS: dict[str, Any] = {"lanes": 1, "context": 32, "chunk": 5}
+
+
+def named(folder: Path, **fields: Any) -> Path:
+    """Write fields of the config.json in a folder."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An LFM2 checkpoint that names its bidirectional encoder."""
+    folder = shutil.copytree(GOLDEN / "lfm2_base", tmp_path_factory.mktemp("encoder") / "m")
+    return named(folder, architectures=[NAME])
+
+
+def verified(path: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", "--abstract", "--config", str(path / "config.json")])
+    assert result.exit_code != 0
+    raise UnsupportedModel(f"{result.output} {result.exception}")
+
+
+def inspected(path: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", "--model", str(path)])
+    assert result.exit_code != 0
+    raise UnsupportedModel(f"{result.output} {result.exception}")
+
+
+USES: dict[str, Callable[[Path], Any]] = {
+    "load": lambda path: hybridlm.load(path, **SETTINGS),
+    "abstract": lambda path: abstract_engine(path / "config.json"),
+    "verify": verified,
+    "inspect": inspected,
+    "quantise": lambda path: quantise_checkpoint(path, path / "quantised", scheme="int8"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_directory(encoder: Path, use: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        USES[use](encoder)
+    said = " ".join(str(caught.value).split())
+    assert NAME in said and "lfm2" in said
+    assert {path.name for path in encoder.iterdir()} == {path.name for path in (GOLDEN / "lfm2_base").iterdir()}
+
+
+def test_update(encoder: Path) -> None:
+    lm = hybridlm.load(GOLDEN / "lfm2_base", **SETTINGS)
+    before = lm.fingerprint
+    with pytest.raises(UnsupportedModel, match=NAME):
+        lm.update(encoder)
+    assert lm.fingerprint == before
+
+
+def test_saved_model(tmp_path: Path) -> None:
+    """As an earlier version saved one."""
+    hybridlm.load(GOLDEN / "lfm2_base", **SETTINGS).save(tmp_path / "m")
+    named(tmp_path / "m", architectures=[NAME])
+    index = json.loads((tmp_path / "m" / INDEX).read_text())
+    del index["sha256"]
+    index["files"]["config.json"] = digest((tmp_path / "m" / "config.json").read_bytes())
+    (tmp_path / "m" / INDEX).write_bytes(dump_index({**index, "sha256": digest(dump_index(index))}))
+    with pytest.raises(UnsupportedModel, match=NAME):
+        hybridlm.load(tmp_path / "m", **SETTINGS)
+
+
+def test_faults_of_files_and_the_class_are_reported_together(encoder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(encoder, tmp_path / "m")
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as caught:
+        hybridlm.load(folder, **SETTINGS)
+    assert NAME in str(caught.value) and "truncated" in str(caught.value)

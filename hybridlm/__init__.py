@@ -23,7 +23,6 @@ try:
     from hybridlm.grammars import StructuredOutputs
     from hybridlm.lm import LM
     from hybridlm.loading import load
-    from hybridlm.programs.loaded_code import note_code
     from hybridlm.requests.captured import Captured
     from hybridlm.requests.interventions import Intervention
     from hybridlm.requests.results import Completion, Score
@@ -37,12 +36,13 @@ try:
     from hybridlm.session import Event, Session
     from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
+    from ir_passes.files.loaded_code import note_code
     from models import ConfigError, UnsupportedModel
 finally:
     if _collecting:
         gc.enable()
 
-note_code()
+note_code("hybridlm", "models", "ir_passes")
 DISTRIBUTION = "hybridlm"
 
 __all__ = [

@@ -5,14 +5,25 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ir_passes.contract.statements import Statement
+from ir_passes.contract.statements import Assumption, AuditClaim, Claim, NotCovered, Note, Refusal, Statement
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
+from ir_passes.proof.violations import ViolationKind
 from ir_passes.report import html
+from ir_passes.xla_audit.findings import FindingKind
 
-FORMAT = 5
+FORMAT = 6
+STATEMENTS = {
+    "proved": (Claim,),
+    "audited": (AuditClaim,),
+    "assumed": (Assumption,),
+    "not_covered": (NotCovered,),
+    "faults": (ViolationKind, FindingKind, Refusal),
+    "notes": (Note,),
+}
+"""Fields of statements, with the lists that their ids are from."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Fingerprints:
         traced: the jaxpr of the function.
         compiled: the jaxpr after the rewrites, which was lowered.
         contract: the contract bound to the arguments.
+        rules: the rewrites with their options, and what is declared row-wise or opaque.
         hlo: the scheduled HLO; None where it was not read.
         schedule: the collectives in their order: processes that run the step together must have the same.
     """
@@ -49,6 +61,7 @@ class Fingerprints:
     traced: str
     compiled: str
     contract: str
+    rules: str
     hlo: str | None
     schedule: str
 
@@ -202,18 +215,32 @@ class Certificate(Exchanging):
             return "proved, NOT AUDITED"
         return "certified" if self.holds else "NOT CERTIFIED"
 
+    def made_by(self, versions: Versions) -> bool:
+        """Return True if these versions made it; XLA may have been given more options."""
+        mine, flags = self.versions, versions.flags
+        return replace(mine, flags=flags) == versions and set(flags) <= set(mine.flags)
+
     def to_json(self) -> str:
-        """Return JSON text, which `from_json` reads."""
-        return record.to_json(self)
+        """Return JSON text with a checksum, which `from_json` reads."""
+        return record.to_json(self, checksum=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
         """Read the certificate from JSON text.
 
         Raises:
-            RecordError: the text is not one of this format, to the last field.
+            RecordError: another format, a field or an id of a statement is missing, unknown or of another type, or the
+                text was changed since it was written.
         """
-        return record.from_json(cls, text, format=FORMAT)
+        return record.from_json(cls, text, checksum=True, format=FORMAT)
+
+    def check(self) -> None:
+        """Raise RecordError for a statement whose id is not in the list of its field; called for each that is read."""
+        for name, kinds in STATEMENTS.items():
+            known = [str(one) for kind in kinds for one in kind]
+            if unknown := sorted({one.id for one in getattr(self, name)} - set(known)):
+                expected = ", ".join(known)
+                raise record.RecordError(f"Certificate.{name}: expected ids among {expected}, got {unknown[0]!r}")
 
     def report(self) -> str:
         """Return the certificate as text for people."""

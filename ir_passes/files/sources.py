@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, and the times of the last change of content and of status in nanoseconds."""
@@ -96,8 +97,8 @@ def _is_as_imported(folder: Path) -> bool:
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):
-            spec = getattr(module, "__spec__", None)
-            if not isinstance(getattr(spec, "loader", None), SourceFileLoader) or spec.origin not in noted:
+            spec: Any = getattr(module, "__spec__", None)
+            if spec is None or not isinstance(spec.loader, SourceFileLoader) or spec.origin not in noted:
                 return False
     try:
         return stamps(folder) == noted

@@ -21,7 +21,7 @@ from ir_passes.compile.certifying import make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph, warn
 from ir_passes.compile.stage import ProvedTrace, Stage
-from ir_passes.compile.versions import current_versions, is_as_imported
+from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import flatten
@@ -138,7 +138,8 @@ class TracedStep(Stage):
         prints = fingerprint(graph.program), fingerprint(self.bound)
         given = self._trace.args, self._trace.kwargs
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(given)))
-        store = None if certificates is None or not is_as_imported() else CertificateStore(Path(certificates))
+        is_known = key.versions.compiler != UNKNOWN
+        store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
         kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
         proved = prove_graph(graph, passes, certify, kept, clock)
         return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._away), clock)

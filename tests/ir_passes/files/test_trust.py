@@ -1,4 +1,4 @@
-"""Kept files that somebody else could have written are neither read nor written, wherever on the path the fault lies."""
+"""Kept files that somebody else could have written are neither read nor written, whatever part of the path is open."""
 
 import os
 import stat

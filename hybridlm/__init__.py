@@ -7,11 +7,16 @@ require_siblings()
 # isort: on
 
 import gc
+from pathlib import Path
+
+import models
+from ir_passes.files.sources import note_sources
+
+note_sources(Path(__file__).parent, Path(str(models.__file__)).parent)
 
 _collecting = gc.isenabled()
 gc.disable()  # imports make hundreds of thousands of objects, none of them garbage: walking them is a tenth of the time
 try:
-    import models
     from hybridlm import compiler, demo
     from hybridlm.checkpoint import CheckpointError
     from hybridlm.decision_models.questions import Answer

@@ -37,17 +37,9 @@ def require_siblings() -> None:
         found = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
         if found is None or os.path.dirname(os.path.realpath(found)) != os.path.dirname(expected):
             raise ForeignPackageError(name, found, expected, _reason(name, found, expected, loaded is not None))
-        if name == "models":
-            _note_sources(Path(found).parent)
         if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
             reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
             raise ForeignPackageError(name, found, expected, reason)
-    _note_sources(Path(__file__).parent)
-
-
-def _note_sources(folder: Path) -> None:
-    """Note the sources of a package before it is imported; `ir_passes` is imported and has noted its own."""
-    importlib.import_module("ir_passes.files.sources").note_sources(folder)
 
 
 def _location(origin: str | None, folders: list[str] | None) -> str | None:

@@ -261,11 +261,11 @@ def _locked(folder: Path) -> Iterator[Path]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise ValueError if somebody else can write a folder of parts; in a shared folder anybody can make one first."""
+    """Raise ValueError if somebody else can write a folder of parts, or has made it."""
     try:
-        require_own(folder, status := folder.lstat(), folder=True)
-        if not stat.S_ISDIR(status.st_mode):
+        if stat.S_ISLNK((status := folder.lstat()).st_mode):
             raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)
+        require_own(folder, status, folder=True)
     except UntrustedError as error:
         raise ValueError(f"{folder}: parts are not continued: {error}; or delete it, or give another output") from error
 

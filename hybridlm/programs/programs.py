@@ -271,7 +271,7 @@ class Programs:
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
-        """Compile without JAX's compilation cache, of which XLA:CPU keeps a program without all of its machine code."""
+        """Compile without JAX's cache: XLA:CPU serializes cached programs without all machine code."""
         step, args, contract = self._whole_step(shape, args)
         options = OPTIONS.get(self._placement.platform, {})
         compile = partial(

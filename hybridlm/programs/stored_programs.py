@@ -84,7 +84,7 @@ class StoredPrograms:
         return step, time.perf_counter() - began
 
     def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> bool:
-        """Keep a step that was compiled; a step without a key is compiled by each process.
+        """Keep a compiled step, unless it has no key.
 
         Returns:
             Whether it is kept.

@@ -152,9 +152,9 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
     name = None
     if store is not None and (key := engine.programs.key(shape, engine.example_arguments(shape))) is not None:
         name = f"{key}-{engine.context}.json"
-        found = store.read_record(name, lambda content: from_json(StepReport, content, checksum=True))
-        if found is not None:
-            return replace(found, reused=True)
+        report = store.read_record(name, lambda content: from_json(StepReport, content, checksum=True))
+        if report is not None:
+            return replace(report, reused=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)

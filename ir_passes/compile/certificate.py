@@ -217,11 +217,11 @@ class Certificate(Exchanging):
 
     def made_by(self, versions: Versions) -> bool:
         """Return True if these versions made it; XLA may have been given more options."""
-        mine, flags = self.versions, versions.flags
-        return replace(mine, flags=flags) == versions and set(flags) <= set(mine.flags)
+        flags = versions.flags
+        return replace(self.versions, flags=flags) == versions and set(flags) <= set(self.versions.flags)
 
     def to_json(self) -> str:
-        """Return JSON text with a checksum, which `from_json` reads."""
+        """Return JSON text with a checksum, for `from_json`."""
         return record.to_json(self, checksum=True)
 
     @classmethod
@@ -235,12 +235,11 @@ class Certificate(Exchanging):
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def check(self) -> None:
-        """Raise RecordError for a statement whose id is not in the list of its field; called for each that is read."""
+        """Check the ids of all statements after reading; raise RecordError for an unknown id."""
         for name, kinds in STATEMENTS.items():
-            known = [str(one) for kind in kinds for one in kind]
-            if unknown := sorted({one.id for one in getattr(self, name)} - set(known)):
-                expected = ", ".join(known)
-                raise record.RecordError(f"Certificate.{name}: expected ids among {expected}, got {unknown[0]!r}")
+            ids = [str(statement_id) for kind in kinds for statement_id in kind]
+            if faults := sorted({statement.id for statement in getattr(self, name)} - set(ids)):
+                raise record.RecordError(f"Certificate.{name}: expected ids among {', '.join(ids)}, got {faults[0]!r}")
 
     def report(self) -> str:
         """Return the certificate as text for people."""

@@ -207,8 +207,8 @@ class LoweredStep(Stage):
         given = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, traced)
         versions = current_versions(compiler_options, device_of(given))
-        # What a program of JAX's cache says of itself does not show that it was compiled from this step; and the cache
-        # would load a program of devices that are not here.
+        # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
+        # for devices that are not here.
         is_certified = step.certify != "off"
         with without_compilation_cache() if is_certified or step.away is not None else nullcontext():
             if not is_certified:

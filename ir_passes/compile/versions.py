@@ -45,10 +45,10 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
 
 
 def sources_hash() -> str:
-    """Return the sha256 of this package's sources as they were imported; `UNKNOWN` if others are on disk by now."""
+    """Return the sha256 of this package's imported sources; `UNKNOWN` after they changed."""
     return running_hash((PACKAGE,)) or UNKNOWN
 
 
 def is_as_imported() -> bool:
-    """Return True if proofs are made by the sources that `sources_hash` names: no update, and no patch in memory."""
+    """Return True if proofs are made by the sources of `sources_hash`, without a patch in memory."""
     return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

@@ -1,8 +1,7 @@
-"""The code in memory compared with the code as it was imported: a notebook's patch is in no source file.
+"""Patches of code in memory, as a notebook makes them: no source file shows them.
 
-The functions, classes, methods and upper-case constants of packages are noted once they are imported, of tables such as
-the rules of the proof the entries, too. What was computed is kept, and what was kept is taken, only where all of them
-are still the same objects.
+The functions, classes, methods and upper-case constants of packages are noted after their import, with the entries of
+tables such as the rules of the proof. Results are kept only while all of them are the same objects.
 """
 
 import sys
@@ -16,12 +15,12 @@ _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
-    """Note the code of packages as they were imported."""
+    """Note the code of packages after their import."""
     _noted.update(_code_of(packages))
 
 
 def patched_code(*packages: str) -> list[str]:
-    """Return the names in packages or modules that hold another object than when they were noted, or are gone."""
+    """Return the names in packages or modules with an object that was replaced or deleted."""
     places = {where for where, _ in _noted}
     places = {place for place in places if _is_in(place, packages)}
     now, missing = _code_of(packages, places), object()
@@ -31,7 +30,7 @@ def patched_code(*packages: str) -> list[str]:
 
 
 def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[Place, Any]:
-    """Return what the code of the packages consists of.
+    """Return the functions, classes, methods and constants of packages.
 
     Args:
         packages: names of packages or modules.
@@ -64,7 +63,7 @@ def _is_in(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _is_code(name: str, value: Any) -> bool:
-    """Return True if a name of a module or a class is code or a constant; modules are looked at themselves."""
+    """Return True if a name of a module or class is code or a constant."""
     if isinstance(value, ModuleType) or (name.startswith("__") and name != "__call__"):
         return False
     return callable(value) or isinstance(value, property | classmethod | staticmethod) or name.isupper()

@@ -1,8 +1,8 @@
-"""The code that runs, by a hash of its sources, for as long as they are those that were imported.
+"""Hash the sources of running code, if they have not changed since their import.
 
-A package notes the stamps of its sources before it imports them. A hash is given only while the stamps are the same:
-then every module that is loaded was made from these sources. Bytecode that Python loads in place of a source with
-other content (same size and time) is hashed with it.
+A package notes the stamps of its sources before it imports them. There is a hash only while the stamps are the same:
+then every loaded module was made from these sources. Bytecode that Python loads for a source with other content (same
+size and time) is hashed with it.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ def note_sources(*folders: Path) -> None:
 
 
 def running_hash(folders: Sequence[Path]) -> str | None:
-    """Return the sha256 of the sources of packages, by their folders; None if other code may be loaded.
+    """Return the sha256 of packages' sources; None if other code may be loaded.
 
-    None for a package that was not noted, in a zip archive or without sources, whose files have changed since, or of
-    which a module comes from another file.
+    None for a package that was not noted, is in a zip archive, has no sources, has changed since, or has a module from
+    another file.
     """
     if not all(_noted.get(folder) for folder in folders):
         return None
@@ -57,10 +57,10 @@ def hash_of_sources(folders: Sequence[Path]) -> str:
 
 
 def other_bytecode(path: Path) -> bytes | None:
-    """Return the bytecode that Python loads for a source, if it may be that of another content; else None.
+    """Return the bytecode that Python loads for a source with other content; None if there is none.
 
-    Python compares the time, in seconds, and the size of a source. Bytecode written after the last change of the source
-    is that of its content.
+    Python compares the time, in seconds, and the size of a source. Bytecode that is newer than the last change of the
+    source was compiled from it.
     """
     try:
         with open(importlib.util.cache_from_source(os.fspath(path)), "rb") as file:
@@ -77,7 +77,7 @@ def other_bytecode(path: Path) -> bytes | None:
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """Return the stamp of each Python file below a folder; empty where there is no such folder."""
+    """Return the stamp of each Python file below a folder; empty without a folder."""
     return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
 
 
@@ -93,7 +93,7 @@ def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
 
 
 def _is_as_imported(folder: Path) -> bool:
-    """Return True if a package's files are unchanged and all its modules were loaded from them."""
+    """Return True if all modules of a package were loaded from its unchanged files."""
     noted, start = _noted[folder], f"{folder.name}."
     for name, module in list(sys.modules.items()):
         if name == folder.name or name.startswith(start):

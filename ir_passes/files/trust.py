@@ -1,4 +1,4 @@
-"""Trust in kept files: nobody else could have written a file, its folder or a name on the path to it."""
+"""Check that nobody else could have written a kept file, its folder or its path."""
 
 import os
 import stat
@@ -46,7 +46,7 @@ def require_own(path: Path, status: os.stat_result, folder: bool = False) -> Non
 
 
 def open_own_folder(folder: Path) -> int:
-    """Return a descriptor of a folder that nobody else can write or replace; raises as `require_own_path`."""
+    """Open a folder that nobody else can write or replace; raises as `require_own_path`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         require_own(folder, os.fstat(descriptor), folder=True)
@@ -58,7 +58,7 @@ def open_own_folder(folder: Path) -> int:
 
 
 def require_own_path(folder: Path) -> None:
-    """Raise UntrustedError if somebody else could replace a folder, a parent of it or a link on its path.
+    """Raise UntrustedError if somebody else could replace a folder or a name on its path.
 
     Every name belongs to this user or to root. Every parent is writable by its owner alone, or is sticky like /tmp:
     there nobody renames the files of others. The folder itself is the business of `require_own`. A name that does not

@@ -93,12 +93,12 @@ def _load() -> tuple[Library | None, str | None]:
 
 
 def others_write(library: Path) -> bool:
-    """Return True if somebody may write a library who may neither write this file nor is this user or root.
+    """Return True if more users may write a library than this source file.
 
-    Whoever may write the folder of both may replace this file, too.
+    Whoever may write the folder of both can replace the source, too.
     """
-    mine, other = Path(__file__).stat(), library.stat()
-    return other.st_uid not in (mine.st_uid, os.geteuid(), 0) or bool(other.st_mode & ~mine.st_mode & 0o022)
+    source, status = Path(__file__).stat(), library.stat()
+    return status.st_uid not in (source.st_uid, os.geteuid(), 0) or bool(status.st_mode & ~source.st_mode & 0o022)
 
 
 def up_to(fastest: str | None, can_run: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import re
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from xml.etree import ElementTree

@@ -33,7 +33,7 @@ class CertificateStore(FileStore):
     """A directory of certificates."""
 
     def find(self, key: Key) -> Certificate | None:
-        """Return the proof of a key; None if no whole one is kept that nobody else could have written."""
+        """Return the proof of a key, if a whole and trusted one is kept."""
         certificate = self.read_record(key.name, Certificate.from_json)
         if certificate is None or not certificate.is_proof or not certificate.made_by(key.versions):
             return None

@@ -50,5 +50,5 @@ def sources_hash() -> str:
 
 
 def is_as_imported() -> bool:
-    """Return True if proofs are made by the sources of `sources_hash`, without a patch in memory."""
+    """Return True if the prover is the one of `sources_hash`, without a patch."""
     return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

@@ -24,7 +24,7 @@ class RecordError(ValueError):
 
 
 def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
-    """A dataclass instance, nested ones and tuples included, as JSON text with its fields in order.
+    """Return a dataclass instance as JSON text with its fields in order.
 
     Args:
         record: the instance.

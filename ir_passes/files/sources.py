@@ -57,7 +57,7 @@ def hash_of_sources(folders: Sequence[Path]) -> str:
 
 
 def other_bytecode(path: Path) -> bytes | None:
-    """Return the bytecode that Python loads for a source with other content; None if there is none.
+    """Return the bytecode that Python loads for a source with other content, or None.
 
     Python compares the time, in seconds, and the size of a source. Bytecode that is newer than the last change of the
     source was compiled from it.

@@ -59,7 +59,7 @@ class FileStore:
         self.directory = directory
 
     def read_file(self, name: str, most: int) -> bytes | None:
-        """Return the content of a file; None if it is absent, unreadable, longer than `most` bytes or not trusted."""
+        """Return the content of a file; None if absent, unreadable, longer than `most` or not trusted."""
         try:
             return self.require_file(name, most)
         except UntrustedError as error:

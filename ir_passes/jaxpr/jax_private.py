@@ -91,8 +91,8 @@ _thread = threading.local()
 
 @cache
 def _make_keys_random() -> None:
-    """Have JAX add random numbers to keys of its compilation cache in threads that compile anew."""
-    module = importlib.import_module("jax._src.cache_key")
+    """Add random numbers to keys of JAX's compilation cache, in threads that compile anew."""
+    module: Any = importlib.import_module("jax._src.cache_key")
     other = module.custom_hook
     module.custom_hook = lambda: other() + (secrets.token_hex(16) if getattr(_thread, "compiles_anew", False) else "")
 

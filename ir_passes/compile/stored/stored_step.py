@@ -178,7 +178,7 @@ def restore(
 
 
 def _require_proof(certificate: Certificate) -> None:
-    """Raise NotStorable for a step with faults, or without a proof although it was to be proved."""
+    """Raise NotStorable for a certificate with faults, or without a demanded proof."""
     if certificate.certify != "off" and not certificate.is_proof:
         raise NotStorable(f"its certificate is no proof: {certificate!r}")
 

@@ -7,11 +7,16 @@ require_siblings()
 # isort: on
 
 import gc
+from pathlib import Path
+
+import models
+from ir_passes.files.sources import note_sources
+
+note_sources(Path(__file__).parent, Path(str(models.__file__)).parent)
 
 _collecting = gc.isenabled()
 gc.disable()  # imports make hundreds of thousands of objects, none of them garbage: walking them is a tenth of the time
 try:
-    import models
     from hybridlm import compiler, demo
     from hybridlm.checkpoint import CheckpointError
     from hybridlm.decision_models.questions import Answer
@@ -23,7 +28,6 @@ try:
     from hybridlm.grammars import StructuredOutputs
     from hybridlm.lm import LM
     from hybridlm.loading import load
-    from hybridlm.programs.loaded_code import note_code
     from hybridlm.requests.captured import Captured
     from hybridlm.requests.interventions import Intervention
     from hybridlm.requests.results import Completion, Score
@@ -37,12 +41,13 @@ try:
     from hybridlm.session import Event, Session
     from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
+    from ir_passes.files.loaded_code import note_code
     from models import ConfigError, UnsupportedModel
 finally:
     if _collecting:
         gc.enable()
 
-note_code()
+note_code("hybridlm", "models", "ir_passes")
 DISTRIBUTION = "hybridlm"
 
 __all__ = [

@@ -104,8 +104,8 @@ def load(
             "off" runs every step unchecked. If a backend of XLA does not report its buffer assignment there is no
             audit: the step runs, and its certificate says why (`not_audited`).
         compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
-            (unless JAX has been given one), False for JAX's own setting, which is no cache by default. Unless it is
-            False, certificates are kept beside them, and what is proved once is not proved again.
+            (unless JAX has been given one), False for none. Certificates are kept, too: a proof is made once. Files
+            that somebody else could have written are not read; see docs/trust.md.
         chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
         progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them

@@ -7,6 +7,11 @@ of `hybridlm.compiler`, what users import, violations and liveness; everything e
 `__init__.py` say where to begin.
 """
 
+# isort: off
+import ir_passes.files.sources  # noqa: F401  # notes the sources of this package before the rest is imported
+
+# isort: on
+
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
@@ -26,6 +31,7 @@ from ir_passes.contract.contract import (
     Unspecified,
 )
 from ir_passes.contract.declared import declassify, rowwise
+from ir_passes.files.loaded_code import note_code
 from ir_passes.proof.dims.names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 from ir_passes.proof.violations import IsolationError, Violation, ViolationKind
@@ -33,6 +39,7 @@ from ir_passes.scratch.liveness import liveness
 from ir_passes.scratch.planner import plan
 from ir_passes.xla_audit.findings import AuditError
 
+note_code("ir_passes")
 DISTRIBUTION = "hybridlm"
 
 __all__ = [

@@ -7,6 +7,7 @@ not record does not exist. The last line records that the output is complete.
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
 from ir_passes.files.atomic import whole_file
 from ir_passes.files.strict_json import parse_json
+from ir_passes.files.trust import UntrustedError, require_own
 
 FORMAT = 1
 """Version of the manifest; others are refused."""
@@ -222,7 +224,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
         output: its parts are in a folder of its name and ".parts".
 
     Raises:
-        ValueError: another process holds the lock.
+        ValueError: another process holds the lock, or another user could have written the parts.
         OSError: the folder cannot be created or written to.
     """
     folder = output.with_name(output.name + ".parts")
@@ -245,8 +247,9 @@ def _locked(folder: Path) -> Iterator[Path]:
 
     path = folder / "lock"
     while True:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         try:
+            _require_own(folder)
             file = path.open("ab")
         except FileNotFoundError:
             continue  # another process has just deleted the folder
@@ -265,6 +268,16 @@ def _locked(folder: Path) -> Iterator[Path]:
         file.close()  # deleted between opening and locking
     with file:
         yield path
+
+
+def _require_own(folder: Path) -> None:
+    """Raise ValueError if somebody else can write a folder of parts, or has made it."""
+    try:
+        if stat.S_ISLNK((status := folder.lstat()).st_mode):
+            raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)
+        require_own(folder, status, folder=True)
+    except UntrustedError as error:
+        raise ValueError(f"{folder}: parts are not continued: {error}; or delete it, or give another output") from error
 
 
 def _is_open(path: Path, file: IO[bytes]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from ir_passes.files.trust import UntrustedError, make_own_folder, open_own_folder
 from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilation_cache
 
 _log = logging.getLogger("hybridlm")
@@ -23,7 +24,7 @@ _log = logging.getLogger("hybridlm")
 STEPS = "steps"
 """Name of the folder, in that of a cache, of compiled steps with their certificates."""
 NOWHERE = ""
-"""Argument of `use_cache` that turns JAX's compilation cache off: nothing is kept and nothing found."""
+"""Setting that turns JAX's compilation cache off: nothing is kept and nothing found."""
 _free = threading.Condition()
 _in_use: list[str] = []
 """Folder of each running compilation."""
@@ -65,14 +66,25 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     return Cache(None if chosen == own else chosen, None if "://" in chosen else Path(chosen))
 
 
-def has_cache(setting: str | None) -> bool:
-    """Whether JAX keeps compiled programs for later processes, given the setting of a `Cache`."""
-    return bool(setting or jax.config.values["jax_compilation_cache_dir"])
-
-
 @cache
 def _warn_once(message: str) -> None:
     _log.warning("%s", message)
+
+
+def _own_or_nowhere(setting: str | None) -> str | None:
+    """Return a setting, or NOWHERE if somebody else can write the folder of the cache."""
+    folder = setting or jax.config.values["jax_compilation_cache_dir"]
+    if folder is None or "://" in folder:
+        return setting
+    try:
+        make_own_folder(Path(folder))
+        os.close(open_own_folder(Path(folder)))
+    except UntrustedError as error:
+        _warn_once(f"{folder}: JAX's compilation cache is not used: {error}")
+        return NOWHERE
+    except OSError:  # JAX warns of a folder that it cannot use
+        pass
+    return setting
 
 
 @contextmanager
@@ -83,8 +95,9 @@ def use_cache(setting: str | None) -> Iterator[None]:
     JAX meanwhile may be stored there too.
 
     Args:
-        setting: of a `Cache`, or NOWHERE.
+        setting: of a `Cache`. A folder that somebody else can write is not used: what lies there is machine code.
     """
+    setting = _own_or_nowhere(setting)
     if setting is None:
         yield
         return

@@ -10,7 +10,7 @@ class Origin:
     Attributes:
         stored: whether it was taken from the store instead of being compiled.
         seconds: by part: "load", or the phases of a compilation and "keep".
-        kept: whether later processes find it, in the store or in JAX's own cache.
+        kept: whether later processes find it in the store.
     """
 
     stored: bool

@@ -22,7 +22,6 @@ from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.programs.compilation_cache import NOWHERE, has_cache, use_cache
 from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
@@ -80,7 +79,7 @@ class Programs:
         certify: whether a step that is not proved, or fails its audit, raises, warns or runs unchecked.
         certificates: directory of stored certificates, None for none.
         placement: the devices that steps run on.
-        cache: folder where JAX stores compiled steps between processes; None for its own setting.
+        cache: setting of JAX's compilation cache for programs that are no certified steps; None for its own.
         executables: stores compiled steps with their certificates between processes; None for no store.
         model: name of the model in listings of the store.
         config: of the whole model, whose layers run to measure what verifying steps keep; None: not measured.
@@ -246,7 +245,7 @@ class Programs:
         if self._stored is None:
             all_have(False)
             compiled = self._compile(shape, given)
-            self._note(shape, Origin(False, asdict(compiled.certificate.seconds), has_cache(self.cache)))
+            self._note(shape, Origin(False, asdict(compiled.certificate.seconds), kept=False))
             return compiled
         _, args, _ = self._whole_step(shape, given)
         types, key = types_of(args), self._stored.key(shape, args)
@@ -256,8 +255,7 @@ class Programs:
             self._note(shape, Origin(True, {"load": seconds}, kept=True))
             self._warn_not_audited(shape, step.certificate)
             return step
-        # XLA:CPU writes a program that JAX took from its own cache without parts of its machine code.
-        compiled = self._compile(shape, given) if key is None else self._compile(shape, given, NOWHERE)
+        compiled = self._compile(shape, given)
         began = time.perf_counter()
         kept = self._stored.keep(key, shape, compiled, types)
         seconds = asdict(compiled.certificate.seconds) | {"keep": time.perf_counter() - began}
@@ -279,8 +277,8 @@ class Programs:
             args += self._placement.examples([EXAMPLE_DIGEST], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
-    def _compile(self, shape: AnyShape, args: tuple[Any, ...], cache: str | None = None) -> CompiledStep:
-        """Compile; `cache` is where JAX keeps the program, None for where all are kept."""
+    def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
+        """Compile without JAX's cache: XLA:CPU serializes cached programs without all machine code."""
         step, args, contract = self._whole_step(shape, args)
         options = OPTIONS.get(self._placement.platform, {})
         compile = partial(
@@ -291,7 +289,7 @@ class Programs:
             self.on_compile()
         try:
             claims, faults = self.measure(shape)
-            with use_cache(self.cache if cache is None else cache):
+            with jax_private.without_compilation_cache():
                 try:
                     compiled = compile(compiler_options=options or None)
                 except jax.errors.JaxRuntimeError as error:

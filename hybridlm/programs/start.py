@@ -10,6 +10,7 @@ from typing import Any
 
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore
+from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 _log = logging.getLogger("hybridlm")
@@ -95,7 +96,7 @@ class Start:
         if self._store is not None:
             try:
                 self._store.write_file(self._name, to_json(LastStart(VERSION, warm, cold)).encode())
-            except OSError as error:
+            except (OSError, UntrustedError) as error:
                 _log.info("what the start of %s took is not kept: %s", self._model, error)
 
     def _say(self, line: str) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import re
-import time
+import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -26,16 +26,15 @@ import ir_passes
 import models
 from hybridlm.devices.machine import Machine
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.loaded_code import patched_code
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.steps.structure import Structure
 from ir_passes.contract.declared import declarations
-from ir_passes.files.sources import changed_since, hash_of_sources
+from ir_passes.files.loaded_code import patched_code
+from ir_passes.files.sources import running_hash
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 _log = logging.getLogger("hybridlm")
-_STARTED = time.time()
 PACKAGES = (Path(__file__).parents[1], Path(str(models.__file__)).parent, Path(str(ir_passes.__file__)).parent)
 OURS = ("models", "flax", "jax", "builtins")
 """Packages whose classes a model may consist of: their sources, or versions, are in the key."""
@@ -53,10 +52,9 @@ NO_PROGRAM = (
 _ADDRESS = re.compile(r"(at )?0x[0-9a-fA-F]+")
 
 
-@cache
 def own_sources() -> str | None:
     """Return the hash of the three packages as they were imported; None if they have changed since."""
-    return None if changed_since(PACKAGES, _STARTED) else hash_of_sources(PACKAGES)
+    return running_hash(PACKAGES)
 
 
 def structure_name(structure: Structure) -> str | None:
@@ -78,7 +76,7 @@ def step_key(
 ) -> str | None:
     """Return the key of one step; None if it has none."""
     sources = own_sources()
-    if patched := patched_code():
+    if patched := patched_code(*(folder.name for folder in PACKAGES)):
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))
         return None
     if sources is None or structure is None or (isinstance(shape, Shape) and shape.processor is not None):
@@ -95,7 +93,8 @@ def settings() -> list[str]:
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     kept = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
     flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
-    return [*versions(), _ADDRESS.sub("", jax_private.traced_under()), *kept, *flags]
+    optimize = f"python -O{sys.flags.optimize}"
+    return [*versions(), optimize, _ADDRESS.sub("", jax_private.traced_under()), *kept, *flags]
 
 
 @cache

@@ -84,13 +84,13 @@ class StoredPrograms:
         return step, time.perf_counter() - began
 
     def keep(self, key: str | None, shape: AnyShape, step: CompiledStep, args: tuple[Any, ...]) -> bool:
-        """Keep a step that was compiled; what cannot be kept is compiled by each process.
+        """Keep a compiled step, unless it has no key.
 
         Returns:
-            Whether it is kept; one without a key is left to JAX's cache.
+            Whether it is kept.
         """
         if key is None:
-            return True
+            return False
         certificate = step.certificate
         took = certificate.seconds
         seconds = took.trace + took.prove + took.rewrite + took.lower + took.compile + took.audit

@@ -12,7 +12,6 @@ import numpy as np
 
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import types_of
 from hybridlm.rows.pool import RowPool
@@ -294,6 +293,5 @@ def _program(sides: tuple[ComparedModel, ComparedModel], arguments: tuple[Any, .
         mesh = sides[0].engine.placement.mesh
         if mesh is not None:
             step = sharded(step, types, DIVERGENCE_CONTRACT, mesh)
-        with use_cache(programs.cache):
-            kept[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=programs.certify)
+        kept[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=programs.certify)
     return kept[key]

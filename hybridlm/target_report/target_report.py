@@ -23,6 +23,7 @@ from hybridlm.target_report.step_report import StepReport, failed_report, step_r
 from ir_passes import CertificationWarning
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore
+from ir_passes.files.trust import UntrustedError
 from ir_passes.targets import Target, TargetError
 
 TARGETS = "targets"
@@ -151,9 +152,9 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
     name = None
     if store is not None and (key := engine.programs.key(shape, engine.example_arguments(shape))) is not None:
         name = f"{key}-{engine.context}.json"
-        found = store.read_record(name, lambda content: from_json(StepReport, content))
-        if found is not None:
-            return replace(found, reused=True)
+        report = store.read_record(name, lambda content: from_json(StepReport, content, checksum=True))
+        if report is not None:
+            return replace(report, reused=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CertificationWarning)
@@ -165,7 +166,9 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
     report = step_report(shape, step, floor, target, engine.context)
     if name is not None and store is not None and not report.faults:
         try:
-            store.write_file(name, to_json(report).encode())
+            store.write_file(name, to_json(report, checksum=True).encode())
+        except UntrustedError as error:
+            store.warn(error)
         except OSError as error:
             warnings.warn(f"the report on {shape} was not kept: {error}", stacklevel=2)
     return report

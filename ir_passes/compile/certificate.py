@@ -65,6 +65,7 @@ class Fingerprints:
         traced: the jaxpr of the function.
         compiled: the jaxpr after the rewrites, which was lowered.
         contract: the contract bound to the arguments.
+        rules: the rewrites with their options, and what is declared row-wise or opaque.
         hlo: the scheduled HLO; None where it was not read.
         schedule: the collectives in their order: processes that run the step together must have the same.
     """
@@ -72,6 +73,7 @@ class Fingerprints:
     traced: str
     compiled: str
     contract: str
+    rules: str
     hlo: str | None
     schedule: str
 
@@ -249,18 +251,24 @@ class Certificate(Exchanging):
         not_covered = tuple(one for one in self.not_covered if one.id not in ids)
         return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))
 
+    def made_by(self, versions: Versions) -> bool:
+        """Return True if these versions made it; XLA may have been given more options."""
+        flags = versions.flags
+        return replace(self.versions, flags=flags) == versions and set(flags) <= set(self.versions.flags)
+
     def to_json(self) -> str:
-        """Return JSON text, which `from_json` reads."""
-        return record.to_json(self)
+        """Return JSON text with a checksum, for `from_json`."""
+        return record.to_json(self, checksum=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
         """Read the certificate from JSON text.
 
         Raises:
-            RecordError: the text is not one of this format, to the last field.
+            RecordError: another format, a field or an id of a statement is missing, unknown or of another type, or the
+                text was changed since it was written.
         """
-        return record.from_json(cls, text, format=FORMAT)
+        return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:
         """Return the certificate as text for people."""

@@ -63,6 +63,7 @@ def make_certificate(
             step.key.traced,
             fingerprint(proved.graph.program),
             step.key.contract,
+            step.key.rules,
             report and report.fingerprint,
             schedule_hash(schedule),
         ),

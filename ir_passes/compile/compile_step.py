@@ -46,8 +46,8 @@ def compile_step(
         certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
             fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
             values, a step is proved and not audited, and runs: its certificate says so (`not_audited`).
-        certificates: a directory; a proof that an earlier certificate in it holds is not made again. The buffer
-            assignment is kept there too, because a program from JAX's compilation cache may come without it.
+        certificates: a directory; the proof of a certificate in it is not made again. Files that somebody else could
+            have written are not read (docs/trust.md). Steps that are proved are compiled without JAX's own cache.
         may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole, as "*.conv": a shift of a row
             needs bytes beside its own. Copies are listed in the certificate.
         temp_ratio: scratch allowed, as a multiple of what is live at once.

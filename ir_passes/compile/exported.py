@@ -67,6 +67,7 @@ class Signature:
         devices: that it runs on; StableHLO says itself which parts of its arrays each of them has.
         kept: the arguments that the program reads, which are the executable's parameters.
         sha256: of the program's bytes.
+        certificate: sha256 of the certificate, as JSON: the one that was made with this program.
     """
 
     form: str
@@ -75,6 +76,7 @@ class Signature:
     results: tuple[ExportedArray, ...]
     kept: tuple[int, ...]
     sha256: str
+    certificate: str
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def export(
         tuple(_leaf(bound.outputs[i], False) for i in calling.order),
         kept,
         hashlib.sha256(content).hexdigest(),
+        hashlib.sha256(certificate.to_json().encode()).hexdigest(),
     )
     return Exported(certificate, signature, content, text)
 
@@ -214,6 +217,8 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     exported = Exported(Certificate.from_json(certificate), record.from_json(Signature, signature), program)
     if hashlib.sha256(program).hexdigest() != exported.signature.sha256:
         raise ExportError(f"{os.fspath(path)}: the program is not the one that was exported: its sha256 differs")
+    if hashlib.sha256(certificate).hexdigest() != exported.signature.certificate:
+        raise ExportError(f"{os.fspath(path)}: the certificate is of another program: its sha256 differs")
     return exported
 
 

@@ -21,12 +21,13 @@ from ir_passes.compile.certifying import make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph, warn
 from ir_passes.compile.stage import ProvedTrace, Stage
-from ir_passes.compile.versions import current_versions
+from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Refusal, Statement
+from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
@@ -137,7 +138,8 @@ class TracedStep(Stage):
         prints = fingerprint(graph.program), fingerprint(self.bound)
         given = self._trace.args, self._trace.kwargs
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(given)))
-        store = None if certificates is None else CertificateStore(Path(certificates))
+        is_known = key.versions.compiler != UNKNOWN
+        store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
         kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
         proved = prove_graph(graph, passes, certify, kept, clock)
         return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._away), clock)
@@ -205,15 +207,15 @@ class LoweredStep(Stage):
         given = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, traced)
         versions = current_versions(compiler_options, device_of(given))
-        # JAX's cache would load a program of devices that are not here.
-        with nullcontext() if step.away is None else without_compilation_cache():
-            if step.certify == "off":
+        # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
+        # for devices that are not here.
+        is_certified = step.certify != "off"
+        with without_compilation_cache() if is_certified or step.away is not None else nullcontext():
+            if not is_certified:
                 compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
                 program = CompiledProgram(compiled, absent="certify is 'off'")
             else:
-                program = clock.time(
-                    "compile", compile_with_assignment, self.lowered, compiler_options, versions, step.store
-                )
+                program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
         report, audit_faults, not_audited = None, (), program.absent
         if not_audited is None:
             report, audit_faults, not_audited = clock.time(
@@ -233,7 +235,7 @@ class LoweredStep(Stage):
             step, self._calling.name, versions, audit_faults, scheduled, program.compiled, report, not_audited,
             clock.seconds,
         )  # fmt: skip
-        if step.store is not None and step.proved.reused is None and certificate.is_proof:
+        if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             _keep(step.store, step.key, certificate)
         return CompiledStep(step, self._calling, program, certificate, report)
 
@@ -241,6 +243,8 @@ class LoweredStep(Stage):
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
     try:
         store.keep(key, certificate)
+    except UntrustedError as error:
+        store.warn(error)
     except OSError as error:
         warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
 

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from functools import cache
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,16 @@ import jax
 from jaxlib import version as jaxlib_version
 
 from ir_passes.compile.certificate import Versions
-from ir_passes.files.sources import hash_of_sources
+from ir_passes.files.loaded_code import patched_code
+from ir_passes.files.sources import running_hash
 
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+PACKAGE = Path(__file__).parents[1]
+PROVER = ("contract", "jaxpr", "kernels", "proof", "rewrites")
+"""Folders of this package that a proof is made by."""
+UNKNOWN = "unknown"
+"""`Versions.compiler` of code that is in no source file; its certificates are neither kept nor taken."""
 
 
 def current_versions(compiler_options: dict[str, Any] | None = None, device: Any = None) -> Versions:
@@ -26,6 +32,7 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
     device = jax.devices()[0] if device is None else device
     flags = {name: getattr(jax.config, name, None) for name in SETTINGS}
     flags |= {name: os.environ.get(name) for name in ENVIRONMENT} | (compiler_options or {})
+    flags["python_optimize"] = sys.flags.optimize or None  # without assertions the proof is another program
     return Versions(
         jax.__version__,
         jaxlib_version.__version__,
@@ -37,7 +44,11 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
     )
 
 
-@cache
 def sources_hash() -> str:
-    """sha256 of this package's sources: a proof by other rules is no proof."""
-    return hash_of_sources([Path(__file__).parents[1]])
+    """Return the sha256 of this package's imported sources; `UNKNOWN` after they changed."""
+    return running_hash((PACKAGE,)) or UNKNOWN
+
+
+def is_as_imported() -> bool:
+    """Return True if the prover is the one of `sources_hash`, without a patch."""
+    return sources_hash() != UNKNOWN and not patched_code(*(f"ir_passes.{folder}" for folder in PROVER))

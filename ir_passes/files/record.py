@@ -1,6 +1,7 @@
 """Frozen dataclasses as JSON and back, strictly: what is read has every field, no other, of the right type and size."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import types
@@ -12,6 +13,8 @@ from ir_passes.files.strict_json import parse_json
 MAX_CHARACTERS = 8 << 20
 MAX_ITEMS = 100_000
 MAX_STRING_LENGTH = 100_000
+CHECKSUM = "sha256"
+"""Name of the member behind the fields: hash of the record, which finds damage and edits, not forgery."""
 
 T = TypeVar("T")
 
@@ -20,17 +23,26 @@ class RecordError(ValueError):
     """A text is not the record that it should be; says where and what was expected."""
 
 
-def to_json(record: Any, indent: int | None = 1) -> str:
-    """A dataclass instance, nested ones and tuples included, as JSON text with its fields in order."""
-    return json.dumps(dataclasses.asdict(record), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
+    """Return a dataclass instance as JSON text with its fields in order.
+
+    Args:
+        record: the instance.
+        indent: as for `json.dumps`.
+        checksum: whether a checksum follows the fields.
+    """
+    fields = dataclasses.asdict(record) | ({CHECKSUM: _digest(record)} if checksum else {})
+    return json.dumps(fields, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def from_json(cls: type[T], text: str | bytes, **expected: Any) -> T:
+def from_json(cls: type[T], text: str | bytes, checksum: bool = False, **expected: Any) -> T:
     """The record of a class that a text holds.
 
     Args:
         cls: a dataclass whose fields are int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None` of these.
+            It may raise RecordError for the values of its fields.
         text: what `to_json` wrote.
+        checksum: whether a checksum follows the fields.
         expected: values of fields; one that has another is what is refused, whatever else is wrong with the text.
 
     Raises:
@@ -45,7 +57,13 @@ def from_json(cls: type[T], text: str | bytes, **expected: Any) -> T:
     for name, wanted in expected.items():
         if isinstance(value, dict) and name in value and value[name] != wanted:
             raise RecordError(f"{cls.__name__}.{name}: expected {wanted!r}, got {_shown(value[name])}")
-    return _read(cls, value, cls.__name__)
+    digest = value.pop(CHECKSUM, None) if checksum and isinstance(value, dict) else None
+    record = _read(cls, value, cls.__name__)
+    if checksum and digest != _digest(record):
+        raise RecordError(
+            f"{cls.__name__}.{CHECKSUM}: expected {_digest(record)}, got {_shown(digest)}: it was damaged or edited"
+        )
+    return record
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -81,6 +99,10 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
     if faults:
         raise RecordError(f"{where}: {'; '.join(faults)}; expected the fields {', '.join(names)}")
     return kind(**{name: _read(kinds[name], value[name], f"{where}.{name}") for name in names})
+
+
+def _digest(record: Any) -> str:
+    return hashlib.sha256(to_json(record, indent=None).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,46 @@
-"""The hash of Python sources: what was made by other code is made anew."""
+"""Hash the sources of running code, if they have not changed since their import.
+
+A package notes the stamps of its sources before it imports them. There is a hash only while the stamps are the same:
+then every loaded module was made from these sources. Bytecode that Python loads for a source with other content (same
+size and time) is hashed with it.
+"""
 
 import hashlib
-from collections.abc import Sequence
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
+
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, and the times of the last change of content and of status in nanoseconds."""
+HEADER = 16
+"""Bytes before the code in a file of bytecode: magic number, flags, then time and size, or hash, of the source."""
+_noted: dict[Path, dict[str, Stamp]] = {}
+
+
+def note_sources(*folders: Path) -> None:
+    """Note the stamps of the sources of packages, before their modules are imported."""
+    for folder in folders:
+        _noted.setdefault(folder, stamps(folder))
+
+
+def running_hash(folders: Sequence[Path]) -> str | None:
+    """Return the sha256 of packages' sources; None if other code may be loaded.
+
+    None for a package that was not noted, is in a zip archive, has no sources, has changed since, or has a module from
+    another file.
+    """
+    if not all(_noted.get(folder) for folder in folders):
+        return None
+    digest = _hash_once(tuple(folders))
+    return digest if all(_is_as_imported(folder) for folder in folders) else None
+
+
+_hash_once = cache(lambda folders: hash_of_sources(folders))
 
 
 def hash_of_sources(folders: Sequence[Path]) -> str:
@@ -11,11 +49,61 @@ def hash_of_sources(folders: Sequence[Path]) -> str:
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
             content = path.read_bytes()
-            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
-            digest.update(content)
+            for name, part in ((path.relative_to(folder).as_posix(), content), ("bytecode", other_bytecode(path))):
+                if part is not None:
+                    digest.update(f"{folder.name}/{name}\0{len(part)}\0".encode())
+                    digest.update(part)
     return digest.hexdigest()
 
 
-def changed_since(folders: Sequence[Path], time: float) -> bool:
-    """Whether a Python file below some folders was changed after a time, in seconds since the epoch."""
-    return any(path.stat().st_mtime > time for folder in folders for path in folder.rglob("*.py"))
+def other_bytecode(path: Path) -> bytes | None:
+    """Return the bytecode that Python loads for a source with other content, or None.
+
+    Python compares the time, in seconds, and the size of a source. Bytecode that is newer than the last change of the
+    source was compiled from it.
+    """
+    try:
+        with open(importlib.util.cache_from_source(os.fspath(path)), "rb") as file:
+            header, written, status = file.read(HEADER), os.fstat(file.fileno()).st_mtime_ns, path.stat()
+            if int.from_bytes(header[4:8], "little"):  # the header has the hash of the source
+                is_same = header[8:] == importlib.util.source_hash(path.read_bytes())
+            else:
+                time_and_size = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+                is_loaded = header[8:] == b"".join(part.to_bytes(4, "little") for part in time_and_size)
+                is_same = written > status.st_ctime_ns or not is_loaded
+            return None if is_same else header + file.read()
+    except (OSError, NotImplementedError):
+        return None
+
+
+def stamps(folder: Path) -> dict[str, Stamp]:
+    """Return the stamp of each Python file below a folder; empty without a folder."""
+    return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
+
+
+def _stamps(folder: str) -> Iterator[tuple[str, Stamp]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                times = status.st_mtime_ns, status.st_ctime_ns
+                yield entry.path, (status.st_dev, status.st_ino, status.st_size, *times)
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _stamps(entry.path)
+
+
+def _is_as_imported(folder: Path) -> bool:
+    """Return True if all modules of a package were loaded from its unchanged files."""
+    noted, start = _noted[folder], f"{folder.name}."
+    for name, module in list(sys.modules.items()):
+        if name == folder.name or name.startswith(start):
+            spec: Any = getattr(module, "__spec__", None)
+            if spec is None or not isinstance(spec.loader, SourceFileLoader) or spec.origin not in noted:
+                return False
+    try:
+        return stamps(folder) == noted
+    except OSError:  # a file is replaced at this moment
+        return False
+
+
+note_sources(Path(__file__).parents[1])

@@ -1,11 +1,12 @@
 """The store of results that are expensive to compute: a directory of files by key.
 
-Any number of processes may read and write it. Content that cannot be read, is too long or is not what it should be
-counts as absent: the result is computed again. Files in use are marked by their time, so that those which were not used
-for the longest can be deleted first.
+Any number of processes of one user may read and write it. Content that is unreadable, too long or damaged counts as
+absent, and so does everything that somebody else could have written (`trust`): the result is computed again. Files in
+use are marked by their time, so that the least recently used are deleted first.
 """
 
 import errno
+import logging
 import os
 import stat
 import time
@@ -16,24 +17,17 @@ from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from ir_passes.files.atomic import PARTIAL, whole_file
 from ir_passes.files.record import MAX_CHARACTERS, RecordError
+from ir_passes.files.trust import UntrustedError, make_own_folder, open_own_folder, require_own
+
+_log = logging.getLogger("hybridlm")
+_warned: set[Path] = set()
+"""Files and folders that a warning has named."""
 
 T = TypeVar("T")
 
 MAX_FILES = 100_000
 STALE_SECONDS = 24 * 3600.0
 """Age from which a file that was never finished is taken for one of a process that has ended."""
-
-
-class UntrustedError(ValueError):
-    """A file of a private store, or its folder, is none or could have been written by somebody else.
-
-    Attributes:
-        folder: whether it is the folder.
-    """
-
-    def __init__(self, reason: str, folder: bool = False):
-        super().__init__(f"the folder {reason}" if folder else f"it {reason}")
-        self.folder = folder
 
 
 class StoredFile(NamedTuple):
@@ -53,23 +47,24 @@ class FileStore:
     """A directory of files by key.
 
     Args:
-        directory: created by the first write.
+        directory: created for this user alone, by the first write.
 
     Attributes:
-        private: the directory is made for this user alone, and nothing is read or written that others may write.
         suffix: of the files that are listed and deleted.
     """
 
-    private: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
 
     def __init__(self, directory: Path):
         self.directory = directory
 
     def read_file(self, name: str, most: int) -> bytes | None:
-        """Return the content of a file; None if it is absent, unreadable or longer than `most` bytes."""
+        """Return the content of a file; None if absent, unreadable, longer than `most` or not trusted."""
         try:
             return self.require_file(name, most)
+        except UntrustedError as error:
+            self.warn(error)
+            return None
         except (OSError, ValueError):
             return None
 
@@ -78,7 +73,7 @@ class FileStore:
 
         Raises:
             OSError: it cannot be read.
-            UntrustedError: the store is private, and it may be another's.
+            UntrustedError: somebody else could have written it.
             ValueError: it is longer than `most` bytes.
         """
         with self._folder() as folder, self._opened(folder, name) as file:
@@ -107,20 +102,24 @@ class FileStore:
 
         Raises:
             OSError: the directory cannot be written.
-            UntrustedError: the store is private, and others may write to the directory.
+            UntrustedError: somebody else may write to the directory.
         """
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.directory.mkdir(mode=0o700 if self.private else 0o777, exist_ok=True)
+        make_own_folder(self.directory)
         with self._folder(), whole_file(self.directory / name) as file:
-            if self.private:
-                os.fchmod(file.fileno(), 0o600)
+            os.fchmod(file.fileno(), 0o600)
             file.write(content)
+
+    def warn(self, error: UntrustedError) -> None:
+        """Log why files are not read, once for each file or folder at fault."""
+        if error.path not in _warned:
+            _warned.add(error.path)
+            _log.warning("%s: kept files are not used, results are computed anew: %s", self.directory, error)
 
     def files(self) -> list[StoredFile]:
         """Return all files, those first that were not used for the longest; partial ones of a day ago are deleted.
 
         Raises:
-            UntrustedError: the store is private, and others may write to the directory.
+            UntrustedError: somebody else may write to the directory.
             ValueError: there are more than `MAX_FILES`.
         """
         found: list[StoredFile] = []
@@ -172,36 +171,25 @@ class FileStore:
     @contextmanager
     def _folder(self) -> Iterator[int]:
         """The directory, open."""
-        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_own_folder(self.directory)
         try:
-            if self.private:
-                _require_own(os.fstat(folder), folder=True)
             yield folder
         finally:
             os.close(folder)
 
     @contextmanager
     def _opened(self, folder: int, name: str) -> Iterator[BinaryIO]:
-        """A file of the directory; of a private one a link is none."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if self.private else 0)
+        """A file of the directory, open; a link is refused."""
+        flags, path = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, self.directory / name
         try:
             handle = os.open(name, flags, dir_fd=folder)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise UntrustedError("is a link") from error
+            if error.errno in (errno.ELOOP, errno.EMLINK):  # the latter in FreeBSD
+                raise UntrustedError(path, "is a link", f"rm {path}") from error
             raise
         with open(handle, "rb") as file:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise UntrustedError("is no regular file")
-            if self.private:
-                _require_own(status)
+                raise UntrustedError(path, "is no regular file", f"rm -r {path}")
+            require_own(path, status)
             yield file
-
-
-def _require_own(status: os.stat_result, folder: bool = False) -> None:
-    """Raise UntrustedError where somebody else could have written a file or a folder."""
-    if status.st_uid != os.geteuid():
-        raise UntrustedError(f"belongs to user {status.st_uid}, not to {os.geteuid()}", folder)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UntrustedError(f"may be written by others (mode {stat.S_IMODE(status.st_mode):o})", folder)

@@ -4,6 +4,8 @@ The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on pu
 """
 
 import importlib
+import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -70,14 +72,29 @@ def without_compilation_cache() -> Iterator[None]:
     """Turn JAX's compilation cache off for one thread, as long as the context lasts.
 
     JAX asks once per process whether there is a cache, and is made to ask again. Other threads may compile without
-    theirs meanwhile.
+    theirs meanwhile. If one of them asks first, this thread has a cache again: then its keys are random, and no entry
+    has such a key.
     """
-    with importlib.import_module("jax._src.config").enable_compilation_cache(False):
-        reset_cache()
-        try:
-            yield
-        finally:
+    _make_keys_random()
+    outer, _thread.compiles_anew = getattr(_thread, "compiles_anew", False), True
+    try:
+        with importlib.import_module("jax._src.config").enable_compilation_cache(False):
             reset_cache()
+            yield
+    finally:
+        _thread.compiles_anew = outer
+        reset_cache()
+
+
+_thread = threading.local()
+
+
+@cache
+def _make_keys_random() -> None:
+    """Add random numbers to keys of JAX's compilation cache, in threads that compile anew."""
+    module: Any = importlib.import_module("jax._src.cache_key")
+    other = module.custom_hook
+    module.custom_hook = lambda: other() + (secrets.token_hex(16) if getattr(_thread, "compiles_anew", False) else "")
 
 
 def coordination() -> Any:

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -72,11 +73,12 @@ def _load() -> tuple[Library | None, str | None]:
     """Return the library, or why there is none."""
     if not LIBRARY.is_file():
         return None, "not built, because there was no C++ compiler when the package was installed"
+    if others_write(LIBRARY):
+        return None, f"{LIBRARY} may be written by somebody who may not write the sources beside it; chmod go-w it"
     content = LIBRARY.read_bytes()
     if (stale := why_stale(content)) is not None:
         return None, f"{LIBRARY.name} {stale}"
     try:
-        # The file lies beside this one, which nobody may write who may not write this one.
         loaded: Any = ctypes.CDLL(str(LIBRARY))
         loaded.hybridlm_can_run.argtypes = [ctypes.c_int64]
         handlers = {name: jax.ffi.pycapsule(getattr(loaded, name)) for name in TARGETS}
@@ -89,6 +91,15 @@ def _load() -> tuple[Library | None, str | None]:
         return None, f"{LIBRARY.name} was built with headers of another jaxlib: {error}"
     can_run = tuple(name for index, name in enumerate(INSTRUCTIONS) if loaded.hybridlm_can_run(index))
     return Library(up_to(os.environ.get(FASTEST), can_run), hashlib.sha256(content).hexdigest()), None
+
+
+def others_write(library: Path) -> bool:
+    """Return True if more users may write a library than this source file.
+
+    Whoever may write the folder of both can replace the source, too.
+    """
+    source, status = Path(__file__).stat(), library.stat()
+    return status.st_uid not in (source.st_uid, os.geteuid(), 0) or bool(status.st_mode & ~source.st_mode & 0o022)
 
 
 def up_to(fastest: str | None, can_run: tuple[str, ...]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def to_bytes(key: str, entry: Entry) -> bytes:
     """An entry as the bytes of its file."""
     sections = (
         record.to_json(entry.description, indent=None).encode(),
-        record.to_json(entry.certificate, indent=None).encode(),
+        record.to_json(entry.certificate, indent=None, checksum=True).encode(),
         entry.program,
     )
     described = (Section(len(one), hashlib.sha256(one).hexdigest()) for one in sections)

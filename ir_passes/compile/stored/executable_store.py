@@ -1,8 +1,8 @@
 """Compiled steps in a directory, by a key of everything that they are made of: a warm start compiles nothing.
 
-An executable is machine code, so the store is private: an entry is loaded only from a file and a folder that belong to
-this user and that nobody else may write. Whatever is damaged, cut off or another's is as good as none, with one line in
-the log. The directory has a size; what was not used for the longest goes first.
+An executable is machine code. An entry is loaded only if nobody else could have written it (`FileStore`). An entry that
+is damaged, cut off or another user's counts as absent, with one line in the log. The directory has a size; the least
+recently used entries are deleted first.
 """
 
 import logging
@@ -47,13 +47,12 @@ class ExecutableStore(FileStore):
         max_bytes: of all entries together.
     """
 
-    private = True
     suffix = ".step"
 
     def __init__(self, directory: Path, max_bytes: int = DEFAULT_MAX_BYTES):
         super().__init__(directory)
         self.max_bytes = max_bytes
-        self._refused = self._full = False
+        self._full = False
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key; None where there is none to be trusted, and a line in the log says so."""
@@ -106,9 +105,9 @@ class ExecutableStore(FileStore):
         return sorted(found, key=lambda one: (-one.used, one.name))
 
     def damaged(self, key: str, error: Exception) -> None:
-        """Say once for a folder, and for each file, why it is not used."""
-        whole = isinstance(error, UntrustedError) and error.folder
-        if not (whole and self._refused):
-            name = self.directory if whole else self.directory / (key + self.suffix)
+        """Log why an entry is not used; once for a folder that is not trusted."""
+        if isinstance(error, UntrustedError) and error.folder:
+            self.warn(error)
+        else:
+            name = self.directory / (key + self.suffix)
             _log.warning("%s is not used: %s; steps are compiled", name, str(error) or type(error).__name__)
-        self._refused = self._refused or whole

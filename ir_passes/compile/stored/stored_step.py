@@ -19,6 +19,7 @@ from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.running import Running, Successor
 from ir_passes.compile.stored.result_structure import NotStorable, read_structure, write_structure
+from ir_passes.compile.versions import current_versions
 from ir_passes.jaxpr import ir, jax_private
 
 
@@ -106,8 +107,9 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
         nodes: classes of named tuples that its results may consist of.
 
     Raises:
-        NotStorable: there is more to it than can be written down.
+        NotStorable: there is more to it than can be written down, or it has faults, of which each process warns.
     """
+    _require_proof(step.certificate)
     parts, calling = jax_private.parts_of(step.compiled), step.calling
     if parts is None:
         raise NotStorable("it has effects, callbacks, constants or layouts of its own")
@@ -152,11 +154,18 @@ def restore(
         compile_anew: makes the whole step, for who wants to see more of it.
 
     Raises:
-        NotStorable: the description does not fit the arguments or the executable.
+        NotStorable: the description does not fit the arguments or the executable, or the certificate is of another
+            executable, made by other versions, or no proof.
         JaxRuntimeError: XLA does not take the executable.
     """
     devices = _devices(args)
+    _require_proof(certificate)
+    if not certificate.made_by(versions := current_versions(device=devices[0])):
+        raise NotStorable(f"expected a certificate of {versions}, got {certificate.versions}")
     executable = runtime.load(program, devices)
+    hlo = runtime.hlo_fingerprint(executable)
+    if certificate.audited and certificate.fingerprints.hlo != hlo:
+        raise NotStorable(f"expected the program {certificate.fingerprints.hlo} of its certificate, got {hlo}")
     found = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
     expected = len(description.arguments), len(description.results)
     if found != expected:
@@ -166,6 +175,12 @@ def restore(
     return StoredStep(
         description, certificate, jax_private.compiled_of(parts, devices, info, tree), calling, compile_anew
     )
+
+
+def _require_proof(certificate: Certificate) -> None:
+    """Raise NotStorable for a certificate with faults, or without a demanded proof."""
+    if certificate.certify != "off" and not certificate.is_proof:
+        raise NotStorable(f"its certificate is no proof: {certificate!r}")
 
 
 def _assembled(

@@ -16,8 +16,8 @@ import json, logging, sys
 import jax
 import hybridlm
 from hybridlm.programs import programs
-from hybridlm.programs.loaded_code import note_code
 from ir_passes.compile import proving, stages
+from ir_passes.files.loaded_code import note_code
 from ir_passes.proof import lane_proof
 
 class Lines(logging.Handler):
@@ -43,7 +43,7 @@ def counted(module, function, name):
 counted(programs, "compile_step", "compile_step")
 counted(lane_proof, "prove_jaxpr", "prove")
 counted(stages, "audit", "audit")
-note_code()  # the counters are no other code
+note_code("hybridlm", "models", "ir_passes")  # the counters are no other code
 logging.getLogger("hybridlm").addHandler(Lines())
 logging.getLogger("hybridlm").setLevel(logging.INFO)
 

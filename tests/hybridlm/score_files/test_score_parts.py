@@ -125,6 +125,30 @@ def test_refuses_to_continue(texts: Path, case: str):
     assert report.kept == 0 and len(read_lines(output)) == report.texts and not folder.exists()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_parts_that_others_may_write_are_not_continued(texts: Path, mode: int):
+    output = texts.with_name("out.jsonl")
+    parts = interrupt(texts, output)
+    assert parts.stat().st_mode & 0o777 == 0o700
+    parts.chmod(mode)
+    with pytest.raises(ValueError, match=f"mode {mode:o}.*chmod go-w"):
+        score_file(TOY, texts, output, window=3)
+    assert not output.exists()
+    parts.chmod(0o700)
+    score_file(TOY, texts, output, window=3)
+    assert len(read_lines(output)) == len(LINES)
+
+
+def test_parts_by_a_link_are_not_continued(texts: Path):
+    """In a shared folder anybody can make a link of that name."""
+    output = texts.with_name("out.jsonl")
+    parts = interrupt(texts, output)
+    parts.rename(parts.with_name("moved"))
+    parts.symlink_to("moved")
+    with pytest.raises(ValueError, match="is a link; rm"):
+        score_file(TOY, texts, output, window=3)
+
+
 def test_touched_input_continues(texts: Path):
     interrupt(texts, texts.with_name("out.jsonl"))
     os.utime(texts, (1, 1))

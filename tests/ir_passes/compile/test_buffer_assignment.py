@@ -1,7 +1,6 @@
 """The buffer assignment of executables that do not give it out: written by XLA, kept, taken for that program alone."""
 
 import tempfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from without_assignment import WithoutAssignment, erase, hide_assignments
 
 from ir_passes.compile import buffer_assignment
-from ir_passes.compile.certificate_store import DUMP
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import CertificationWarning
@@ -127,7 +125,7 @@ def test_step_without_an_assignment_is_proved_and_runs(monkeypatch: pytest.Monke
     hide_assignments(monkeypatch, erase)
     step = compiled()
     known = step.certificate
-    assert step.audit is None and known.not_audited is not None and "JAX's compilation cache" in known.not_audited
+    assert step.audit is None and known.not_audited is not None and "XLA wrote none" in known.not_audited
     assert (known.proved, known.assumed, known.faults) == (given.certificate.proved, given.certificate.assumed, ())
     assert known.is_proof and not known.holds and known.audited == () and known.fingerprints.hlo is None
     assert known.memory.temp == given.certificate.memory.temp
@@ -157,58 +155,14 @@ def test_platform_whose_operations_the_audit_does_not_know(monkeypatch: pytest.M
     assert reason is not None and "metal" in reason and seen == [{}]
 
 
-def kept(certificates: Path) -> list[Path]:
-    return sorted(certificates.glob(f"*{DUMP}"))
-
-
-def test_what_was_written_is_kept_for_a_program_from_the_cache(cache: Path, tmp_path: Path, monkeypatch) -> None:
+def test_program_that_jaxs_cache_has_is_compiled_and_written(cache: Path, tmp_path: Path, monkeypatch) -> None:
     keep_programs()
     seen = hide_assignments(monkeypatch)
-    first, again = (compiled(certificates=tmp_path / "certificates") for _ in range(2))
-    assert first.certificate.holds and again.certificate == first.certificate and again.certificate.reused
-    assert len(kept(tmp_path / "certificates")) == 1 and len(seen) == 2
-
-
-def test_program_from_the_cache_of_which_nothing_is_kept_is_compiled_anew(cache, tmp_path: Path, monkeypatch) -> None:
-    keep_programs()
-    seen = hide_assignments(monkeypatch)
-    compiled(passes=(), certify="off")  # which keeps nothing beside the program
+    compiled(passes=(), certify="off")
     before = programs(cache)
-    step = compiled(passes=(), certificates=tmp_path / "certificates")
-    assert step.certificate.holds and len(seen) == 3 and programs(cache) == before + 1
-    # The program is the same, and so what was kept of it is found without another compilation.
-    assert compiled(passes=(), certificates=tmp_path / "certificates").certificate.holds and len(seen) == 4
-
-
-def test_backend_that_cannot_compile_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(path: Path, options: dict[str, Any]) -> None:
-        if options.items() >= buffer_assignment.ANEW.items():
-            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option")
-        erase(path)
-
-    seen = hide_assignments(monkeypatch, written)
-    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
-    assert reason is not None and "no such option" in reason and len(seen) == 2
-
-
-def test_program_from_the_cache_is_not_audited_where_nothing_can_be_kept(cache: Path, monkeypatch) -> None:
-    """Else each process would compile anew, and leave one more program."""
-    keep_programs()
-    seen = hide_assignments(monkeypatch)
-    assert compiled().certificate.holds
-    again = compiled().certificate
-    assert again.not_audited is not None and "JAX's compilation cache" in again.not_audited
-    assert len(seen) == 2 and again.proved
-
-
-def test_folder_for_dumps_is_not_in_the_key_of_the_cache(cache: Path) -> None:
-    """The option for compiling anew is in the key."""
-    keep_programs()
-    counts = []
-    for options in ({}, {"xla_dump_to": str(cache), "xla_dump_hlo_as_proto": True}, buffer_assignment.ANEW):
-        jax.jit(lambda x: x * 3.0).lower(1.0).compile(compiler_options=dict(options))
-        counts.append(programs(cache))
-    assert counts == [1, 1, 2]
+    first, again = (compiled(passes=(), certificates=tmp_path / "certificates") for _ in range(2))
+    assert first.certificate.holds and again.certificate == first.certificate and again.certificate.reused
+    assert len(seen) == 3 and programs(cache) == before == 1
 
 
 def of_the_same_name(pool, slots, x):
@@ -221,26 +175,28 @@ DAMAGES = ["cut off", "of another program", "of another constant", "of another p
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_was_kept_is_not_taken_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
+def test_what_was_written_is_not_taken_for_another_program(damage: str, tmp_path: Path, monkeypatch) -> None:
+    another = OTHER if damage == "of another program" else Step(of_the_same_name, CONTRACT, ARGS)
     hide_assignments(monkeypatch)
-    compiled(certificates=tmp_path / "certificates")
-    (mine,) = kept(tmp_path / "certificates")
-    dump = zlib.decompress(mine.read_bytes())
-    if damage == "cut off":
-        mine.write_bytes(mine.read_bytes()[:-9])
-    elif damage == "no protobuf":
-        mine.write_bytes(zlib.compress(b"\xff" * 64))
-    elif damage in ("of another program", "of another constant"):
-        another = OTHER if damage == "of another program" else Step(of_the_same_name, CONTRACT, ARGS)
-        compiled(another, certificates=tmp_path / "certificates")
-        (other,) = (path for path in kept(tmp_path / "certificates") if path != mine)
-        mine.write_bytes(other.read_bytes())
-    else:
-        # One more allocation, index 99, of 64 bytes of scratch, behind the others.
-        mine.write_bytes(zlib.compress(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64])))
+    compiled(another, compiler_options={buffer_assignment.FOLDER: str(tmp_path / "other")})
     monkeypatch.undo()
-    hide_assignments(monkeypatch, erase)
-    assert compiled(certificates=tmp_path / "certificates").certificate.not_audited is not None
+    (other,) = (tmp_path / "other").glob("*after_optimizations.hlo.pb")
+
+    def spoil(folder: Path, options: dict[str, Any]) -> None:
+        (mine,) = folder.glob("*after_optimizations.hlo.pb")
+        dump = mine.read_bytes()
+        if damage == "cut off":
+            mine.write_bytes(dump[:-9])
+        elif damage == "no protobuf":
+            mine.write_bytes(b"\xff" * 64)
+        elif damage in ("of another program", "of another constant"):
+            mine.write_bytes(other.read_bytes())
+        else:
+            # One more allocation, index 99, of 64 bytes of scratch, behind the others.
+            mine.write_bytes(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64]))
+
+    hide_assignments(monkeypatch, spoil)
+    assert compiled().certificate.not_audited is not None
 
 
 def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +217,11 @@ def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.
     assert compiled().certificate == given.certificate
 
 
-def test_dump_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment, "MAX_DUMP_BYTES", 1000)
-    reason = compiled(certificates=tmp_path / "certificates").certificate.not_audited
-    assert reason is not None and "more than 1000" in reason
-    assert len(seen) == 1, "compiled anew it would be as large"
-
-
-def test_dump_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide_assignments(monkeypatch)
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning) as warned:
-        step = compiled(certificates=tmp_path / "file")
-    assert step.certificate.holds and len(warned) == 2  # and the certificate was not
+    reason = compiled().certificate.not_audited
+    assert reason is not None and "more than 1000" in reason and len(seen) == 1
 
 
 def test_proof_of_a_step_that_was_not_audited_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

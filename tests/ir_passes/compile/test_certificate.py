@@ -15,6 +15,7 @@ import pytest
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.compile.certificate import (
     FORMAT,
+    STATEMENTS,
     Certificate,
     Fingerprints,
     Memory,
@@ -45,7 +46,7 @@ def certificate(**changes: Any) -> Certificate:
         lanes=4,
         equations=17,
         versions=VERSIONS,
-        fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, None, "e" * 64),
+        fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, KEY.rules, None, "e" * 64),
         contract=('args[0]: Pool("state")',),
         proved=(Statement("non-interference", "", "Lanes are apart."),),
         audited=(Statement("no-pool-copies", "args[0]", "It is not copied."),),
@@ -187,7 +188,47 @@ def test_text_that_is_no_certificate(text: str | bytes, message: str) -> None:
 
 
 def test_whole_seconds_are_seconds() -> None:
-    assert Certificate.from_json(edited(("seconds", "prove"), 1)).seconds.prove == 1.0
+    text = certificate(seconds=Seconds(*[1.0] * 6)).to_json().replace("1.0", "1")
+    assert Certificate.from_json(text).seconds.prove == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("lanes",), 5),
+        (("certify",), "off"),
+        (("assumed",), [{"id": "slot-map", "about": "args[1]", "sentence": "Its entries are distinct."}]),
+        (("notes",), []),
+        (("proved", 0, "sentence"), "Lanes may meet."),
+        (("fingerprints", "compiled"), "f" * 64),
+        (("seconds", "prove"), 0.5),
+        (("sha256",), "0" * 64),
+        (("sha256",), KeyError),
+        (("sha256",), 1),
+    ],
+)
+def test_certificate_that_was_edited_is_refused(path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    text = edited(path, value)
+    with pytest.raises(RecordError, match="Certificate.sha256"):
+        Certificate.from_json(text)
+    store = CertificateStore(tmp_path)
+    (tmp_path / KEY.name).write_text(text)
+    assert store.find(KEY) is None
+
+
+@pytest.mark.parametrize("field", ["proved", "audited", "assumed", "not_covered", "faults", "notes"])
+def test_certificate_with_a_statement_that_nobody_knows_is_refused(field: str) -> None:
+    """The text is whole: it was written by a program that knows other statements."""
+    text = certificate(**{field: (Statement("all-is-well", "", "Nothing can happen."),)}).to_json()
+    with pytest.raises(RecordError, match=f"Certificate.{field}.*'all-is-well'"):
+        Certificate.from_json(text)
+
+
+def test_every_known_statement_is_read() -> None:
+    for field, kinds in STATEMENTS.items():
+        statements = tuple(Statement(str(one), "", "A sentence.") for kind in kinds for one in kind)
+        one = certificate(**{field: statements})
+        assert Certificate.from_json(one.to_json()) == one
 
 
 STEP = """
@@ -291,15 +332,12 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
         assert store.find(other) is None
 
 
-def test_store_finds_the_dump_that_it_kept(tmp_path: Path) -> None:
-    store = CertificateStore(tmp_path / "new")
-    assert store.find_dump("key", 100) is None
-    store.keep_dump("key", b"x" * 100)
-    assert store.find_dump("key", 100) == b"x" * 100 and store.find_dump("other", 100) is None
-    assert store.find_dump("key", 99) is None, "it is larger than may be read"
-    (file,) = store.directory.iterdir()
-    file.write_bytes(file.read_bytes()[:-1])
-    assert store.find_dump("key", 100) is None
+def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) -> None:
+    """Nothing but the name of the file tells them apart: the program and the contract are the same."""
+    store, other = CertificateStore(tmp_path), dataclasses.replace(KEY, rules="e" * 64)
+    store.keep(KEY, certificate())
+    (tmp_path / KEY.name).rename(tmp_path / other.name)
+    assert store.find(other) is None
 
 
 @pytest.mark.parametrize(
@@ -309,7 +347,9 @@ def test_store_finds_the_dump_that_it_kept(tmp_path: Path) -> None:
         b"{}",
         certificate().to_json().encode()[:-3],
         certificate(faults=(LEAK,)).to_json().encode(),
-        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, None, "e" * 64)).to_json().encode(),
+        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None, "e" * 64))
+        .to_json()
+        .encode(),
         certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
     ],
     ids=["empty", "other", "cut off", "faulty", "another program", "another version"],

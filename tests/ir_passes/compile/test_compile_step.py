@@ -3,6 +3,7 @@
 import re
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -388,6 +389,14 @@ def test_exported_stablehlo(step: CompiledStep, tmp_path: Path) -> None:
     assert [leaf.donated for leaf in read.signature.arguments] == [False, True, False, False]
     with pytest.raises(ExportError, match="only an executable is loaded"):
         read.load()
+
+
+def test_export_with_the_certificate_of_another_step_is_refused(step: CompiledStep, tmp_path: Path) -> None:
+    """A certificate with a right checksum, beside a program that it was not made with."""
+    other = replace(step.certificate, lanes=step.certificate.lanes + 1)
+    replace(step.export(), certificate=other).save(tmp_path / "step.zip")
+    with pytest.raises(ExportError, match="certificate is of another program"):
+        load_exported(tmp_path / "step.zip")
 
 
 def test_a_step_is_exported_without_its_layouts() -> None:

@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 
 from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
+from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stored.entry_file import Entry, from_bytes, to_bytes
 from ir_passes.compile.stored.executable_store import ExecutableStore
 from ir_passes.compile.stored.result_structure import NotStorable
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
-from ir_passes.files import store as file_store
-from ir_passes.files.store import UntrustedError
+from ir_passes.contract.statements import Statement
+from ir_passes.files import trust
+from ir_passes.files.trust import UntrustedError
+from ir_passes.proof.violations import ViolationKind
 from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 LANES, SLOTS, WIDTH = 3, 8, 4
@@ -252,11 +255,11 @@ def test_file_of_another_user_is_not_loaded(
         return os.stat_result([value + 1 if i == 4 else value for i, value in enumerate(found)])  # the user
 
     status = os.fstat
-    monkeypatch.setattr(file_store.os, "fstat", foreign)
+    monkeypatch.setattr(trust.os, "fstat", foreign)
     assert store.find(KEY) is None
     assert len(caplog.records) == 1 and "belongs to user" in caplog.records[0].getMessage()
-    monkeypatch.setattr(file_store.os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(file_store.os, "fstat", status)
+    monkeypatch.setattr(trust.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(trust.os, "fstat", status)
     assert store.find(KEY) is None
     assert "the folder belongs to user" in caplog.records[1].getMessage()
 
@@ -330,6 +333,41 @@ def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, ro
     listed = store.entries()
     assert 1 <= len(listed) <= 4 and all(store.find(one.name.removesuffix(".step")) == entry for one in listed)
     assert not list(store.directory.glob(".*"))
+
+
+def shifted(w: Any, pool: Any, slots: Any, x: Any) -> tuple[Out, Any]:
+    return step_of(w, pool, slots, x[::-1])
+
+
+def test_certificate_of_something_else_is_refused(entry: Entry, step: CompiledStep) -> None:
+    """Every sha256 of the file is right; the certificate is of another program, other versions, or no proof."""
+    right = entry.certificate
+    assert right.fingerprints.hlo is not None
+    other = compile_step(shifted, args(), CONTRACT, certify="off")
+    fault = Statement(ViolationKind.CROSS_LANE, "", "A leak.")
+    wrong = [
+        replace(entry, program=describe(other, args(), (Out,))[1]),
+        replace(entry, certificate=replace(right, fingerprints=replace(right.fingerprints, hlo="0" * 64))),
+        replace(entry, certificate=replace(right, fingerprints=replace(right.fingerprints, hlo=None))),
+        replace(entry, certificate=replace(right, versions=replace(right.versions, jaxlib="0.0.0"))),
+        replace(entry, certificate=replace(right, versions=replace(right.versions, compiler="0" * 64))),
+        replace(entry, certificate=replace(right, versions=replace(right.versions, device="other"))),
+        replace(entry, certificate=replace(right, versions=replace(right.versions, flags=()))),
+        replace(entry, certificate=replace(right, faults=(fault,))),
+        replace(entry, certificate=replace(right, proved=())),
+    ]
+    for one in wrong:
+        with pytest.raises(NotStorable):
+            restored(one)
+    assert restored(entry).certificate == step.certificate
+
+
+def test_step_with_faults_is_not_kept() -> None:
+    """Each process that compiles it warns of them."""
+    with pytest.warns(CertificationWarning):
+        faulty = compile_step(shifted, args(), CONTRACT, certify="warn")
+    with pytest.raises(NotStorable, match="no proof"):
+        describe(faulty, args(), (Out,))
 
 
 def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:

@@ -16,7 +16,6 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.versions import current_versions
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind
 from ir_passes.xla_audit.hlo import read
@@ -112,7 +111,7 @@ def test_what_a_gpu_does_in_place(fn: Any, shapes: Any, donated: int | None, pla
     """XLA does so, and by the rules of a CPU it would be a hazard."""
     args = tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place) for shape in shapes)
     lowered = jax.jit(fn, donate_argnums=() if donated is None else donated).lower(*args)
-    program = compile_with_assignment(lowered, None, current_versions(), None)
+    program = compile_with_assignment(lowered, None)
     executable = read(program.compiled, program.dump)
     assert hazards(executable) == 0 and hazards(replace(executable, platform="cpu")) == 1
 

@@ -42,7 +42,13 @@ def no_library(path: Path) -> None:
     path.write_text(f"{build.sources_hash()} is named, and this is no program")
 
 
+def of_everybody(path: Path) -> None:
+    path.write_bytes(build.LIBRARY.read_bytes())
+    path.chmod(0o757)
+
+
 CASES: dict[str, Any] = {
+    "may be written by somebody": of_everybody,
     "not built": lambda path: None,
     "other sources": other_sources,
     "newer jaxlib": newer_headers,

@@ -11,7 +11,6 @@ from device_kernels import SMALL, operations
 from packed_weights import Form, weight_of
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
-from ir_passes.compile.versions import current_versions
 from ir_passes.targets import read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
@@ -43,7 +42,7 @@ def compiled(
     place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
     args = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), shapes)
     lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
-    program = compile_with_assignment(lowered, None, current_versions(), None)
+    program = compile_with_assignment(lowered, None)
     executable = read(program.compiled, program.dump)
     return executable.buffers.temp_bytes, kernels_in(executable, {})
 

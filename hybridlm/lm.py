@@ -55,6 +55,7 @@ from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
+from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.probes import Probe, check_capture, interventions_of
 from hybridlm.requests.result_html import table
@@ -75,7 +76,7 @@ from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
 from hybridlm.scoring.hidden import Read, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
-from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
+from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
@@ -513,8 +514,7 @@ class LM:
         items = to_items(texts, "texts")
         ids = [self._compared(other, item, f"texts[{i}]") for i, item in enumerate(items)]
         found, wrong = self._compare(other, ids)
-        for i, token in sorted(wrong.items()):
-            raise NumericalError(f"texts[{i}]", token)
+        require_finite(wrong, "texts[{}]".format)
         return found
 
     def divergence_file(
@@ -595,7 +595,9 @@ class LM:
         """
         check_pooling(pooling)
         ids = self._text_inputs.encode_all(texts, "texts")
-        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised).checked()
+        found = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        require_finite(found.wrong, "texts[{}]".format)
+        return found.vectors
 
     def embed_file(
         self,
@@ -652,16 +654,14 @@ class LM:
             columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            found = pooled(self.engine, ids, self.config.hidden_size, "last", False)
-            classes = Classification(class_logits(classifier.weight, found.vectors), classifier.labels)
-            fields: list[dict[str, Any]] = [{"logits": logits} for logits in classes.logits]
+            found, wrong = classes(self.engine, ids, classifier)
+            fields: list[dict[str, Any]] = [{"logits": logits} for logits in found.logits]
             if len(classifier.labels) > 1:
-                for one, shares in zip(fields, classes.probabilities, strict=True):
+                for one, shares in zip(fields, found.probabilities, strict=True):
                     one["label"] = classifier.labels[int(np.argmax(one["logits"]))]
                     one["probabilities"] = shares.astype(np.float32)
             return [
-                RowValues(one, len(text), found.wrong.get(i))
-                for i, (one, text) in enumerate(zip(fields, ids, strict=True))
+                RowValues(one, len(text), wrong.get(i)) for i, (one, text) in enumerate(zip(fields, ids, strict=True))
             ]
 
         scorer = self._value_scorer(columns, self._text_inputs.encode, values, {"logits": "score.weight"})
@@ -734,12 +734,9 @@ class LM:
                 encoded.append(decider.encode(request))
             except (TypeError, ValueError) as error:
                 raise located(error, f"requests[{i}]") from error
-        found: list[dict[str, Answer]] = []
-        for i, one in enumerate(decider.answers(encoded)):
-            if isinstance(one, int):
-                raise NumericalError(f"requests[{i}]", one)
-            found.append(one)
-        return found
+        found = decider.answers(encoded)
+        require_finite({i: one for i, one in enumerate(found) if isinstance(one, int)}, "requests[{}]".format)
+        return [one for one in found if not isinstance(one, int)]
 
     def decide_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
@@ -823,8 +820,9 @@ class LM:
             NumericalError: a step computed values that are not numbers.
         """
         classifier = self._require_classifier("classify")
-        vectors = self.embed(texts, pooling="last", normalised=False)
-        return Classification(class_logits(classifier.weight, vectors), classifier.labels)
+        found, wrong = classes(self.engine, self._text_inputs.encode_all(texts, "texts"), classifier)
+        require_finite(wrong, "texts[{}]".format)
+        return found
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

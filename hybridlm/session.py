@@ -296,11 +296,13 @@ class Session:
                 for place in places:
                     if sequence.finish_reason is not None:
                         break  # it ended while this step was in flight, or with an earlier token
-                    error = self._error(sequence, int(sampled.token[place]))
+                    error = self._error(sequence, sampled, place)
+                    if error is None and self._probing is not None:
+                        hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
+                        wrong_place = self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
+                        if wrong_place is not None:
+                            error = NumericalError(f"request {sequence.request.index}", wrong_place)
                     if error is None:
-                        if self._probing is not None:
-                            hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
-                            self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
                         append_token(sequence, sampled, place)
                         self._grow(sequence)
                     else:
@@ -317,17 +319,24 @@ class Session:
         if wrong is not None:
             raise wrong
 
-    def _error(self, sequence: ActiveSequence, token: int) -> NumericalError | GrammarError | None:
-        """Return why a token cannot be appended; None once the sequence's grammar has taken it."""
+    def _error(
+        self, sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]
+    ) -> NumericalError | GrammarError | None:
+        """Return the reason why a token cannot be appended; None once the sequence's grammar has taken it."""
+        token, logprobs = int(sampled.token[place]), sequence.request.params.logprobs
         grammar, params, vocab_size = sequence.grammar, sequence.request.params, self._engine.vocab_size
         item, position = f"request {sequence.request.index}", len(sequence.request.prompt) + len(sequence.generated)
-        if token == vocab_size:
+        reported = [] if logprobs is None else [sampled.logprob, sampled.top_logprobs]
+        numbers = [np.ravel(array[place])[: max(logprobs or 0, 1)] for array in reported if array is not None]
+        if token == vocab_size or not all(np.isfinite(array).all() for array in numbers):
             return NumericalError(item, position)
+        if token == vocab_size + NO_TOKEN:
+            others = "logit_bias, bad_words, min_tokens or a logits processor rule out every token"
+            if grammar is not None:
+                others = grammar.fault or f"{others} that structured_outputs allow"
+            return GrammarError(item, position, others)
         if grammar is None:
             return None
-        if token == vocab_size + NO_TOKEN:
-            others = "bad_words, min_tokens or a logits processor rule out every token that structured_outputs allow"
-            return GrammarError(item, position, grammar.fault or others)
         grammar.push(token)
         if grammar.fault is not None:
             return GrammarError(item, position, grammar.fault)

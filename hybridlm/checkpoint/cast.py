@@ -46,6 +46,29 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
                 )
 
 
+def finite_tensor(path: Path, name: str, tensor: np.ndarray) -> np.ndarray:
+    """Return a small tensor of a file in float32.
+
+    Args:
+        path, name: of the file and of the tensor, for messages.
+        tensor: floats of any size.
+
+    Raises:
+        CheckpointError: some of its numbers are NaN or infinite.
+    """
+    wide = np.asarray(tensor).astype(np.float32)
+    wrong = ~np.isfinite(wide)
+    if wrong.any():
+        first = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CheckpointError(
+            path,
+            f"{name}: expected finite numbers, found NaN or infinity in {int(wrong.sum()):,} of {wrong.size:,} places, "
+            f"the first at {first}",
+            "The file is damaged, or its training diverged: get another copy, or an earlier one.",
+        )
+    return wide
+
+
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """Allocate an array, uninitialized, that XLA's CPU client takes over without a copy."""
     return _MEMORY.empty(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)

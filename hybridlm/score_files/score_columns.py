@@ -34,13 +34,14 @@ def score_columns(settings: DistributionSettings) -> Columns:
 
 def score_fields(score: Score) -> dict[str, Any]:
     """Return the columns that a score has a value for; of what was read inside the model all positions in a row."""
-    fields: dict[str, Any] = {name: getattr(score, name) for name in (*SCORES, "ranks", "entropy")}
+    fields: dict[str, Any] = {name: getattr(score, name) for name in ("ranks", "entropy")}
     for name, part in (("top", score.top), ("chosen", score.chosen)):
         if part is not None:
             fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)
             fields[f"{name}_logprobs"] = Lists(part.logprobs, part.offsets)
             fields[f"{name}_ranks"] = Lists(part.ranks, part.offsets)
-    fields = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    given = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    fields = {name: getattr(score, name) for name in SCORES} | given  # a perplexity may be None
     if score.captured is not None:
         hidden = {HIDDEN.format(i): rows for i, rows in score.captured.hidden_states.items()}
         arrays = {**hidden, **score.captured.states}

@@ -21,7 +21,7 @@ class RowValues(NamedTuple):
     Attributes:
         fields: field -> value.
         tokens: number of tokens that they are of.
-        wrong: index of the first token whose numbers are none; the fields have no meaning then.
+        wrong: index of the first token whose numbers are not finite; the fields have no meaning then.
     """
 
     fields: Mapping[str, Any]
@@ -152,7 +152,7 @@ class _EncodedRow(NamedTuple):
 
 
 def _of_row(scores: list[Score], several: bool) -> RowValues:
-    wrong = next((one.first_nan for one in scores if one.first_nan is not None), None)
+    wrong = next((one.first_wrong for one in scores if one.first_wrong is not None), None)
     fields: dict[str, Any] = {"prompt_tokens": scores[0].prefix_tokens} if scores[0].prefix_tokens else {}
     fields |= {"completions": list(map(score_fields, scores))} if several else score_fields(scores[0])
     return RowValues(fields, len(scores[0].token_ids), wrong)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridlm.engine.inputs import Inputs
-from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Score
 from hybridlm.scoring.items import token_pair
+from hybridlm.scoring.scorer import checked
 
 By = Literal["sum", "token", "byte"]
 
@@ -82,10 +82,7 @@ def choose(
     pairs = [
         token_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)
     ]
-    scores = score([before + after for before, after in pairs])
-    for i, one in enumerate(scores):
-        if one.first_nan is not None:
-            raise NumericalError(f"options[{i}]", one.first_nan)
+    scores = checked(score([before + after for before, after in pairs]), "options[{}]".format)
     counts = [len(after) for _, after in pairs]
     return Choice(
         options=list(options),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridlm.checkpoint.cast import finite_tensor
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
@@ -74,8 +75,8 @@ class Adapter:
     digest: str
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor in float32."""
-        return np.asarray(self.file.read(name)).astype(np.float32)
+        """Return a tensor in float32; raises CheckpointError if a number is NaN or infinite."""
+        return finite_tensor(self.file.path, name, self.file.read(name))
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:
     found = text_lm.divergence(text_lm, ["a text over several chunks", "x"])
     assert not found.kl[found.predicted].any() and not found.js[found.predicted].any() and found.agreement == 1.0
     alone = text_lm.divergence(text_lm, "x")
-    assert np.isnan(alone.mean_kl) and alone.certificate is None
+    assert alone.mean_kl is None and alone.agreement is None and alone.certificate is None
 
 
 def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
@@ -182,7 +182,7 @@ def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM, other: hybridl
     where = list(other.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
     try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 3: "):
             text_lm.divergence(other, [[5, 6, 7], [5, 6, 9, 8], [5]])
     finally:
         engine.params = clean

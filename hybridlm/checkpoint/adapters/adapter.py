@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridlm.checkpoint.cast import finite_tensor
+from hybridlm.checkpoint.cast import finite_tensor, require_finite_tensor
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
@@ -118,10 +118,13 @@ class BoundAdapter:
             if name in self.replaced:
                 _place(weight, source, name, self.adapter.array(self.replaced[name]), windows, result, add=False)
             if name in self.factors:
-                product = self._product(self.factors[name])
+                with np.errstate(all="ignore"):  # checked below
+                    product = self._product(self.factors[name])
+                require_finite_tensor(self.adapter.file.path, f"the change of {name}", product)
                 _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)
 
     def _product(self, f: Factors) -> np.ndarray:
+        """Return the change of a tensor, float32, which overflows if factors or scale are too large."""
         down, up = self.adapter.array(f.down), self.adapter.array(f.up)
         if f.embedding:
             return (up @ down).T * np.float32(f.scale)

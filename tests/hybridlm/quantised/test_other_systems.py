@@ -19,7 +19,9 @@ MATRIX = "model.layers.0.mlp.up_proj"
 GROUPS = {"group_size": 64, "bits": 4}
 
 
-def changed(folder: Path, change: Callable[[Tensors], Any], metadata: dict[str, str] | None = None, **fields: Any) -> str:
+def changed(
+    folder: Path, change: Callable[[Tensors], Any], metadata: dict[str, str] | None = None, **fields: Any
+) -> str:
     """Return the message of a checkpoint whose tensors and configuration were changed."""
     write_random_checkpoint("dense_interval", folder)
     (path,) = folder.glob("*.safetensors")

@@ -88,6 +88,7 @@ from hybridlm.update import ModelWeights, NewWeights, checked_update, fingerprin
 from hybridlm.version import __version__
 from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
+from ir_passes.jaxpr.forked import require_threads
 from models import Decoder, DecoderConfig, family_of
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight
@@ -110,7 +111,6 @@ class LM:
         fingerprint: identifies the checkpoint's weights and configuration independently of its path (SHA-256 of
             config.json, of the names, dtypes and shapes of the tensors, and of samples of their content).
         eos_token_ids: tokens that end a completion.
-        engine: the engine that runs the steps: lanes, chunk, programs, pools.
         start: seconds of each part of the start.
     """
 
@@ -139,7 +139,7 @@ class LM:
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
-        self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
+        self._structure, self._engine, self._cache_dtype = structure, engine, cache_dtype
         self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
 
     def __repr__(self) -> str:
@@ -147,8 +147,14 @@ class LM:
         size = sum(array.size for array in self.params.values())
         return (
             f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
-            f"lanes={self.engine.lanes}, context={self.context})"
+            f"lanes={self._engine.lanes}, context={self.context})"
         )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, through which every method computes; raises ForkedProcessError in a process without threads."""
+        require_threads(f"{self.path}")
+        return self._engine
 
     def _repr_html_(self) -> str:
         """List every parameter with its dtype and shape, below the line of `repr`."""

@@ -32,6 +32,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
+from ir_passes.jaxpr.forked import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> a request that has been checked."""
@@ -260,6 +261,7 @@ class Session:
                 self._scheduler.close()
 
     def _require_open(self) -> None:
+        require_threads("session")
         if self._closed:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 

@@ -137,13 +137,10 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 def compare(
     sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]]
 ) -> tuple[Divergence, dict[int, int]]:
-    """Return how far two models are from one another, and the texts with numbers that are not finite.
-
-    The dictionary has the index of the first such token by the number of the text.
+    """Return the distances of two models, and for each text that has numbers which are not finite the first token.
 
     Each text has a lane of its own in both; chunks are those of the first one. A common prefix of several texts is
-    prefilled once in both, as far as it is whole chunks. A text has the same bits whatever is compared with it in steps
-    of the same shape.
+    prefilled once in both, in whole chunks. A text has the same bits in every company, in steps of the same shape.
 
     Args:
         sides: the models, on the same devices.

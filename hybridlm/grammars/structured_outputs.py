@@ -75,7 +75,7 @@ def compiler_version() -> str:
 def _schema(value: Any) -> str:
     """Return a JSON schema as text; the order of its properties is that of the completion."""
     try:
-        found = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value))
+        found = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json: expected a JSON schema: {error}") from error
     if not isinstance(found, dict):

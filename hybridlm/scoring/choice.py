@@ -45,10 +45,12 @@ class Choice:
         """Log-likelihood of each option over the bytes of its text in UTF-8, as it was given.
 
         Raises:
-            ValueError: options are token ids, which have no bytes.
+            ValueError: options are token ids or an empty text, which have no bytes.
         """
         if not all(isinstance(option, str) for option in self.options):
             raise ValueError("per byte: the options are token ids, which have no bytes; take per_token or sums")
+        if "" in self.options:
+            raise ValueError(f"options[{self.options.index('')}]: an empty text has no bytes; take per_token or sums")
         return [total / len(option.encode()) for total, option in zip(self.sums, self.options, strict=True)]
 
     def ranking(self, by: By = "sum") -> list[int]:

@@ -152,7 +152,7 @@ class LM:
 
     @property
     def engine(self) -> Engine:
-        """The engine, through which every method computes; raises ForkedProcessError in a process without threads."""
+        """The engine of all methods; raises ForkedProcessError in a process without JAX's threads."""
         require_threads(f"{self.path}")
         return self._engine
 
@@ -519,9 +519,9 @@ class LM:
         self._require_comparable(other)
         items = to_items(texts, "texts")
         ids = [self._compared(other, item, f"texts[{i}]") for i, item in enumerate(items)]
-        found, wrong = self._compare(other, ids)
+        divergence, wrong = self._compare(other, ids)
         require_finite(wrong, "texts[{}]".format)
-        return found
+        return divergence
 
     def divergence_file(
         self,
@@ -601,9 +601,9 @@ class LM:
         """
         check_pooling(pooling)
         ids = self._text_inputs.encode_all(texts, "texts")
-        found = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
-        require_finite(found.wrong, "texts[{}]".format)
-        return found.vectors
+        embeddings = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        require_finite(embeddings.wrong, "texts[{}]".format)
+        return embeddings.vectors
 
     def embed_file(
         self,
@@ -660,14 +660,14 @@ class LM:
             columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            found, wrong = classes(self.engine, ids, classifier)
-            fields: list[dict[str, Any]] = [{"logits": logits} for logits in found.logits]
+            classification, wrong = classes(self.engine, ids, classifier)
+            rows: list[dict[str, Any]] = [{"logits": logits} for logits in classification.logits]
             if len(classifier.labels) > 1:
-                for one, shares in zip(fields, found.probabilities, strict=True):
-                    one["label"] = classifier.labels[int(np.argmax(one["logits"]))]
-                    one["probabilities"] = shares.astype(np.float32)
+                for row, shares in zip(rows, classification.probabilities, strict=True):
+                    row["label"] = classifier.labels[int(np.argmax(row["logits"]))]
+                    row["probabilities"] = shares.astype(np.float32)
             return [
-                RowValues(one, len(text), wrong.get(i)) for i, (one, text) in enumerate(zip(fields, ids, strict=True))
+                RowValues(row, len(text), wrong.get(i)) for i, (row, text) in enumerate(zip(rows, ids, strict=True))
             ]
 
         scorer = self._value_scorer(columns, self._text_inputs.encode, values, {"logits": "score.weight"})
@@ -740,9 +740,10 @@ class LM:
                 encoded.append(decider.encode(request))
             except (TypeError, ValueError) as error:
                 raise located(error, f"requests[{i}]") from error
-        found = decider.answers(encoded)
-        require_finite({i: one for i, one in enumerate(found) if isinstance(one, int)}, "requests[{}]".format)
-        return [one for one in found if not isinstance(one, int)]
+        answers = decider.answers(encoded)
+        wrong = {i: token for i, token in enumerate(answers) if isinstance(token, int)}
+        require_finite(wrong, "requests[{}]".format)
+        return [answer for answer in answers if not isinstance(answer, int)]
 
     def decide_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
@@ -826,9 +827,9 @@ class LM:
             NumericalError: a step computed values that are not numbers.
         """
         classifier = self._require_classifier("classify")
-        found, wrong = classes(self.engine, self._text_inputs.encode_all(texts, "texts"), classifier)
+        classification, wrong = classes(self.engine, self._text_inputs.encode_all(texts, "texts"), classifier)
         require_finite(wrong, "texts[{}]".format)
-        return found
+        return classification
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

@@ -324,7 +324,7 @@ class Session:
     def _error(
         self, sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]
     ) -> NumericalError | GrammarError | None:
-        """Return the reason why a token cannot be appended; None once the sequence's grammar has taken it."""
+        """Return the error of a sampled token; None once the sequence's grammar has taken it."""
         token, logprobs = int(sampled.token[place]), sequence.request.params.logprobs
         grammar, params, vocab_size = sequence.grammar, sequence.request.params, self._engine.vocab_size
         item, position = f"request {sequence.request.index}", len(sequence.request.prompt) + len(sequence.generated)
@@ -333,10 +333,10 @@ class Session:
         if token == vocab_size or not all(np.isfinite(array).all() for array in numbers):
             return NumericalError(item, position)
         if token == vocab_size + NO_TOKEN:
-            others = "logit_bias, bad_words, min_tokens or a logits processor rule out every token"
+            reason = "logit_bias, bad_words, min_tokens or a logits processor rule out every token"
             if grammar is not None:
-                others = grammar.fault or f"{others} that structured_outputs allow"
-            return GrammarError(item, position, others)
+                reason = grammar.fault or f"{reason} that structured_outputs allow"
+            return GrammarError(item, position, reason)
         if grammar is None:
             return None
         grammar.push(token)

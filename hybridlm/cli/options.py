@@ -191,7 +191,7 @@ SAMPLING = {name: option for name, option in _setting_options() if name != "skip
 
 
 def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = None) -> None:
-    """Write a value as strict JSON; numbers that are not finite become null and are counted in a warning.
+    """Write strict JSON: NaN and infinities become null, and a warning counts them.
 
     Args:
         output: file to replace or to create.

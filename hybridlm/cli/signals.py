@@ -1,4 +1,4 @@
-"""Signals that end a command: as Ctrl-C does, it reports what is kept, and its exit status is that of the signal."""
+"""Signals that end a command: it reports the rows on disk and exits with the signal's status, as after Ctrl-C."""
 
 import signal
 import threading

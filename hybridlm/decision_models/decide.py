@@ -52,7 +52,7 @@ class Decider:
         return found
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers to requests, or the first token of a prompt whose numbers are not finite."""
+        """Return the answers to requests; for a wrong one the first token without finite numbers."""
         prompts = [prompt for one in requests for prompt in one]
         read = self.read([one.token_ids for one in prompts], [one.places for one in prompts])
         vectors, numbers = iter(read.vectors), iter(range(len(prompts)))

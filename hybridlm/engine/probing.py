@@ -189,7 +189,7 @@ class Probing:
         hidden_states: Sequence[np.ndarray] | None,
         lane: int,
     ) -> int | None:
-        """Store the values that a step has read; return the first position with a number that is not finite.
+        """Store values from a step; return the first position without finite numbers.
 
         Args:
             writer, probe: of the sequence.
@@ -265,7 +265,7 @@ class RequestProbing(Probing):
         hidden_states: Sequence[np.ndarray] | None,
         lane: int,
     ) -> int | None:
-        """Store what a step has read of a sequence that has sampled a token; return as `write`.
+        """Store values of a sequence with a new token; return as `write`.
 
         Args:
             sequence: the sequence.

@@ -177,7 +177,7 @@ class Parts:
         self.done = []
 
     def note(self, error: BaseException, unit: str) -> None:
-        """Add a note to an error: the rows or lines (`unit`) that the run has kept, and how to continue."""
+        """Add a note to an error: the rows or lines (`unit`) on disk, and how to continue."""
         rows = sum(part.rows for part in self.done)
         if self.done and not self.joined:
             error.add_note(f"{rows:,} {unit} are kept in {self.folder}: the same command continues")

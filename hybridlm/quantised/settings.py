@@ -115,7 +115,7 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
 
 
 def refused(method: str, sign: str) -> QuantisationSettings:
-    """Return the settings of a checkpoint that another system wrote in a layout of its own.
+    """Return the settings of a checkpoint in a layout that is not implemented.
 
     Args:
         method: one of `REFUSED`.
@@ -126,7 +126,7 @@ def refused(method: str, sign: str) -> QuantisationSettings:
 
 
 def _is_mlx(settings: Any) -> bool:
-    """True if settings are those of MLX: groups and bits alone, the method is not named."""
+    """True if MLX wrote the settings: groups and bits without a method."""
     names = settings.keys() if isinstance(settings, dict) else set()
     return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 

@@ -1,4 +1,4 @@
-"""The check that all numbers which leave the engine are finite."""
+"""The check of numbers that leave the engine: all are finite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from hybridlm.errors import NumericalError
 
 
 def first_not_finite(arrays: Sequence[Any]) -> int | None:
-    """Return the first position at which a number is NaN or infinite; None if all are finite.
+    """Return the first position with NaN or infinity; None if all numbers are finite.
 
     Args:
         arrays: floats, [position, ..] each; None is skipped.

@@ -40,8 +40,8 @@ def score_fields(score: Score) -> dict[str, Any]:
             fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)
             fields[f"{name}_logprobs"] = Lists(part.logprobs, part.offsets)
             fields[f"{name}_ranks"] = Lists(part.ranks, part.offsets)
-    given = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
-    fields = {name: getattr(score, name) for name in SCORES} | given  # a perplexity may be None
+    columns = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    fields = {name: getattr(score, name) for name in SCORES} | columns  # a perplexity may be None
     if score.captured is not None:
         hidden = {HIDDEN.format(i): rows for i, rows in score.captured.hidden_states.items()}
         arrays = {**hidden, **score.captured.states}

@@ -137,7 +137,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 def compare(
     sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]]
 ) -> tuple[Divergence, dict[int, int]]:
-    """Return the distances of two models, and for each text that has numbers which are not finite the first token.
+    """Return the distances of two models, and the first token without finite numbers by text.
 
     Each text has a lane of its own in both; chunks are those of the first one. A common prefix of several texts is
     prefilled once in both, in whole chunks. A text has the same bits in every company, in steps of the same shape.
@@ -208,7 +208,7 @@ def _compare(
     found: list[Divergences],
     wrong: dict[int, int],
 ) -> Certificate:
-    """Run the steps of both models until every text is compared; fill `found` and `wrong`."""
+    """Run the steps of both models until every text is compared, and fill `found` and `wrong`."""
     lanes: list[ComparedText | None] = [None] * pools[0].size
     flights: deque[tuple[Divergences, list[_Part]]] = deque()
     program: CompiledStep | None = None

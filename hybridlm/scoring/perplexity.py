@@ -149,13 +149,13 @@ def corpus_perplexity(
             count += window.predicted
     if not count:
         raise ValueError("perplexity: the texts are too short; no token of them counts")
-    found = perplexity(total, count)
-    if found is None:
+    result = perplexity(total, count)
+    if result is None:
         raise ValueError(
             f"perplexity: exp of {-total / count:.6g} nats for each of {count:,} tokens is beyond the range of a "
             "float; the texts are impossible for this model, check that they are its own kind of text"
         )
-    return found
+    return result
 
 
 def read_files(texts: Any) -> Any:

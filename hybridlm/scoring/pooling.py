@@ -85,7 +85,7 @@ def check_pooling(pooling: object) -> None:
 def classes(
     engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier
 ) -> tuple[Classification, dict[int, int]]:
-    """Return the classes of texts by their last tokens, and the wrong texts as for `Pooled`.
+    """Classify texts by their last tokens; also return the wrong texts of `Pooled`.
 
     Args:
         engine: runs the steps.
@@ -107,7 +107,7 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """
     wide = weight.astype(np.float64)
     found = np.zeros((len(vectors), len(weight)), np.float32)
-    with np.errstate(all="ignore"):  # texts with numbers that are not finite are reported beside the logits
+    with np.errstate(all="ignore"):  # the caller checks the logits
         for row, vector in zip(found, vectors.astype(np.float64), strict=True):
             row[:] = (wide * vector).sum(axis=1)  # for each text by itself, so that none depends on the others
     return found

@@ -31,7 +31,7 @@ def scores(
     question: Question | None = None,
     probing: TextProbing | None = None,
 ) -> list[Score]:
-    """Return the scores of all texts, in order; some may be wrong, see `checked`. Arguments as for `score`."""
+    """Return the scores of all texts in order, unchecked; arguments as for `score`."""
     found: dict[int, Score] = {}
     with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
         for one in score(engine, texts, top, prefix, question, probing):
@@ -68,7 +68,8 @@ def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format
     Raises:
         NumericalError: a number of a score is not finite.
     """
-    require_finite({i: one.first_wrong for i, one in enumerate(scores) if one.first_wrong is not None}, item)
+    wrong = {i: score.first_wrong for i, score in enumerate(scores) if score.first_wrong is not None}
+    require_finite(wrong, item)
     return scores
 
 

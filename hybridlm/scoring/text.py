@@ -89,7 +89,7 @@ class QueuedText:
             self.first_wrong = self.parent.first_wrong
 
     def check(self, arrays: Sequence[Any], first: int) -> None:
-        """Record the first token whose results are not finite.
+        """Record the first token without finite results.
 
         Args:
             arrays: results of consecutive tokens, [token, ..] each; None is skipped.

@@ -200,7 +200,7 @@ def sample_with_logprobs(
     if changes is not None or processor is not None:
         token = only_allowed(token, processed, vocab + NO_TOKEN)
     own = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
-    # Processed logits may be infinite to force a token, those of the model may not.
+    # A processor may force a token by an infinite logit; the model may not have one.
     token = jnp.where((token < vocab) & ~jnp.isfinite(own[:, 0]), jnp.int32(vocab), token)
     if top is not None:
         total = Vocabulary(vocab).log_total(logits)

@@ -1,4 +1,4 @@
-"""Processes that were forked after JAX had started: its threads are missing, and a computation would wait forever."""
+"""Processes that were forked after JAX had started. They lack its threads, and a computation would wait forever."""
 
 import os
 
@@ -41,6 +41,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_threads(subject: str) -> None:
-    """Raise ForkedProcessError, which begins with `subject`, in a process without JAX's threads."""
+    """Raise ForkedProcessError in a process without JAX's threads; `subject` begins its message."""
     if _Process.forked:
         raise ForkedProcessError(subject)

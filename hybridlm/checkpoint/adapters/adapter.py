@@ -124,7 +124,7 @@ class BoundAdapter:
                 _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)
 
     def _product(self, f: Factors) -> np.ndarray:
-        """Return the change of a tensor, float32, which overflows if factors or scale are too large."""
+        """Return the change of a tensor in float32; large factors or scales overflow."""
         down, up = self.adapter.array(f.down), self.adapter.array(f.up)
         if f.embedding:
             return (up @ down).T * np.float32(f.scale)

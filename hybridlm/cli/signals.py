@@ -10,6 +10,10 @@ import jax
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
+EXIT_INTERRUPTED = [128 + number for number in (signal.SIGINT, *ENDING)]
+"""Exit statuses of an interrupted command."""
+
+
 class Ended(KeyboardInterrupt):
     """A signal that ends the command, raised wherever it runs.
 

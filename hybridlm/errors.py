@@ -21,23 +21,23 @@ class ItemError(RuntimeError):
 
 
 class NumericalError(ItemError):
-    """A step computed NaN.
+    """A step computed NaN or an infinity.
 
     Args:
         item: the request or text.
-        position: of the token whose logits are NaN.
+        position: index of the token, counted from the first token that the model reads.
     """
 
     def __init__(self, item: str, position: int):
         self._given = (item, position)
         super().__init__(
-            f"{item}: the logits for token {position} are not numbers; check the checkpoint's weights, or load it with "
-            f"dtype='float32'"
+            f"{item}: token {position}: expected finite numbers, got NaN or infinity; look for them in the weights "
+            f"(hybridlm inspect --weights) and in interventions, or load with dtype='float32'"
         )
 
 
 class GrammarError(ItemError):
-    """No token can follow in a grammar.
+    """No token can be sampled: a grammar, bans or a logits processor rule out all.
 
     Args:
         item: the request.

@@ -12,6 +12,7 @@ lm_eval.simple_evaluate(model=HybridLM("directory-or-hub-id"), tasks=["hellaswag
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import lm_eval.models  # noqa: F401  # lm_eval registers its own models only while no other one is registered
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM

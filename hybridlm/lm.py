@@ -56,6 +56,7 @@ from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
+from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.probes import Probe, check_capture, interventions_of
 from hybridlm.requests.result_html import table
@@ -76,7 +77,7 @@ from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
 from hybridlm.scoring.hidden import Read, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
-from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, class_logits, pooled
+from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
@@ -88,6 +89,7 @@ from hybridlm.update import ModelWeights, NewWeights, checked_update, fingerprin
 from hybridlm.version import __version__
 from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
+from ir_passes.jaxpr.forked import require_threads
 from models import Decoder, DecoderConfig, family_of
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight
@@ -108,7 +110,6 @@ class LM:
         params: parameters by dotted name, as `forward` takes them for differentiation.
         context: maximum length of a sequence, prompt and completion together.
         eos_token_ids: tokens that end a completion.
-        engine: the engine that runs the steps: lanes, chunk, programs, pools.
         start: seconds of each part of the start.
     """
 
@@ -137,7 +138,7 @@ class LM:
         self.params, self.tokenizer = params, tokenizer
         self.context = engine.context
         self.eos_token_ids = eos_token_ids
-        self._structure, self.engine, self._cache_dtype = structure, engine, cache_dtype
+        self._structure, self._engine, self._cache_dtype = structure, engine, cache_dtype
         self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
 
     @property
@@ -154,8 +155,14 @@ class LM:
         size = sum(array.size for array in self.params.values())
         return (
             f"LM({c.family}, {size / 1e6:.1f}M parameters, {c.num_layers} layers, "
-            f"lanes={self.engine.lanes}, context={self.context})"
+            f"lanes={self._engine.lanes}, context={self.context})"
         )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of all methods; raises ForkedProcessError in a process without JAX's threads."""
+        require_threads(f"{self.path}")
+        return self._engine
 
     def _repr_html_(self) -> str:
         """List every parameter with its dtype and shape, below the line of `repr`."""
@@ -521,10 +528,9 @@ class LM:
         self._require_comparable(other)
         items = to_items(texts, "texts")
         ids = [self._compared(other, item, f"texts[{i}]") for i, item in enumerate(items)]
-        found, wrong = self._compare(other, ids)
-        for i, token in sorted(wrong.items()):
-            raise NumericalError(f"texts[{i}]", token)
-        return found
+        divergence, wrong = self._compare(other, ids)
+        require_finite(wrong, "texts[{}]".format)
+        return divergence
 
     def divergence_file(
         self,
@@ -604,7 +610,9 @@ class LM:
         """
         check_pooling(pooling)
         ids = self._text_inputs.encode_all(texts, "texts")
-        return pooled(self.engine, ids, self.config.hidden_size, pooling, normalised).checked()
+        embeddings = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        require_finite(embeddings.wrong, "texts[{}]".format)
+        return embeddings.vectors
 
     def embed_file(
         self,
@@ -661,16 +669,14 @@ class LM:
             columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            found = pooled(self.engine, ids, self.config.hidden_size, "last", False)
-            classes = Classification(class_logits(classifier.weight, found.vectors), classifier.labels)
-            fields: list[dict[str, Any]] = [{"logits": logits} for logits in classes.logits]
+            classification, wrong = classes(self.engine, ids, classifier)
+            rows: list[dict[str, Any]] = [{"logits": logits} for logits in classification.logits]
             if len(classifier.labels) > 1:
-                for one, shares in zip(fields, classes.probabilities, strict=True):
-                    one["label"] = classifier.labels[int(np.argmax(one["logits"]))]
-                    one["probabilities"] = shares.astype(np.float32)
+                for row, shares in zip(rows, classification.probabilities, strict=True):
+                    row["label"] = classifier.labels[int(np.argmax(row["logits"]))]
+                    row["probabilities"] = shares.astype(np.float32)
             return [
-                RowValues(one, len(text), found.wrong.get(i))
-                for i, (one, text) in enumerate(zip(fields, ids, strict=True))
+                RowValues(row, len(text), wrong.get(i)) for i, (row, text) in enumerate(zip(rows, ids, strict=True))
             ]
 
         scorer = self._value_scorer(columns, self._text_inputs.encode, values, {"logits": "score.weight"})
@@ -743,12 +749,10 @@ class LM:
                 encoded.append(decider.encode(request))
             except (TypeError, ValueError) as error:
                 raise located(error, f"requests[{i}]") from error
-        found: list[dict[str, Answer]] = []
-        for i, one in enumerate(decider.answers(encoded)):
-            if isinstance(one, int):
-                raise NumericalError(f"requests[{i}]", one)
-            found.append(one)
-        return found
+        answers = decider.answers(encoded)
+        wrong = {i: token for i, token in enumerate(answers) if isinstance(token, int)}
+        require_finite(wrong, "requests[{}]".format)
+        return [answer for answer in answers if not isinstance(answer, int)]
 
     def decide_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
@@ -832,8 +836,9 @@ class LM:
             NumericalError: a step computed values that are not numbers.
         """
         classifier = self._require_classifier("classify")
-        vectors = self.embed(texts, pooling="last", normalised=False)
-        return Classification(class_logits(classifier.weight, vectors), classifier.labels)
+        classification, wrong = classes(self.engine, self._text_inputs.encode_all(texts, "texts"), classifier)
+        require_finite(wrong, "texts[{}]".format)
+        return classification
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

@@ -63,6 +63,7 @@ from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.compile.stored import ExecutableStore
+from ir_passes.jaxpr.forked import require_threads
 from models import DecoderConfig
 from models.ops.kernels import check_mode
 
@@ -140,8 +141,10 @@ def load(
             named: first those of config.json, of the index and of all headers, and if there are none those of all
             tensors.
         ValueError: arguments are wrong; every one is named.
+        ForkedProcessError: the process was forked after JAX had started, so that nothing can be computed in it.
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
+    require_threads(f"load: {os.fspath(path_or_hub_id)}")
     # The line that says what is loaded comes before anything is read or checked.
     axes = getattr(mesh, "shape", None)
     given = (lanes, context, chunk, dtype, certify, axes, sanitize, dequantise, adapter, kernels)

@@ -32,6 +32,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
+from ir_passes.jaxpr.forked import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> a request that has been checked."""
@@ -260,6 +261,7 @@ class Session:
                 self._scheduler.close()
 
     def _require_open(self) -> None:
+        require_threads("session")
         if self._closed:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 
@@ -296,11 +298,13 @@ class Session:
                 for place in places:
                     if sequence.finish_reason is not None:
                         break  # it ended while this step was in flight, or with an earlier token
-                    error = self._error(sequence, int(sampled.token[place]))
+                    error = self._error(sequence, sampled, place)
+                    if error is None and self._probing is not None:
+                        hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
+                        wrong_place = self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
+                        if wrong_place is not None:
+                            error = NumericalError(f"request {sequence.request.index}", wrong_place)
                     if error is None:
-                        if self._probing is not None:
-                            hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
-                            self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
                         append_token(sequence, sampled, place)
                         self._grow(sequence)
                     else:
@@ -317,17 +321,24 @@ class Session:
         if wrong is not None:
             raise wrong
 
-    def _error(self, sequence: ActiveSequence, token: int) -> NumericalError | GrammarError | None:
-        """Return why a token cannot be appended; None once the sequence's grammar has taken it."""
+    def _error(
+        self, sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]
+    ) -> NumericalError | GrammarError | None:
+        """Return the error of a sampled token; None once the sequence's grammar has taken it."""
+        token, logprobs = int(sampled.token[place]), sequence.request.params.logprobs
         grammar, params, vocab_size = sequence.grammar, sequence.request.params, self._engine.vocab_size
         item, position = f"request {sequence.request.index}", len(sequence.request.prompt) + len(sequence.generated)
-        if token == vocab_size:
+        reported = [] if logprobs is None else [sampled.logprob, sampled.top_logprobs]
+        numbers = [np.ravel(array[place])[: max(logprobs or 0, 1)] for array in reported if array is not None]
+        if token == vocab_size or not all(np.isfinite(array).all() for array in numbers):
             return NumericalError(item, position)
+        if token == vocab_size + NO_TOKEN:
+            reason = "logit_bias, bad_words, min_tokens or a logits processor rule out every token"
+            if grammar is not None:
+                reason = grammar.fault or f"{reason} that structured_outputs allow"
+            return GrammarError(item, position, reason)
         if grammar is None:
             return None
-        if token == vocab_size + NO_TOKEN:
-            others = "bad_words, min_tokens or a logits processor rule out every token that structured_outputs allow"
-            return GrammarError(item, position, grammar.fault or others)
         grammar.push(token)
         if grammar.fault is not None:
             return GrammarError(item, position, grammar.fault)

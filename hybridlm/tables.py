@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from hybridlm.errors import require_extra
-from hybridlm.requests.results import Completion, Score, known
+from hybridlm.files.json_lines import finite
+from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.score_files.score_columns import DISTRIBUTIONS, score_fields
 from hybridlm.scoring.choice import Choice
@@ -87,7 +88,7 @@ def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> li
 
 
 def _numbers(values: Any) -> list[float | None] | None:
-    return None if values is None else [known(float(value)) for value in values]
+    return None if values is None else [finite(value) for value in values]
 
 
 def _tops(tops: Sequence[Mapping[int, float]] | None) -> list[list[dict[str, Any]]] | None:
@@ -101,8 +102,8 @@ _COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "token_ids": lambda one: one.token_ids,
         "logprobs": lambda one: _numbers(one.logprobs),
         "greedy": lambda one: one.greedy.tolist(),
-        "sum_logprob": lambda one: known(one.sum_logprob),
-        "perplexity": lambda one: known(one.perplexity),
+        "sum_logprob": lambda one: one.sum_logprob,
+        "perplexity": lambda one: one.perplexity,
         "top_logprobs": lambda one: _tops(one.top_logprobs),
     },
     Completion: {

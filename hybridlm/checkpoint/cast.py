@@ -46,6 +46,34 @@ def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[s
                 )
 
 
+def finite_tensor(path: Path, name: str, tensor: np.ndarray) -> np.ndarray:
+    """Return a copy of a small tensor in float32; see `require_finite_tensor`."""
+    wide = np.asarray(tensor).astype(np.float32)
+    require_finite_tensor(path, name, wide)
+    return wide
+
+
+def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
+    """Check the numbers of a tensor.
+
+    Args:
+        path, name: of the file and of the tensor, for messages.
+        tensor: floats.
+
+    Raises:
+        CheckpointError: some of its numbers are NaN or infinite.
+    """
+    finite = np.isfinite(tensor)
+    if not finite.all():
+        first = [int(index) for index in np.argwhere(~finite)[0]]
+        raise CheckpointError(
+            path,
+            f"{name}: expected finite numbers, found NaN or infinity in {int((~finite).sum()):,} of {finite.size:,} "
+            f"places, the first at {first}",
+            "The file is damaged, or its training diverged: get another copy, or an earlier one.",
+        )
+
+
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """Allocate an array, uninitialized, that XLA's CPU client takes over without a copy."""
     return _MEMORY.empty(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)

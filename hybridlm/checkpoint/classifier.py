@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridlm.checkpoint.cast import finite_tensor
 from hybridlm.checkpoint.opened import Checkpoint
 from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.errors import CheckpointError
@@ -47,7 +48,7 @@ def read_classifier(
         Without one the model has its embedding in that place, which no result may be computed with.
 
     Raises:
-        CheckpointError: the head has another shape than config.json says.
+        CheckpointError: the head has another shape than config.json says, or numbers that are not finite.
     """
     if isinstance(directory, SavedDirectory):
         return family, config, None, True
@@ -64,7 +65,7 @@ def read_classifier(
     shape, expected = directory.shape(SCORE), (len(labels), config.hidden_size)
     if len(shape) != 2 or shape[1] != config.hidden_size or (labels and shape != expected):
         raise CheckpointError(directory.path, f"{SCORE}: expected the shape {expected} of config.json, found {shape}")
-    weight = np.asarray(directory.read(SCORE)).astype(np.float32)
+    weight = finite_tensor(directory.path, SCORE, directory.read(SCORE))
     directory.release(SCORE)
     names_of = labels or tuple(f"LABEL_{i}" for i in range(shape[0]))
     family = replace(family, skipped=(*family.skipped, SCORE_PATTERN))

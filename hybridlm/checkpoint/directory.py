@@ -15,6 +15,7 @@ from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from hybridlm.quantised import DequantiseError, GroupedTensors, QuantisationSettings, group_tensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
+from hybridlm.quantised.settings import refused
 from ir_passes.files.strict_json import unique_keys
 from models import UnsupportedModel, family_of
 
@@ -179,6 +180,8 @@ def _grouped(
 ) -> CheckpointDirectory:
     beside = read_object(directory / BESIDE, MAX_CONFIG_BYTES) if (directory / BESIDE).exists() else None
     settings = read_settings(config, beside)
+    if any(file.metadata.get("format") == "mlx" for file in files.values()):
+        settings = refused("mlx", "safetensors: format mlx")
     tensors = {name: file.tensors[name] for name, file in files.items()}
     grouped = group_tensors(tensors, lambda name: files[name].read_stored(name), settings.hints)
     return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, beside)

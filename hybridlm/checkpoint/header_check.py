@@ -13,6 +13,7 @@ from hybridlm.checkpoint.safetensors import READABLE, unreadable
 from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files import BLOCK_TYPES
 from hybridlm.quantised import SCHEMES, contradictions
+from hybridlm.quantised.settings import REFUSED
 from models import Family, Weight, WeightSource
 from models.weights.sources import ArraySlice, TensorSlice
 
@@ -71,6 +72,8 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
     faults = list(checkpoint.settings.faults)
+    if checkpoint.settings.method in REFUSED:
+        raise CheckpointError(checkpoint.path, faults)
     canonical = _names(checkpoint, family, wanted)
     skipped: Counter[str] = Counter()
     present: dict[str, str] = {}
@@ -100,7 +103,9 @@ def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadP
                 fault = _redundant_head(checkpoint, raw, stored)
                 (notes if fault is None else faults).append(fault or f"{raw} is not used: it equals {stored}")
             continue
-        if name not in read:
+        if name not in read and raw in checkpoint.grouped.faults:
+            faults.append(f"unreadable {raw}: {checkpoint.grouped.faults[raw]}")
+        elif name not in read:
             other = " beside another layout of the same parameter" if name in wanted else ""
             faults.append(
                 f"unexpected {raw}: found {checkpoint.stored_as(raw)} {checkpoint.shape(raw)}{other}, family "

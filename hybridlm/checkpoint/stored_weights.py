@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import READ
 from hybridlm.errors import CheckpointError
@@ -20,6 +22,7 @@ class StoredWeight:
         bytes: of codes and scales together.
         health: of matrices; None for other weights.
         lost: rows of zeros where they are many (see `lost_rows`).
+        not_finite: numbers that are NaN or infinite.
     """
 
     name: str
@@ -28,13 +31,14 @@ class StoredWeight:
     bytes: int
     health: WeightHealth | None
     lost: int
+    not_finite: int = 0
 
 
 def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
     """Yield the weights by name, each read when it is asked for.
 
     Raises:
-        CheckpointError: tensors that make no weight, or numbers that are not finite.
+        CheckpointError: tensors that make no weight, or scales and codes that are not finite.
     """
     faults = [f"{name}: {fault}" for name, fault in checkpoint.grouped.faults.items()]
     if faults:
@@ -43,11 +47,13 @@ def stored_weights(checkpoint: CheckpointDirectory) -> Iterator[StoredWeight]:
         quantised, shape = checkpoint.grouped.quantised.get(name), checkpoint.shape(name)
         stored = checkpoint.stored_as(name)
         size = quantised.bytes if quantised else checkpoint.info(name).end - checkpoint.info(name).begin
-        if len(shape) < 2 or not all(shape) or (quantised is None and stored not in READ):
+        if not all(shape) or (quantised is None and stored not in READ):
             yield StoredWeight(name, stored, shape, size, None, 0)
             continue
         weight = checkpoint.read(name)
-        health = weight_health(weight, quantised.group if quantised else None)
-        yield StoredWeight(name, stored, shape, size, health, lost_rows(weight))
+        matrix = len(shape) >= 2
+        health = weight_health(weight, quantised.group if quantised else None) if matrix else None
+        wrong = weight.size - int(np.count_nonzero(np.isfinite(weight)))
+        yield StoredWeight(name, stored, shape, size, health, lost_rows(weight) if matrix else 0, wrong)
         del weight
         checkpoint.release(name)

@@ -1,6 +1,5 @@
 """`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
 
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
-from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
+from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
@@ -146,8 +145,7 @@ def bench(
         if json_to is not None:
             machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
             figures = {"model": model, "machine": machine, "measured": [one.figures() for one in found]}
-            with replacing(json_to) as file:
-                file.write(json.dumps(figures, indent=2) + "\n")
+            write_json(json_to, figures)
     if plot_to is not None:
         name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
         decoding = [one for one in found if one.what == "decode"]

@@ -1,6 +1,5 @@
 """`hybridlm bench --start`: the table of a model's first token."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.start import measure_starts
-from hybridlm.cli.options import console_for_table, table_of
+from hybridlm.cli.options import console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
-from hybridlm.files.atomic import replacing
 
 DEFAULT_LANES = 8
 
@@ -47,8 +45,7 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settin
     typer.echo(f"compiled by the warm starts: {compiled} steps")
     if out is not None:
         found = {"model": model, "cores": cores(), "jax": jax.__version__, "settings": settings, "prompt": prompt}
-        with replacing(out) as file:
-            file.write(json.dumps({**found, "cold": cold, "warm": warm}, indent=2) + "\n")
+        write_json(out, {**found, "cold": cold, "warm": warm})
 
 
 def _median(found: list[float | None]) -> float | None:

@@ -3,15 +3,14 @@
 # lm_eval is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hybridlm.cli.options import Loading, Model, json_object, loads
+from hybridlm.cli.options import Loading, Model, json_object, loads, write_json
 from hybridlm.errors import require_extra
-from hybridlm.files.atomic import replaceable, replacing
+from hybridlm.files.atomic import replaceable
 
 
 @loads()
@@ -62,27 +61,33 @@ def evaluate(
         raise ValueError(
             f"--tasks: lm_eval has no task, group or tag {', '.join(missing)}; --include-path adds your own"
         )
-    results = simple_evaluate(
-        model=HybridLM(
-            loading.load(model),
-            seed=seed,
-            enable_thinking=thinking,
-            chat_template_args=variables,
-            think_end_token=think_end,
-            thinking_budget=thinking_budget,
-        ),
-        tasks=list(dict.fromkeys(name for matching in found.values() for name in matching)),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        apply_chat_template=chat,
-        system_instruction=system,
-        log_samples=samples,
-        task_manager=manager,
+    evaluated = HybridLM(
+        loading.load(model),
+        seed=seed,
+        enable_thinking=thinking,
+        chat_template_args=variables,
+        think_end_token=think_end,
+        thinking_budget=thinking_budget,
     )
+    try:
+        results = simple_evaluate(
+            model=evaluated,
+            tasks=list(dict.fromkeys(name for matching in found.values() for name in matching)),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            apply_chat_template=chat,
+            system_instruction=system,
+            log_samples=samples,
+            task_manager=manager,
+        )
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(
+            "no results are kept: they are written once all tasks are done; --tasks takes fewer at a time"
+        )
+        raise
     assert results is not None  # None is what processes of other ranks get
     typer.echo(make_table(results))
     if results.get("groups"):
         typer.echo(make_table(results, "groups"))
     if output is not None:
-        with replacing(output) as file:
-            json.dump(results, file, indent=1, default=handle_non_serializable)
+        write_json(output, results, handle_non_serializable)

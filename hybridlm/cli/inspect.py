@@ -104,19 +104,30 @@ def _list_weights(model: str) -> None:
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
-    headings = ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups")
+    headings = ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups", "not finite")
     table = table_of(*headings, left=2, title=str(checkpoint.path), overflow="fold")
-    total = numbers = 0
+    total = numbers = wrong = 0
     for one in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
-        total, numbers = total + one.bytes, numbers + math.prod(one.shape)
+        total, numbers, wrong = total + one.bytes, numbers + math.prod(one.shape), wrong + one.not_finite
         cells = ("", "") if one.health is None else (f"{one.health.zero_rows:,}", f"{one.health.clipped_groups:,}")
         zero, clipped = cells
         bits = 8 * one.bytes / max(math.prod(one.shape), 1)
         shape = " x ".join(map(str, one.shape))
-        row = (one.name, one.stored_as, shape, f"{one.bytes / 1e6:,.3f}", f"{bits:.2f}", zero, clipped)
-        table.add_row(*map(Text, row), style="red" if one.lost else None)
+        row = (
+            one.name,
+            one.stored_as,
+            shape,
+            f"{one.bytes / 1e6:,.3f}",
+            f"{bits:.2f}",
+            zero,
+            clipped,
+            f"{one.not_finite:,}",
+        )
+        table.add_row(*map(Text, row), style="red" if one.lost or one.not_finite else None)
     console_for_table(200).print(table)
     typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
+    if wrong:
+        typer.echo(f"{wrong:,} weights are NaN or infinite: results that they take part in are refused", err=True)
 
 
 def _shape(engine: Engine, which: StepKind) -> Shape:

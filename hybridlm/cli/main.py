@@ -4,6 +4,8 @@
 quantise | warmup | launch | cache`
 """
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -22,6 +24,7 @@ from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.quantise import quantise
+from hybridlm.cli.signals import EXIT_INTERRUPTED
 from hybridlm.cli.standard_output import standard_output
 from hybridlm.cli.verify import verify
 from hybridlm.cli.warmup import warmup
@@ -65,5 +68,12 @@ def hybridlm(
 
 def main() -> None:
     """The console script."""
-    with standard_output():
-        app(prog_name="hybridlm")
+    try:
+        with standard_output():
+            app(prog_name="hybridlm")
+    except SystemExit as end:
+        if end.code in EXIT_INTERRUPTED:
+            # Without the interpreter's own end, which can crash while other threads compile or compute.
+            sys.stderr.flush()
+            os._exit(int(end.code))
+        raise

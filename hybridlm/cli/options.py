@@ -1,15 +1,18 @@
 """Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
 
 import inspect
+import json
 import logging
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
@@ -18,10 +21,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hybridlm.cli.signals import ended_by_signals
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
+from hybridlm.files.atomic import replacing
 from hybridlm.files.json_lines import parse_object
 from hybridlm.lm import LM
 from hybridlm.loading import load
@@ -140,7 +145,7 @@ def loads(
     def decorate(command: Callable[Concatenate[Loading, Own], None]) -> Callable[..., None]:
         @wraps(command)
         def with_options(*, verbose: bool, debug: bool, **given: Any) -> None:
-            with reported(debug, verbose):
+            with reported(debug, verbose), ended_by_signals():
                 settings, others = ({name: given.pop(name) for name in each} for each in (chosen, together))
                 command(Loading(settings, others), **given)  # type: ignore[call-arg]  # typer read its own options
 
@@ -185,6 +190,22 @@ SAMPLING = {name: option for name, option in _setting_options() if name != "skip
 """Options of the plain settings of `SamplingParams`, but the one that is asked the other way round."""
 
 
+def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = None) -> None:
+    """Write strict JSON: NaN and infinities become null, and a warning counts them.
+
+    Args:
+        output: file to replace or to create.
+        value: of objects, lists and scalars.
+        default: makes such a value of any other one.
+    """
+    missing: list[str] = []
+    plain = json.loads(json.dumps(value, default=default), parse_constant=missing.append)
+    with replacing(output) as file:
+        file.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    if missing:
+        typer.echo(f"warning: {output}: {len(missing):,} numbers are NaN or infinite and are written as null", err=True)
+
+
 def json_object(text: str | None, option: str) -> dict[str, Any]:
     """Return the JSON object of an option; an empty one for None.
 
@@ -203,8 +224,8 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
 
     With `verbose` the log of hybridlm goes there, too.
 
-    The status is 1 for errors, 70 if another process failed, 130 after Ctrl-C, and 141 if the reader of standard output
-    closed it (as a shell reports both signals).
+    The status is 1 for errors, 70 if another process failed, and 128 + N after signal N, as in a shell: 130 after
+    Ctrl-C, 143 after SIGTERM, 141 if the reader of standard output closed it.
     """
     with warnings.catch_warnings(), _logged() if verbose else nullcontext():
         warnings.showwarning = _show_warning
@@ -212,9 +233,9 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
             yield
             sys.stdout.flush()
         except KeyboardInterrupt as interrupt:
-            for note in _notes(interrupt):
-                typer.echo(note, err=True)
-            raise typer.Exit(130) from None
+            for line in (*interrupt.args, *_notes(interrupt)):
+                typer.echo(line, err=True)
+            raise typer.Exit(128 + getattr(interrupt, "number", signal.SIGINT)) from None
         except BrokenPipeError:
             drop_rest()
             raise typer.Exit(141) from None

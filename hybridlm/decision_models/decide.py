@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hybridlm.decision_models.heads import OptionHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
@@ -50,7 +52,7 @@ class Decider:
         return found
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers to encoded requests; of one whose numbers are NaN, the first such token of its prompt."""
+        """Return the answers to requests; for a wrong one the first token without finite numbers."""
         prompts = [prompt for one in requests for prompt in one]
         read = self.read([one.token_ids for one in prompts], [one.places for one in prompts])
         vectors, numbers = iter(read.vectors), iter(range(len(prompts)))
@@ -58,10 +60,14 @@ class Decider:
         for request in requests:
             answers, wrong = Answers(), None
             for prompt in request:
-                rows, nan = next(vectors), read.wrong.get(next(numbers))
-                wrong = nan if wrong is None else wrong
-                for vector, question in zip(rows, prompt.questions, strict=True):
-                    scores = self.head.scores(vector, question)
-                    answers[question.name] = answer_of(question, scores, self.temperature.get(question.type, 1.0))
+                rows, first_wrong = next(vectors), read.wrong.get(next(numbers))
+                wrong = first_wrong if wrong is None else wrong
+                for vector, question, place in zip(rows, prompt.questions, prompt.places, strict=True):
+                    with np.errstate(all="ignore"):  # checked below
+                        scores = self.head.scores(vector, question)
+                        answer = answer_of(question, scores, self.temperature.get(question.type, 1.0))
+                    if wrong is None and not np.isfinite(list(answer.probabilities.values())).all():
+                        wrong = place
+                    answers[question.name] = answer
             found.append(answers if wrong is None else wrong)
         return found

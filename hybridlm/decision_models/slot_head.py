@@ -1,12 +1,13 @@
 """Linear heads whose rows are the options of questions, in files of their own or among the tensors of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hybridlm.checkpoint.cast import finite_tensor
 from hybridlm.checkpoint.directory import open_directory
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.decision_models.questions import KINDS
@@ -57,7 +58,7 @@ def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> 
     found = {name: checkpoint.shape(name) for name in expected if name in checkpoint.files}
     if found != expected:
         raise CheckpointError(directory, f"expected the tensors {expected} of the head, found {found}")
-    weight, bias = _finite(directory, [checkpoint.read(name) for name in expected])
+    weight, bias = (finite_tensor(directory, name, checkpoint.read(name)) for name in expected)
     return SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
 
 
@@ -69,12 +70,4 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np
     found = {name: info.shape for name, info in file.tensors.items()}
     if found != expected:
         raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
-    return _finite(path, [file.read(name) for name in expected])
-
-
-def _finite(path: Path, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays of a head in float32; raises CheckpointError if they have numbers that are not finite."""
-    wide = [np.asarray(one).astype(np.float32) for one in arrays]
-    if not all(np.isfinite(one).all() for one in wide):
-        raise CheckpointError(path, "expected finite numbers, found others", "The file is damaged: get it again.")
-    return wide
+    return [finite_tensor(path, name, file.read(name)) for name in expected]

@@ -188,8 +188,8 @@ class Probing:
         read: ReadPositions,
         hidden_states: Sequence[np.ndarray] | None,
         lane: int,
-    ) -> None:
-        """Store what a step has read.
+    ) -> int | None:
+        """Store values from a step; return the first position without finite numbers.
 
         Args:
             writer, probe: of the sequence.
@@ -201,9 +201,14 @@ class Probing:
         hidden = self.arrays.places.hidden
         # A step without slots reads states alone; one for other lanes may have more of them.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
+        wrong = None
         for i, position in enumerate(read.positions):
             own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
             writer.put(position, own, states, probe.last)
+            arrays = [*own.values(), *(() if states is None else states.values())]
+            if wrong is None and not all(np.isfinite(array).all() for array in arrays):
+                wrong = position
+        return wrong
 
     def finish(self) -> None:
         """Give a table its name, once all sequences have ended."""
@@ -259,8 +264,8 @@ class RequestProbing(Probing):
         read: ReadPositions | None,
         hidden_states: Sequence[np.ndarray] | None,
         lane: int,
-    ) -> None:
-        """Store what a step has read of a sequence that has sampled a token.
+    ) -> int | None:
+        """Store values of a sequence with a new token; return as `write`.
 
         Args:
             sequence: the sequence.
@@ -270,4 +275,5 @@ class RequestProbing(Probing):
         """
         probe = sequence.request.probe
         if read is not None and sequence.writer is not None and probe is not None:
-            self.write(sequence.writer, probe, read, hidden_states, lane)
+            return self.write(sequence.writer, probe, read, hidden_states, lane)
+        return None

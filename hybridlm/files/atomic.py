@@ -19,6 +19,12 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
         PermissionError: no file can be created there.
         ValueError: it is the input, or not a regular file.
     """
+    if str(output) == "-" or (output.exists() and not output.is_file() and not output.is_dir()):
+        # Before links are resolved: the target of /dev/stdout has a name that nobody has given.
+        raise ValueError(
+            f"{output}: expected a regular file or a new name, got a stream or a device; an output appears whole, and "
+            "its unfinished parts are kept beside it: write a file and print it (hybridlm ... OUTPUT && cat OUTPUT)"
+        )
     output = Path(os.path.realpath(output))
     if not output.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(output.parent))
@@ -26,8 +32,7 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
         raise PermissionError(errno.EACCES, "no file can be made in this directory", str(output.parent))
     if output.exists():
         if not output.is_file():
-            # Renaming over it would replace a directory or a device such as /dev/null.
-            raise ValueError(f"{output}: expected a regular file or a new name, found something else")
+            raise ValueError(f"{output}: expected a regular file or a new name, found a directory")
         if input is not None and input.exists() and output.samefile(input):
             raise ValueError(f"{output}: is also the input; give another name")
     return output

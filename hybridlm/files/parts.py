@@ -188,6 +188,14 @@ class Parts:
         self._manifest.unlink(missing_ok=True)
         self.done = []
 
+    def note(self, error: BaseException, unit: str) -> None:
+        """Add a note to an error: the rows or lines (`unit`) on disk, and how to continue."""
+        rows = sum(part.rows for part in self.done)
+        if self.done and not self.joined:
+            error.add_note(f"{rows:,} {unit} are kept in {self.folder}: the same command continues")
+        elif isinstance(error, KeyboardInterrupt) and not self.joined:
+            error.add_note(f"no {unit} are kept: the same command begins again")
+
     def leave(self) -> None:
         """Delete the parts if the output is complete or there are none."""
         if self._ours and (self.joined or not self.done):

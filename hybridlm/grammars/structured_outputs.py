@@ -75,12 +75,12 @@ def compiler_version() -> str:
 def _schema(value: Any) -> str:
     """Return a JSON schema as text; the order of its properties is that of the completion."""
     try:
-        found = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value))
+        schema = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json: expected a JSON schema: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"json: expected a JSON schema, which is an object, got {_shown(found)}")
-    return json.dumps(found)
+    if not isinstance(schema, dict):
+        raise ValueError(f"json: expected a JSON schema, which is an object, got {_shown(schema)}")
+    return json.dumps(schema)
 
 
 def _any_object(value: Any) -> str:

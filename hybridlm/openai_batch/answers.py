@@ -68,9 +68,9 @@ def answers(model: BatchModel, lines: list[BatchLine], created: int) -> Iterator
             continue
         of_prompts, of_choices = next(scores), next(completions)
         errors: list[NumericalError | GrammarError] = [
-            NumericalError(f"prompt {i}", score.first_nan)
+            NumericalError(f"prompt {i}", score.first_wrong)
             for i, score in enumerate(of_prompts)
-            if score.first_nan is not None
+            if score.first_wrong is not None
         ]
         errors += [one for one in of_choices if isinstance(one, NumericalError | GrammarError)]
         if errors:

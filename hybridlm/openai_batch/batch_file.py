@@ -129,9 +129,7 @@ def batch_file(
                 target = JsonScores({}, {})
                 parts.join(lambda contents, file: target.join(in_windows(contents, sorted_windows), file, 0))
         except BaseException as error:
-            if parts.done and not parts.joined:
-                rows = sum(part.rows for part in parts.done)
-                error.add_note(f"{rows:,} lines are kept in {parts.folder}: the same command continues")
+            parts.note(error, "lines")
             raise
         return _report(parts, kept)
 

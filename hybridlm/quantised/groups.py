@@ -27,6 +27,9 @@ _REFUSED = {
     "quant_state.bitsandbytes__fp4": "FP4 of bitsandbytes",
     "SCB": "8-bit rows of bitsandbytes",
     "weight_format": "8-bit rows of bitsandbytes",
+    "biases": "affine groups of MLX",
+    "W_q": "codes of HQQ",
+    "_data": "codes of Quanto",
 }
 _COMPANIONS = ("_scale_inv", "_scale_2", "_global_scale", "_scale", "_zero_point", "_g_idx", "_shape", "_bmm_scale")
 
@@ -112,10 +115,12 @@ def _concerned(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str, str
     last = name.rpartition(".")[2]
     if last in _IGNORED or "_bmm" in last:
         return name, ""
+    base = name.rpartition(".")[0]
     for key, what in _REFUSED.items():
-        if name.endswith("." + key):
-            base = name.removesuffix("." + key)
-            weight = base if base in tensors else base + ".weight"
+        # Scales without biases are AWQ's or GPTQ's.
+        if name.endswith("." + key) or (key == "biases" and last == "scales" and f"{base}.biases" in tensors):
+            base = name.removesuffix("." + key) if name.endswith("." + key) else base
+            weight = base if base.endswith(".weight") or base in tensors else base + ".weight"
             return weight, f"{name}: {what}, which is not implemented: use another release of this model"
     for suffix in _COMPANIONS:
         stem = name.removesuffix(suffix)

@@ -29,6 +29,8 @@ SCHEMES: Mapping[str, str] = {
 
 Read = Callable[[str], np.ndarray]
 """Tensor name in the files -> its stored numbers; codes as uint8."""
+_LARGEST = np.float32(512)
+"""Bound of all codes: floats of 8 bits, and integers less their zero points."""
 _BLOCK = 1 << 20
 """Codes that are checked at once, which bounds the memory that this takes."""
 
@@ -90,13 +92,15 @@ class QuantisedTensor:
         """Return the scales of groups, as stored, in float32.
 
         Raises:
-            DequantiseError: one is NaN or infinite.
+            DequantiseError: one is NaN or infinite, or so large that a weight may be.
         """
         stored = read(self.parts["scale"])
         # Codes of 8 bits among scales are powers of two, but for NVFP4.
         codes = float8_e4m3 if self.scheme == "nvfp4" else float8_e8m0
         numbers = codes(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
-        return _finite(self.parts["scale"], numbers, "a scale that is not finite")
+        with np.errstate(over="ignore"):
+            _finite(self.parts["scale"], numbers * _LARGEST, "a scale that makes weights which are not finite")
+        return numbers
 
     def require_e4m3(self, codes: UInt8[np.ndarray, "..."]) -> None:
         """Check codes of 8 bits, as they are stored, a block at a time.
@@ -113,12 +117,15 @@ class QuantisedTensor:
         """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
 
         Raises:
-            DequantiseError: it is NaN, infinite, or a divisor of zero.
+            DequantiseError: it is NaN or infinite, a divisor of zero, or such that a weight may be infinite.
         """
         name = self.parts["global"]
         found = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
         if self.divided and not found.all():
             raise DequantiseError(name, "a global scale of zero, which is a divisor")
+        with np.errstate(over="ignore"):
+            product = _LARGEST * _LARGEST / found if self.divided else found * _LARGEST * _LARGEST
+        _finite(name, product, "a global scale that makes weights which are not finite")
         return found.reshape(*self.shape[:-2], 1, 1) if found.size > 1 else found.reshape(())
 
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:

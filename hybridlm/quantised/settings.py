@@ -24,7 +24,7 @@ _MODELOPT: Mapping[str, frozenset[str]] = {
     "W4A16_MXFP4": frozenset({"mxfp4"}),
 }
 _MODELOPT_REFUSED = {"NVFP4_AWQ": "pre_quant_scale", "NVFP4_SVD": "low-rank parts"}
-_REFUSED = {
+REFUSED: Mapping[str, str] = {
     "quark": "AMD Quark",
     "bitsandbytes": "bitsandbytes",
     "fbgemm_fp8": "FBGEMM FP8",
@@ -37,7 +37,9 @@ _REFUSED = {
     "bitnet": "BitNet",
     "spqr": "SpQR",
     "higgs": "HIGGS",
+    "mlx": "MLX",
 }
+"""Method -> the system that writes it, for layouts that are not read."""
 MAX_PATTERN = 400
 
 
@@ -72,6 +74,8 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
     nested = config.get("text_config")
     found = [config.get("quantization_config"), nested.get("quantization_config") if isinstance(nested, dict) else None]
     found = [one for one in found if one]
+    if beside is None and any(map(_is_mlx, (config.get("quantization"), *found))):
+        return refused("mlx", "config.json: group_size and bits without a quant_method")
     if not found and beside is None:
         return QuantisationSettings()
     for one in found:
@@ -86,9 +90,8 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
         if not isinstance(modelopt, dict):
             return QuantisationSettings("?", faults=("hf_quant_config.json: expected an object named quantization",))
     method = str(settings.get("quant_method") or ("modelopt" if modelopt or "quant_algo" in settings else "?")).lower()
-    if method in _REFUSED:
-        fault = f"quantised by {_REFUSED[method]} (quant_method {method!r}), which is not implemented"
-        return QuantisationSettings(method, faults=(f"{fault}: use another release of this model",))
+    if method in REFUSED:
+        return refused(method, f"quant_method {method!r}")
     readers: Mapping[str, Callable[[], QuantisationSettings]] = {
         "fp8": lambda: _fp8(settings),
         "modelopt": lambda: _modelopt(settings, modelopt),
@@ -109,6 +112,23 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
             fault = f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo']}"
             return replace(chosen, faults=(*chosen.faults, fault))
     return chosen
+
+
+def refused(method: str, sign: str) -> QuantisationSettings:
+    """Return the settings of a checkpoint in a layout that is not implemented.
+
+    Args:
+        method: one of `REFUSED`.
+        sign: where the checkpoint shows it.
+    """
+    fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: use another release of this model"
+    return QuantisationSettings(method, faults=(fault,))
+
+
+def _is_mlx(settings: Any) -> bool:
+    """True if MLX wrote the settings: groups and bits without a method."""
+    names = settings.keys() if isinstance(settings, dict) else set()
+    return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 
 
 def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:

@@ -15,19 +15,10 @@ from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.text.tokenizer import Tokenizer
 
 
-def perplexity(sum_logprob: float, count: int) -> float:
-    """Return exp(-sum_logprob / count); inf if that overflows a float, nan if nothing was counted."""
-    if not count:
-        return math.nan
-    mean = -sum_logprob / count
-    if math.isnan(mean):
-        return math.nan
-    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
-
-
-def known(value: float) -> float | None:
-    """Return the number, or None (null in a table) for nan."""
-    return None if math.isnan(value) else value
+def perplexity(sum_logprob: float, count: int) -> float | None:
+    """Return exp(-sum_logprob / count); None if nothing was counted, or if that overflows a float."""
+    mean = -sum_logprob / count if count else math.inf
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else None
 
 
 @dataclass(frozen=True)
@@ -92,6 +83,8 @@ class Score:
         top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
         captured: hidden states and states, if they were asked for; not compared.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
+        first_wrong: index of the first token whose numbers are not finite, counted from the first token that the model
+            reads; None for every score that `LM.score` returns.
     """
 
     token_ids: list[int]
@@ -106,6 +99,7 @@ class Score:
     captured: Captured | None = field(default=None, compare=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     boundary_shift: int = 0
+    first_wrong: int | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)
@@ -115,22 +109,14 @@ class Score:
         """Index of the first token with a prediction: 0 after a prefix, otherwise 1."""
         return 0 if self.prefix_tokens else 1
 
-    @property
-    def first_nan(self) -> int | None:
-        """Index of the first predicted token whose log-probability is not a number; None if there is none."""
-        if not math.isnan(self.sum_logprob):
-            return None
-        wrong = np.flatnonzero(np.isnan(self.logprobs[self.first_predicted :]))
-        return self.first_predicted + int(wrong[0]) if wrong.size else None
-
     @cached_property
     def sum_logprob(self) -> float:
         """Sum over the predicted tokens, in float64; 0 without any."""
         return float(np.sum(self.logprobs[self.first_predicted :], dtype=np.float64))
 
     @property
-    def perplexity(self) -> float:
-        """exp of the mean negative log-probability of the predicted tokens; nan without any."""
+    def perplexity(self) -> float | None:
+        """exp of the mean negative log-probability of the predicted tokens; see `perplexity`."""
         count = len(self.token_ids) - self.first_predicted
         return perplexity(self.sum_logprob, count)
 
@@ -139,7 +125,7 @@ class Score:
         rows = [
             ("tokens", f"{len(self.token_ids):,}"),
             ("sum of log-probabilities", f"{self.sum_logprob:.3f}"),
-            ("perplexity", f"{self.perplexity:.4g}"),
+            ("perplexity", "none" if self.perplexity is None else f"{self.perplexity:.4g}"),
         ]
         return table(rows) + strip(self.token_ids, self.logprobs.tolist(), self.greedy.tolist(), self.tokenizer)
 

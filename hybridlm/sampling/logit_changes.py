@@ -64,7 +64,7 @@ def _unpacked(mask: UInt32[Array, "row word"]) -> Bool[Array, "row token"]:
 
 
 def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"], no_token: int) -> Int32[Array, "row"]:
-    """Return sampled tokens, with `no_token` in place of those whose logit is -inf: no token was allowed.
+    """Return sampled tokens, or `no_token` if the logit is -inf: no token was allowed.
 
     Args:
         token: sampled from the logits; `vocab` for a row with NaN, which stays.

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from hybridlm.requests.results import known
 from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields
 from hybridlm.scoring.items import FORMS, form_of
@@ -210,10 +209,8 @@ def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
     if kind in ("floats", "ranks"):
         empty = np.zeros(0, np.float32 if kind == "floats" else np.int32)
         flat = np.concatenate([empty, *(one for one in values if one is not None)])
-        entries = pa.array(flat, mask=np.isnan(flat) if kind == "floats" else flat == 0)
+        entries = pa.array(flat, mask=~np.isfinite(flat) if kind == "floats" else flat == 0)
         return _lists([None if one is None else len(one) for one in values], entries)
-    if kind == "number":
-        values = [None if one is None else known(one) for one in values]
     return pa.array(values, _TYPES[kind])
 
 

@@ -1,6 +1,5 @@
 """Files of how far two models are from one another: their columns, and the means over all of them."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,14 +30,14 @@ class DivergenceFileReport(ScoreFileReport):
 
     Attributes:
         predicted: tokens that are predicted: all but the first of each text.
-        mean_kl, mean_reverse_kl, mean_js, agreement: over these, in float64, as in `Divergence`; nan without any.
+        mean_kl, mean_reverse_kl, mean_js, agreement: over these, in float64, as in `Divergence`; None without any.
     """
 
     predicted: int = 0
-    mean_kl: float = math.nan
-    mean_reverse_kl: float = math.nan
-    mean_js: float = math.nan
-    agreement: float = math.nan
+    mean_kl: float | None = None
+    mean_reverse_kl: float | None = None
+    mean_js: float | None = None
+    agreement: float | None = None
 
 
 def with_means(report: ScoreFileReport) -> DivergenceFileReport:

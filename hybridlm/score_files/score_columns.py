@@ -39,13 +39,14 @@ def score_fields(score: Score) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if score.prefix_tokens:
         fields = {"prompt_tokens": score.prefix_tokens, "boundary_shift": score.boundary_shift}
-    fields |= {name: getattr(score, name) for name in (*SCORES, "ranks", "entropy")}
+    fields |= {name: getattr(score, name) for name in ("ranks", "entropy")}
     for name, part in (("top", score.top), ("chosen", score.chosen)):
         if part is not None:
             fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)
             fields[f"{name}_logprobs"] = Lists(part.logprobs, part.offsets)
             fields[f"{name}_ranks"] = Lists(part.ranks, part.offsets)
-    fields = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    columns = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    fields = {name: getattr(score, name) for name in SCORES} | columns  # a perplexity may be None
     if score.captured is not None:
         hidden = {HIDDEN.format(i): rows for i, rows in score.captured.hidden_states.items()}
         arrays = {**hidden, **score.captured.states}

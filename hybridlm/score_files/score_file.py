@@ -122,9 +122,7 @@ def score_file(
                 saved = sum(part.saved for part in parts.done)
                 parts.join(lambda contents, file: target.join(in_windows(contents, order), file, saved))
         except BaseException as error:
-            if parts.done and not parts.joined:
-                rows = sum(part.rows for part in parts.done)
-                error.add_note(f"{rows:,} rows are kept in {parts.folder}: the same command continues")
+            parts.note(error, "rows")
             raise
         return _report(path, parts, kept)
 

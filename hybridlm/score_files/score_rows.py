@@ -21,7 +21,7 @@ class RowValues(NamedTuple):
     Attributes:
         fields: field -> value.
         tokens: number of tokens that they are of.
-        wrong: index of the first token whose numbers are none; the fields have no meaning then.
+        wrong: index of the first token whose numbers are not finite; the fields have no meaning then.
         shifted: number of completions that are scored from within the prompt.
     """
 
@@ -161,7 +161,7 @@ class _EncodedRow(NamedTuple):
 
 
 def _of_row(scores: list[Score], several: bool) -> RowValues:
-    wrong = next((one.first_nan for one in scores if one.first_nan is not None), None)
+    wrong = next((one.first_wrong for one in scores if one.first_wrong is not None), None)
     fields = score_fields(scores[0])
     if several:
         # A completion with a token that spans the boundary has fewer tokens of the prompt before it.

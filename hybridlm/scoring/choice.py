@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridlm.engine.inputs import Inputs
-from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Score
 from hybridlm.scoring.items import own, read_pair
+from hybridlm.scoring.scorer import checked
 
 By = Literal["sum", "token", "byte"]
 
@@ -48,10 +48,12 @@ class Choice:
         """Log-likelihood of each option over the bytes of its text in UTF-8, as it was given.
 
         Raises:
-            ValueError: options are token ids, which have no bytes.
+            ValueError: options are token ids or an empty text, which have no bytes.
         """
         if not all(isinstance(option, str) for option in self.options):
             raise ValueError("per byte: the options are token ids, which have no bytes; take per_token or sums")
+        if "" in self.options:
+            raise ValueError(f"options[{self.options.index('')}]: an empty text has no bytes; take per_token or sums")
         return [total / len(option.encode()) for total, option in zip(self.sums, self.options, strict=True)]
 
     def ranking(self, by: By = "sum") -> list[int]:
@@ -83,10 +85,7 @@ def choose(
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
     pairs = [read_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
-    scores = score([ids.token_ids for ids in pairs])
-    for i, one in enumerate(scores):
-        if one.first_nan is not None:
-            raise NumericalError(f"options[{i}]", one.first_nan)
+    scores = checked(score([ids.token_ids for ids in pairs]), "options[{}]".format)
     parts = [own(text, ids) for text, ids in zip(scores, pairs, strict=True)]
     return Choice(
         options=list(options),

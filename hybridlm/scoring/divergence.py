@@ -58,22 +58,22 @@ class Divergence:
         return np.flatnonzero(~first)
 
     @property
-    def mean_kl(self) -> float:
-        """Mean of `kl` over the predicted tokens, in float64; nan without any."""
+    def mean_kl(self) -> float | None:
+        """Mean of `kl` over the predicted tokens, in float64; None without any."""
         return self._mean(self.kl)
 
     @property
-    def mean_reverse_kl(self) -> float:
+    def mean_reverse_kl(self) -> float | None:
         """Mean of `reverse_kl` over the predicted tokens."""
         return self._mean(self.reverse_kl)
 
     @property
-    def mean_js(self) -> float:
+    def mean_js(self) -> float | None:
         """Mean of `js` over the predicted tokens."""
         return self._mean(self.js)
 
     @property
-    def agreement(self) -> float:
+    def agreement(self) -> float | None:
         """Share of the predicted tokens in whose place both models have the same most likely token."""
         return self._mean(self.same_top)
 
@@ -85,8 +85,8 @@ class Divergence:
         means = {"mean_kl": one.mean_kl, "mean_reverse_kl": one.mean_reverse_kl, "mean_js": one.mean_js}
         return {**arrays, **means, "agreement": one.agreement}
 
-    def _mean(self, values: np.ndarray) -> float:
-        return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else float("nan")
+    def _mean(self, values: np.ndarray) -> float | None:
+        return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else None
 
 
 class ComparedModel(NamedTuple):
@@ -117,11 +117,13 @@ class ComparedText(QueuedText):
 
     def take(self, outputs: Divergences, lane: int, first: int, count: int) -> None:
         """Store `count` positions of a lane's outputs from position `first` on."""
+        self.check([numbers[lane, :count] for numbers in outputs[:3]], first)
         for own, all_lanes in zip(self.found, outputs, strict=True):
             own[first : first + count] = all_lanes[lane, :count]
 
     def finish(self) -> None:
         """Copy the positions that were computed with the text that this one continues."""
+        super().finish()
         if self.parent is not None:
             for own, shared in zip(self.found, self.parent.found, strict=True):
                 own[: len(shared)] = shared
@@ -134,13 +136,10 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 def compare(
     sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]]
 ) -> tuple[Divergence, dict[int, int]]:
-    """Return how far two models of one vocabulary are from one another, and where they computed NaN.
-
-    A text in which a model did has the index of its first such token beside it.
+    """Return the distances of two models, and the first token without finite numbers by text.
 
     Each text has a lane of its own in both; chunks are those of the first one. A common prefix of several texts is
-    prefilled once in both, as far as it is whole chunks. A text has the same bits whatever is compared with it in steps
-    of the same shape.
+    prefilled once in both, in whole chunks. A text has the same bits in every company, in steps of the same shape.
 
     Args:
         sides: the models, on the same devices.
@@ -151,7 +150,7 @@ def compare(
     """
     found = [_arrays(len(text)) for text in texts]
     predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
-    certificate = None
+    certificate, wrong = None, dict[int, int]()
     if predicted:
         most = min(side.engine.prefill_rows for side in sides)
         size = max(side.engine.bucket(len(predicted), most) for side in sides)
@@ -163,13 +162,11 @@ def compare(
                 if waiting.shares:
                     side.engine.give_up("decode")
                 pools.append(side.engine.borrow("prefill", size))
-            certificate = _compare(sides, pools, waiting, found)
+            certificate = _compare(sides, pools, waiting, found, wrong)
         finally:
             for side, pool in zip(sides, pools, strict=False):
                 side.engine.give_back("prefill", pool)
-    nan = {i: np.flatnonzero(np.isnan(np.stack(one[:3])[:, 1:]).any(axis=0)) for i, one in enumerate(found)}
-    joined = _joined(texts, found, certificate)
-    return joined, {i: 1 + int(tokens[0]) for i, tokens in nan.items() if tokens.size}
+    return _joined(texts, found, certificate), wrong
 
 
 def _joined(
@@ -208,8 +205,9 @@ def _compare(
     pools: list[RowPool],
     waiting: ScoringQueue[ComparedText],
     found: list[Divergences],
+    wrong: dict[int, int],
 ) -> Certificate:
-    """Run the steps of both models until every text is compared."""
+    """Run the steps of both models until every text is compared, and fill `found` and `wrong`."""
     lanes: list[ComparedText | None] = [None] * pools[0].size
     flights: deque[tuple[Divergences, list[_Part]]] = deque()
     program: CompiledStep | None = None
@@ -234,6 +232,8 @@ def _compare(
                     text.finish()
                     if text.index is not None:
                         found[text.index] = text.found
+                        if text.first_wrong is not None:
+                            wrong[text.index] = text.first_wrong
     assert program is not None, "there are texts"
     return program.certificate
 

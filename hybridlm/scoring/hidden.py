@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from hybridlm.engine.engine import Engine
-from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
 from hybridlm.scoring.scorer import TextStep, prefilled
 from hybridlm.scoring.text import QueuedText
@@ -54,14 +53,12 @@ class ReadText(QueuedText):
         question, asked: what is read of all texts and of this one.
         vectors: float32 [place, hidden], of the places among its tokens.
         total: float64 [hidden], the sum over all tokens if that is asked for.
-        wrong: index of the first token with NaN; None without.
     """
 
     question: Reading = field(kw_only=True)
     asked: TextPlaces = field(kw_only=True)
     vectors: np.ndarray = field(init=False)
     total: np.ndarray = field(init=False)
-    wrong: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._places = [token for token in self.asked.tokens if token < len(self.tokens) - 1]
@@ -72,9 +69,7 @@ class ReadText(QueuedText):
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
         """Store the residual stream, float32 [lane, token, hidden], of `count` tokens from `first - 1` on."""
         hidden, begin = outputs[lane, :count], first - 1
-        nan = np.flatnonzero(np.isnan(hidden).any(axis=1))
-        if nan.size and self.wrong is None:
-            self.wrong = begin + int(nan[0])
+        self.check([hidden], begin)
         for i, token in enumerate(self._places):
             if begin <= token < begin + count:
                 self.vectors[i] = hidden[token - begin]
@@ -87,10 +82,9 @@ class ReadText(QueuedText):
 
     def finish(self) -> None:
         """Copy what was read of the shared prefix; all steps have been read."""
+        super().finish()
         if self.parent is not None:
             self.vectors[: len(self.parent.vectors)] = self.parent.vectors
-            if self.parent.wrong is not None:
-                self.wrong = self.parent.wrong
 
 
 @dataclass(frozen=True)
@@ -100,17 +94,12 @@ class Read:
     Attributes:
         vectors: for each text, float32 [place, hidden].
         totals: for each text, float64 [hidden], the sum over its tokens; zeros unless it was asked for.
-        wrong: text with NaN -> index of its first token that has one.
+        wrong: number of a text -> index of its first token whose numbers are not finite.
     """
 
     vectors: list[np.ndarray]
     totals: list[np.ndarray]
     wrong: dict[int, int]
-
-    def check(self, what: str) -> None:
-        """Raise NumericalError, which names the first text of `what` that has NaN, if one has."""
-        for i, token in sorted(self.wrong.items()):
-            raise NumericalError(f"{what}[{i}]", token)
 
 
 def read_hidden(
@@ -137,6 +126,6 @@ def read_hidden(
         for one in prefilled(engine, given, step, ReadText, question=question):
             assert one.index is not None
             found.vectors[one.index], found.totals[one.index] = one.vectors, one.total
-            if one.wrong is not None:
-                found.wrong[one.index] = one.wrong
+            if one.first_wrong is not None:
+                found.wrong[one.index] = one.first_wrong
     return found

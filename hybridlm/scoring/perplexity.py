@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridlm.errors import NumericalError
 from hybridlm.requests.results import Score, perplexity
+from hybridlm.scoring.scorer import checked
 from hybridlm.text.tokenizer import Tokenizer
 
 CONVENTIONS = ("rolling", "strided", "llama.cpp")
@@ -137,19 +137,25 @@ def corpus_perplexity(
     """Return exp of the mean negative log-probability of the tokens that count, summed in float64.
 
     Raises:
-        ValueError: no token counts.
-        NumericalError: a log-probability is NaN.
+        ValueError: no token counts, or the result is beyond the range of a float.
+        NumericalError: a log-probability is not finite.
     """
     left, total, count = iter(windows), 0.0, 0
     while part := list(islice(left, most)):
-        for (text, window), one in zip(part, score([window.tokens for _, window in part]), strict=True):
-            if one.first_nan is not None:
-                raise NumericalError(f"texts[{text}], a window of {len(window.tokens)} tokens", one.first_nan)
+        scores = score([window.tokens for _, window in part])
+        names = [f"texts[{text}], a window of {len(window.tokens)} tokens" for text, window in part]
+        for (_, window), one in zip(part, checked(scores, names.__getitem__), strict=True):
             total += float(np.sum(one.logprobs[-window.predicted :], dtype=np.float64))
             count += window.predicted
     if not count:
         raise ValueError("perplexity: the texts are too short; no token of them counts")
-    return perplexity(total, count)
+    result = perplexity(total, count)
+    if result is None:
+        raise ValueError(
+            f"perplexity: exp of {-total / count:.6g} nats for each of {count:,} tokens is beyond the range of a "
+            "float; the texts are impossible for this model, check that they are its own kind of text"
+        )
+    return result
 
 
 def read_files(texts: Any) -> Any:

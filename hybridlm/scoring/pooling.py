@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.engine.engine import Engine
-from hybridlm.errors import NumericalError
 from hybridlm.scoring.hidden import read_hidden
 
 Pooling = Literal["last", "mean", "first"]
@@ -45,17 +45,11 @@ class Pooled(NamedTuple):
 
     Attributes:
         vectors: float32 [texts, hidden].
-        wrong: for each text with NaN, the index of its first token that has one.
+        wrong: number of a text -> index of its first token whose numbers are not finite.
     """
 
     vectors: np.ndarray
     wrong: dict[int, int]
-
-    def checked(self) -> np.ndarray:
-        """Return the vectors; raises NumericalError if a text has NaN."""
-        for i, token in sorted(self.wrong.items()):
-            raise NumericalError(f"texts[{i}]", token)
-        return self.vectors
 
 
 def pooled(engine: Engine, texts: Sequence[tuple[int, ...]], size: int, pooling: Pooling, normalised: bool) -> Pooled:
@@ -88,6 +82,22 @@ def check_pooling(pooling: object) -> None:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 
 
+def classes(
+    engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier
+) -> tuple[Classification, dict[int, int]]:
+    """Classify texts by their last tokens; also return the wrong texts of `Pooled`.
+
+    Args:
+        engine: runs the steps.
+        texts: token ids, which fit the context.
+        head: of the checkpoint.
+    """
+    read = pooled(engine, texts, head.weight.shape[1], "last", False)
+    logits = class_logits(head.weight, read.vectors)
+    overflown = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
+    return Classification(logits, head.labels), {i: len(texts[i]) - 1 for i in overflown} | read.wrong
+
+
 def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Return the logits of texts, float32 [texts, labels], summed in float64.
 
@@ -97,6 +107,7 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """
     wide = weight.astype(np.float64)
     found = np.zeros((len(vectors), len(weight)), np.float32)
-    for row, vector in zip(found, vectors.astype(np.float64), strict=True):
-        row[:] = (wide * vector).sum(axis=1)  # for each text by itself, so that none depends on the others
+    with np.errstate(all="ignore"):  # the caller checks the logits
+        for row, vector in zip(found, vectors.astype(np.float64), strict=True):
+            row[:] = (wide * vector).sum(axis=1)  # for each text by itself, so that none depends on the others
     return found

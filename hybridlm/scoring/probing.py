@@ -107,4 +107,6 @@ class TextProbing:
             lane: of the text.
         """
         if read is not None and text.writer is not None and text.probe is not None:
-            self.probing.write(text.writer, text.probe, read, hidden_states, lane)
+            wrong = self.probing.write(text.writer, text.probe, read, hidden_states, lane)
+            if wrong is not None and (text.first_wrong is None or wrong < text.first_wrong):
+                text.first_wrong = wrong

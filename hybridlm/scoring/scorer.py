@@ -10,8 +10,8 @@ import numpy as np
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import ReadPositions
-from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
+from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
@@ -31,15 +31,21 @@ def scores(
     question: Question | None = None,
     probing: TextProbing | None = None,
 ) -> list[Score]:
-    """Return the scores of all texts, in order; log-probabilities may be NaN. Arguments as for `score`."""
+    """Return the scores of all texts in order, unchecked; arguments as for `score`."""
     found: dict[int, Score] = {}
     with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
         for one in score(engine, texts, top, prefix, question, probing):
             assert one.index is not None
             tops = one.top_logprobs if top else None
-            captured = None if one.writer is None else one.writer.finish()
+            captured = None if one.writer is None or one.first_wrong is not None else one.writer.finish()
             scored = Score(
-                list(one.tokens[one.before :]), one.logprobs, one.greedy, tops, one.before, captured=captured
+                list(one.tokens[one.before :]),
+                one.logprobs,
+                one.greedy,
+                tops,
+                one.before,
+                captured=captured,
+                first_wrong=one.first_wrong,
             )
             found[one.index] = scored if one.found is None else _with_distributions(scored, one.found, one.before)
     return [found[index] for index in range(len(texts))]
@@ -52,15 +58,18 @@ def _with_distributions(scored: Score, found: TextDistributions, before: int) ->
     )
 
 
-def checked(scores: list[Score]) -> list[Score]:
+def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
     """Return the same scores.
 
+    Args:
+        scores: of several texts.
+        item: number of a score -> name of its text in messages.
+
     Raises:
-        NumericalError: a log-probability is NaN.
+        NumericalError: a number of a score is not finite.
     """
-    for i, one in enumerate(scores):
-        if one.first_nan is not None:
-            raise NumericalError(f"texts[{i}]", one.first_nan)
+    wrong = {i: score.first_wrong for i, score in enumerate(scores) if score.first_wrong is not None}
+    require_finite(wrong, item)
     return scores
 
 

@@ -1,5 +1,6 @@
 """A text while it is scored: the progress of its steps and their results."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ import numpy as np
 from hybridlm.engine.prefix import Prefix
 from hybridlm.requests.captured import CaptureWriter
 from hybridlm.requests.captured_table import TableWriter
+from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.scoring.distributions import Question, TextQuestion
@@ -32,6 +34,7 @@ class QueuedText:
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
         probe: what is read and changed inside the model; None for nothing.
         writer: of what is read; None for nothing.
+        first_wrong: index of the first token whose results are not finite; None if all are finite.
     """
 
     index: int | None
@@ -44,6 +47,7 @@ class QueuedText:
     children: list[Self] = field(default_factory=list)
     probe: Probe | None = None
     writer: CaptureWriter | TableWriter | None = None
+    first_wrong: int | None = None
 
     @property
     def before(self) -> int:
@@ -81,7 +85,19 @@ class QueuedText:
 
     def finish(self) -> None:
         """Copy the results of the first tokens from the shared prefix; all steps have been read."""
-        raise NotImplementedError
+        if self.parent is not None and self.parent.first_wrong is not None:
+            self.first_wrong = self.parent.first_wrong
+
+    def check(self, arrays: Sequence[Any], first: int) -> None:
+        """Record the first token without finite results.
+
+        Args:
+            arrays: results of consecutive tokens, [token, ..] each; None is skipped.
+            first: index of the first of these tokens.
+        """
+        wrong = first_not_finite(arrays)
+        if wrong is not None and (self.first_wrong is None or first + wrong < self.first_wrong):
+            self.first_wrong = first + wrong
 
 
 @dataclass(eq=False)
@@ -114,6 +130,8 @@ class ScoredText(QueuedText):
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
         scored = outputs
+        numbers = scored.logprob, scored.top_logprobs, scored.entropy, scored.chosen_logprobs
+        self.check([None if array is None else array[lane, :count] for array in numbers], first)
         if self.found is not None:
             self.found.take(scored, lane, first, count)
         first -= self.before
@@ -127,6 +145,7 @@ class ScoredText(QueuedText):
 
     def finish(self) -> None:
         """Copy the results of the first tokens from the shared prefix; all steps have been read."""
+        super().finish()
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
             self.logprobs[:count] = self.parent.logprobs

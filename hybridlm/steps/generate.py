@@ -54,15 +54,15 @@ rowwise(packed_expert_product, inputs=(Lane(), *[Shared()] * 4, Lane()), static=
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 NO_TOKEN = 1
-"""Token `vocab + NO_TOKEN` is returned where a mask leaves no token."""
+"""Token `vocab + NO_TOKEN` is returned where changes of logits leave no token."""
 
 
 class SampledTokens(NamedTuple):
     """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
 
     Attributes:
-        token: the token sampled; `vocab` where the logits have NaN, `vocab + NO_TOKEN` where a mask and the other
-            changes of the logits leave no token.
+        token: the token sampled; `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN`
+            where a mask and the other changes of the logits leave no token.
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
@@ -198,12 +198,15 @@ def sample_with_logprobs(
         processed = masked_logits(processed, changes.mask)
     with jax.named_scope("sample"):
         token = sample_tokens(processed, sampling, positions, sampling_mode, devices)
-    if changes is not None and changes.mask is not None:
-        token = only_allowed(token, processed, logits.shape[1] + NO_TOKEN)
+    vocab = logits.shape[1]
+    if changes is not None or processor is not None:
+        token = only_allowed(token, processed, vocab + NO_TOKEN)
+    own = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
+    # A processor may force a token by an infinite logit; the model may not have one.
+    token = jnp.where((token < vocab) & ~jnp.isfinite(own[:, 0]), jnp.int32(vocab), token)
     if top is not None:
-        total = Vocabulary(logits.shape[1]).log_total(logits)
-        inside = jnp.where(token < logits.shape[1], token, 0)
-        logprob = (jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill") - total)[:, 0]
+        total = Vocabulary(vocab).log_total(logits)
+        logprob = (own - total)[:, 0]
         if top > 0:
             best, top_tokens = lax.top_k(logits, top)
             top_logprobs = best - total

@@ -27,6 +27,7 @@ from ir_passes.files.atomic import whole_file
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import without_layouts
 from ir_passes.jaxpr.dtypes import named
+from ir_passes.jaxpr.forked import require_threads
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
 
 Form = Literal["stablehlo", "executable"]
@@ -133,6 +134,7 @@ class LoadedStep:
         self._loaded, self.exported = loaded, exported
 
     def __call__(self, *leaves: Any) -> list[jax.Array]:
+        require_threads("an exported step")
         expected = self.exported.signature.arguments
         if len(leaves) != len(expected):
             raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")

@@ -17,6 +17,7 @@ from ir_passes.compile.proving import Certify
 from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
+from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.tracing import FunctionSignature, check_hashable, name_of
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
@@ -109,9 +110,11 @@ class IsolatedStep:
 
         Raises:
             ContractError, IsolationError, AuditError, HloError: at the first call of new shapes, as `compile_step`.
+            ForkedProcessError: the process was forked after JAX had started.
             TypeError: called under another transformation of JAX.
             ValueError: a static argument cannot be hashed.
         """
+        require_threads("a compiled step")
         try:
             return self._dispatch(*args, **kwargs)
         except ValueError:

@@ -31,6 +31,7 @@ from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.timing import Clock, paused
@@ -203,6 +204,7 @@ class LoweredStep(Stage):
         axes: Sequence[str] = (),
     ) -> CompiledStep:
         """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
+        require_threads("compile")
         clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
         given = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, traced)

@@ -15,6 +15,11 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
+def backends_are_initialized() -> bool:
+    """Return True if JAX has started a backend in this process, with its threads."""
+    return importlib.import_module("jax._src.xla_bridge").backends_are_initialized()
+
+
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
     """The flattened arguments that a program reads, in the order of its parameters; None if it does not say.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hybridlm.checkpoint.cast import finite_tensor, require_finite_tensor
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
@@ -74,8 +75,8 @@ class Adapter:
     digest: str
 
     def array(self, name: str) -> np.ndarray:
-        """Return a tensor in float32."""
-        return np.asarray(self.file.read(name)).astype(np.float32)
+        """Return a tensor in float32; raises CheckpointError if a number is NaN or infinite."""
+        return finite_tensor(self.file.path, name, self.file.read(name))
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,13 @@ class BoundAdapter:
             if name in self.replaced:
                 _place(weight, source, name, self.adapter.array(self.replaced[name]), windows, result, add=False)
             if name in self.factors:
-                product = self._product(self.factors[name])
+                with np.errstate(all="ignore"):  # checked below
+                    product = self._product(self.factors[name])
+                require_finite_tensor(self.adapter.file.path, f"the change of {name}", product)
                 _place(weight, source, name, product.reshape(source.shapes[name]), windows, result, add=True)
 
     def _product(self, f: Factors) -> np.ndarray:
+        """Return the change of a tensor in float32; large factors or scales overflow."""
         down, up = self.adapter.array(f.down), self.adapter.array(f.up)
         if f.embedding:
             return (up @ down).T * np.float32(f.scale)

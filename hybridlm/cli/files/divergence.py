@@ -39,8 +39,11 @@ def divergence(
     run.check(input, output)
     lm, its = run.load(model), run.load(other, adapter=None)
     report = run.answered(lm.divergence_file, "texts", its, input, output)
-    typer.echo(
-        f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, reverse KL {report.mean_reverse_kl:.6g}, "
-        f"Jensen-Shannon {report.mean_js:.6g} nats, same most likely token {report.agreement:.2%}"
-    )
+    means = "no means, they need a text of two tokens"
+    if report.predicted:
+        means = (
+            f"KL {report.mean_kl:.6g}, reverse KL {report.mean_reverse_kl:.6g}, Jensen-Shannon {report.mean_js:.6g} "
+            f"nats, same most likely token {report.agreement:.2%}"
+        )
+    typer.echo(f"{report.predicted:,} predicted tokens: {means}")
     end(report)

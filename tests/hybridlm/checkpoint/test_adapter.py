@@ -106,6 +106,39 @@ def test_nothing_of_the_model_as_it_was_is_used(base: Path, tmp_path: Path) -> N
     assert np.isfinite(float(jnp.sum(lm.forward([prompt]).logits)))
 
 
+def damaged(base: Path, factor: str, value: float) -> dict[str, np.ndarray]:
+    tensors = factors(base)
+    tensors[f"{MODULE}.lora_{factor}.weight"][1, 1] = value
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("factor", "value"), [("A", np.nan), ("B", -np.inf), ("A", 3e38)], ids=["nan", "inf", "product"]
+)
+def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path, factor: str, value: float) -> None:
+    """By name, and before the model is changed; 3e38 is finite, but its product is not."""
+    lm = hybridlm.load(base, **SETTINGS)
+    clean = dict(lm.params)
+    adapter = write(tmp_path / "adapter", damaged(base, factor, value), lora_alpha=1e3)
+    for call in (lambda: hybridlm.load(base, adapter=adapter, **SETTINGS), lambda: lm.merge_adapter(adapter)):
+        with pytest.raises(CheckpointError, match=r"down_proj.*expected finite numbers"):
+            call()
+    assert all(lm.params[name] is array for name, array in clean.items()) and lm.engine.params
+
+
+def test_a_scale_that_overflows_is_refused(base: Path, tmp_path: Path) -> None:
+    adapter = write(tmp_path / "adapter", factors(base), lora_alpha=1e300)
+    with pytest.raises(CheckpointError, match=r"down_proj.*expected finite numbers"):
+        hybridlm.load(base, adapter=adapter, **SETTINGS)
+
+
+def test_a_whole_tensor_that_is_not_finite_is_refused(base: Path, tmp_path: Path) -> None:
+    norm = np.full(shape(base, "model.norm.weight"), np.nan, np.float32)
+    adapter = write(tmp_path / "adapter", {"base_model.model.model.norm.weight": norm}, modules_to_save=["norm"])
+    with pytest.raises(CheckpointError, match=r"norm.*expected finite numbers"):
+        hybridlm.load(base, adapter=adapter, **SETTINGS)
+
+
 def test_command_line(base: Path, tmp_path: Path) -> None:
     adapter = write(tmp_path / "adapter", factors(base))
     options = ["--context", "256", "--chunk", "5", "--lanes", "3", "--dtype", "float32", "--max-tokens", "6", "abc"]

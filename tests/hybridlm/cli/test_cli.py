@@ -548,24 +548,25 @@ def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monk
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", ["interrupt", "closed pipe"])
+@pytest.mark.parametrize("end", ["interrupt", "SIGTERM", "closed pipe"])
 def test_ends_of_a_stream(root: Path, end: str):
-    """Ctrl-C and a reader that goes away, in a process of its own: nothing is printed about either."""
+    """Ctrl-C, SIGTERM and a reader that goes away, in a process: SIGTERM alone is named."""
     command = [sys.executable, "-c", ENDLESS, "generate", "-m", "x", "A"]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     deadline = threading.Timer(120, process.kill)
     deadline.start()
     assert process.stdout.read(6) == b"word0 "
-    if end == "interrupt":
-        process.send_signal(signal.SIGINT)
+    if end != "closed pipe":
+        process.send_signal(signal.SIGTERM if end == "SIGTERM" else signal.SIGINT)
         # Signals and text race, the line end comes last.
         assert process.stdout.read().endswith(b"\n")
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
     deadline.cancel()
-    assert (process.wait(), errors) == (130 if end == "interrupt" else 141, b"")
+    statuses = {"interrupt": (130, b""), "SIGTERM": (143, b"ended by SIGTERM\n"), "closed pipe": (141, b"")}
+    assert (process.wait(), errors) == statuses[end]
 
 
 def test_score(lm: hybridlm.LM, tmp_path: Path):

@@ -198,6 +198,7 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     assert not weights(folder / "quantised").report.notes
     name = "model.layers.0.linear_attn.in_proj_qkv.weight"
     tensors[name][1][32:64] = 0
+    tensors["model.norm.weight"][1].reshape(-1)[3:5] = np.nan, np.inf
     path.unlink()
     write_tensors(path, tensors)
     (note,) = weights(folder / "quantised").report.notes
@@ -209,6 +210,7 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     assert "fp8-tensor" in rows[name] and "32" in rows[name]
     assert "nvfp4" in rows["model.layers.1.mlp.experts.3.up_proj.weight"]
     assert "BF16" in rows["model.layers.0.linear_attn.conv1d.weight"]
+    assert "2" in rows["model.norm.weight"] and "2 weights are NaN or infinite" in result.stderr
     for more in (["--html", str(folder / "page.html")], ["--step", "score"], ["--target", "nvidia-h100"]):
         result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised"), *more])
         assert result.exit_code == 1 and more[0] in result.output, "an option without effect"

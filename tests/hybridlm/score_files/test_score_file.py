@@ -61,7 +61,7 @@ BAD = {
     "ids of text": (b'{"id": 5, "token_ids": "a"}', 5, "token_ids: expected a list of token ids, got str"),
     "too long": (b'{"id": 5, "text": "123456789"}', 5, "text: has 9 tokens"),
     "id": (b'{"id": 1e999, "text": "a"}', None, "id: expected a string or a whole number, got inf"),
-    "nan": (b'{"id": "x", "token_ids": [1, 2, 255]}', "x", "the logits for token 2 are not numbers"),
+    "nan": (b'{"id": "x", "token_ids": [1, 2, 255]}', "x", "token 2: expected finite numbers"),
     "id used twice": (b'{"id": "a", "text": "c"}', "a", "id: is used twice, first in line 1"),
 }
 
@@ -117,13 +117,13 @@ def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_numbers_that_json_lacks(tmp_path: Path):
-    """A single token has no perplexity; others have one that no float can hold."""
-    rows, _ = run(tmp_path, [{"token_ids": [7]}, {"token_ids": [7, 254]}, {"token_ids": [7, 253, 3]}])
-    assert [(row["logprobs"], row["sum_logprob"], row["perplexity"]) for row in rows] == [
+    """A single token has no perplexity, another one is beyond a float, and an infinity is an error."""
+    rows, report = run(tmp_path, [{"token_ids": [7]}, {"token_ids": [7, 254]}, {"token_ids": [7, 253, 3]}])
+    assert [(row["logprobs"], row["sum_logprob"], row["perplexity"]) for row in rows[:2]] == [
         ([None], 0.0, None),
         ([None, -1000.0], -1000.0, None),
-        ([None, None, -3.0], None, None),
     ]
+    assert "token 1: " in rows[2]["error"] and report.errors == 1
 
 
 def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -160,7 +160,7 @@ def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM) -> None:
     where = list(text_lm.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
     try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
             text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)
     finally:
         engine.params = clean

@@ -70,7 +70,8 @@ def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, other: hybridlm.
             np.testing.assert_allclose(values[place], want, rtol=1e-4, atol=1e-5)
             mean.append(want)
     figures = found.mean_kl, found.mean_reverse_kl, found.mean_js, found.agreement
-    np.testing.assert_allclose(figures, [np.concatenate(mean).mean() for mean in means], rtol=1e-4)
+    assert None not in figures
+    np.testing.assert_allclose(np.array(figures, float), [np.concatenate(mean).mean() for mean in means], rtol=1e-4)
     assert found.certificate is not None and found.certificate.is_proof
 
 
@@ -121,7 +122,7 @@ def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:
     found = text_lm.divergence(text_lm, ["a text over several chunks", "x"])
     assert not found.kl[found.predicted].any() and not found.js[found.predicted].any() and found.agreement == 1.0
     alone = text_lm.divergence(text_lm, "x")
-    assert np.isnan(alone.mean_kl) and alone.certificate is None
+    assert alone.mean_kl is None and alone.agreement is None and alone.certificate is None
 
 
 def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
@@ -155,7 +156,7 @@ def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM
     p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))
     place = slice(1, len(TEXTS[0]))
     rows = p[0][: len(TEXTS[0]) - 1], q[0][: len(TEXTS[0]) - 1]
-    assert 0 < found.mean_kl < 0.2 and found.agreement > 0.5
+    assert found.mean_kl is not None and 0 < found.mean_kl < 0.2 and found.agreement and found.agreement > 0.5
     np.testing.assert_allclose(found.kl[place], kl(*rows), rtol=2e-3, atol=1e-6)
     np.testing.assert_allclose(found.js[place], js(*rows), rtol=2e-3, atol=1e-6)
 
@@ -182,7 +183,7 @@ def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM, other: hybridl
     where = list(other.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
     try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 3: "):
             text_lm.divergence(other, [[5, 6, 7], [5, 6, 9, 8], [5]])
     finally:
         engine.params = clean

@@ -173,7 +173,7 @@ def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
         with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
             text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
         common = [5] * 5 + [9] + [5] * 10
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: .* token 5 "):
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
             text_lm.embed([[5], [*common, 6], [*common, 7]])
     finally:
         engine.params = clean

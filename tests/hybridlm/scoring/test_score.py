@@ -54,7 +54,7 @@ def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
     where = list(text_lm.params).index("embed_tokens")
     engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
     try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: the logits for token"):
+        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
             text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]])
     finally:
         engine.params = clean
@@ -124,7 +124,7 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
 
 def test_one_token_has_nothing_to_predict_it(text_lm: hybridlm.LM) -> None:
     (score,) = text_lm.score([[5]])
-    assert np.isnan(score.logprobs).tolist() == [True] and score.sum_logprob == 0 and np.isnan(score.perplexity)
+    assert np.isnan(score.logprobs).tolist() == [True] and score.sum_logprob == 0 and score.perplexity is None
 
 
 def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import hybridlm
 from hybridlm.engine.inputs import Inputs
 from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.requests.finite import first_not_finite
 from hybridlm.score_files.score_rows import Scorer
 from hybridlm.scoring.items import ScoredIds
 
@@ -29,7 +30,11 @@ def score_of(ids: Sequence[int]) -> hybridlm.Score:
     """-t for token t; 255 is not a number, 254 overflows a perplexity, 253 is impossible."""
     values = [math.nan, *(-float(token) for token in ids[1:])]
     values = [math.nan if v == -255 else -1000.0 if v == -254 else -math.inf if v == -253 else v for v in values]
-    return hybridlm.Score(list(ids), np.array(values, np.float32), np.zeros(len(ids), bool), None)
+    logprobs = np.array(values, np.float32)
+    wrong = first_not_finite([logprobs[1:]])
+    return hybridlm.Score(
+        list(ids), logprobs, np.zeros(len(ids), bool), None, first_wrong=None if wrong is None else wrong + 1
+    )
 
 
 def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:

@@ -1,0 +1,46 @@
+"""Processes that were forked after JAX had started. They lack its threads, and a computation would wait forever."""
+
+import os
+
+from ir_passes.jaxpr import jax_private
+
+
+class ForkedProcessError(RuntimeError):
+    """A computation in a process that was forked after JAX had started.
+
+    Args:
+        subject: the computation.
+    """
+
+    def __init__(self, subject: str):
+        self._subject = subject
+        super().__init__(
+            f"{subject}: process {os.getpid()} was forked after JAX had started in its parent, whose threads are "
+            "missing here: the computation would wait forever; expected a new process: use the start method spawn "
+            "(multiprocessing.get_context('spawn'), DataLoader(multiprocessing_context='spawn')) and load the model "
+            "there, load it in the child before JAX starts in the parent, or compute in the parent (num_workers=0, no "
+            "num_proc)"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self._subject,)
+
+
+class _Process:
+    """The state of this process: `forked` if it was forked after JAX had started."""
+
+    forked = False
+
+
+def _after_fork() -> None:
+    _Process.forked = _Process.forked or jax_private.backends_are_initialized()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def require_threads(subject: str) -> None:
+    """Raise ForkedProcessError in a process without JAX's threads; `subject` begins its message."""
+    if _Process.forked:
+        raise ForkedProcessError(subject)

@@ -1,0 +1,133 @@
+"""Signals that end a command: it reports what is kept, ends with the status of the signal, and continues later."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import hybridlm
+from hybridlm import lm as lm_module
+from hybridlm.checkpoint.classifier import Classifier
+from hybridlm.cli import options
+from hybridlm.cli.main import app
+from hybridlm.cli.signals import Ended, ended_by_signals
+from hybridlm.files.parts import Parts
+from hybridlm.session import Event
+
+QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
+ROWS = [{"id": i, "text": f"text {i}", "custom_id": str(i)} for i in range(7)]
+REQUESTS = [{"id": i, "state": str(i), "questions": QUESTIONS} for i in range(7)]
+
+
+@pytest.fixture
+def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
+    """The model that all commands load, with a head of two classes; a batch has parts of three lines."""
+    weight = np.ones((2, text_lm.config.hidden_size), np.float32)
+    monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad")))
+    monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
+    monkeypatch.setattr(lm_module, "BATCH_LINES_PER_LANE", 1)
+    return text_lm
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def command(name: str, folder: Path) -> list[str | Path]:
+    given = REQUESTS if name == "decide" else ROWS
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    paths: list[str | Path] = [folder / "in.jsonl", folder / "out.jsonl"]
+    if name == "batch":  # of faulty lines, which no step answers
+        return [name, "-m", "tiny", "-i", *paths[:1], "-o", *paths[1:]]
+    return [name, "-m", "tiny", *(["--other", "tiny"] if name == "divergence" else []), "--window", "3", *paths]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("name", ["score", "decide", "classify", "embed", "divergence", "batch"])
+def test_files(
+    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals
+) -> None:
+    """A signal after the first part; the same command then writes what an undisturbed one does."""
+    arguments, add = command(name, tmp_path), Parts.add
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+    def killed(self: Parts, *given: Any, **named: Any) -> None:
+        add(self, *given, **named)
+        os.kill(os.getpid(), number)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Parts, "add", killed)
+            result = run(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 128 + number, result.output
+    unit = "lines" if name == "batch" else "rows"
+    *ended, kept = result.stderr.splitlines()
+    assert f"3 {unit} are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in kept
+    assert number == signal.SIGINT or f"ended by {number.name}" in ended
+    assert signal.getsignal(number) in (signal.SIG_DFL, before)
+    again = run(*arguments)
+    assert (
+        again.exit_code == (3 if name == "batch" else 0) and len((tmp_path / "out.jsonl").read_text().split("\n")) == 8
+    )
+    assert "3 rows were done by an earlier run" in again.stderr or name == "batch"
+
+
+def test_nothing_is_kept_before_the_first_part(
+    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parts, "add", lambda *given, **named: os.kill(os.getpid(), signal.SIGTERM))
+    result = run(*command("score", tmp_path))
+    assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [
+        "ended by SIGTERM", "no rows are kept: the same command begins again"
+    ]  # fmt: skip
+
+
+def test_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events(*given: Any, **settings: Any) -> Any:
+        yield Event(1, 7, "x", hybridlm.Completion("text 1", [7], None, None, "stop", [1]))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    result = run("generate", "-m", "tiny", "A", "B")
+    assert result.exit_code == 143 and result.stdout == "==> prompt 2 <==\ntext 1\n"
+    assert result.stderr.splitlines() == ["ended by SIGTERM", "1 of 2 completions were finished and are printed"]
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(Ended), ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)  # as under nohup
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outputs_that_are_streams_are_refused(lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Under the name that was given: a pipe behind /dev/stdout has one that nobody knows."""
+    reading, writing = os.pipe()
+    names = ["-", f"/dev/fd/{writing}"]
+    (tmp_path / "in.txt").write_text("text\n")
+    source = tmp_path / "in.txt"
+    try:
+        for name in names:
+            for arguments in (
+                ("score", source, name), ("embed", source, name), ("classify", source, name),
+                ("decide", source, name), ("divergence", "--other", "x", source, name),
+                ("batch", "-i", source, "-o", name), ("bench", "--json", name), ("inspect", "--html", name),
+            ):  # fmt: skip
+                result = run(arguments[0], "-m", "tiny", *arguments[1:])
+                assert result.exit_code == 1, result.output
+                assert result.stderr.startswith(f"error: {name}: expected a regular file"), result.stderr
+    finally:
+        os.close(reading)
+        os.close(writing)

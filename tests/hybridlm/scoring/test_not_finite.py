@@ -1,0 +1,159 @@
+"""No NaN or infinity leaves a model: in memory an error names the text, in a file the row has one."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hybridlm
+from hybridlm import Intervention
+from hybridlm.decision_models.decide import Decider
+from hybridlm.requests.finite import first_not_finite
+from hybridlm.scoring.hidden import Read
+from hybridlm.scoring.pooling import class_logits
+from ir_passes.files.strict_json import parse_json
+
+TEXTS = [[5, 6, 7, 8], [5, 6, 9, 8, 11], [7]]
+NAN_TOKEN = 9
+
+
+@contextmanager
+def changed(lm: hybridlm.LM, name: str, change: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
+    """Run with one parameter changed."""
+    clean, where = lm.engine.params, list(lm.params).index(name)
+    lm.engine.params = tuple(change(param) if i == where else param for i, param in enumerate(clean))
+    try:
+        yield
+    finally:
+        lm.engine.params = clean
+
+
+def infinite_logit(head: jax.Array) -> jax.Array:
+    """Make the logit of token 20 infinite in every place, with the sign of a number of the residual stream."""
+    return head.at[20].set(0).at[20, 0].set(jnp.inf)
+
+
+def test_the_first_place() -> None:
+    good, bad = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
+    bad[3, 1], bad[2, 0] = np.nan, -np.inf
+    assert first_not_finite([good, None, good[:, 0]]) is None
+    assert first_not_finite([good, bad]) == 2 and first_not_finite([bad[3:, 1]]) == 0
+    assert first_not_finite([]) is None and first_not_finite([np.zeros((0, 3))]) is None
+    assert first_not_finite([np.zeros((2, 0))]) is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lm: lm.score(TEXTS),
+        lambda lm: lm.score(TEXTS, entropy=True, top=2, token_ids=[3]),
+        lambda lm: lm.choose(TEXTS[0], [[5], [6, 7]]),
+        lambda lm: lm.perplexity(TEXTS),
+        lambda lm: lm.divergence(lm, TEXTS),
+        lambda lm: lm.generate(TEXTS, max_tokens=4),
+    ],
+    ids=["score", "distributions", "choose", "perplexity", "divergence", "generate"],
+)
+def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hybridlm.LM], Any]) -> None:
+    with changed(text_lm, "lm_head", infinite_logit), pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"):
+        call(text_lm)
+
+
+def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
+    """An infinite logit of another token leaves a log-probability of -inf, which is no NaN."""
+    with changed(text_lm, "lm_head", infinite_logit):
+        scores = text_lm._scores([tuple(text) for text in TEXTS])
+        infinite = [np.isneginf(score.logprobs).any() for score in scores]
+        assert any(infinite)
+        assert all(score.first_wrong is not None for score, wrong in zip(scores, infinite, strict=True) if wrong)
+
+
+def test_files_count_the_rows(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Each kind of file has an error in the row of the token with NaN, and a report that counts it."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"token_ids": text}) + "\n" for text in TEXTS))
+    with changed(text_lm, "embed_tokens", lambda table: table.at[NAN_TOKEN].set(jnp.inf)):
+        for name, compute in {
+            "score": text_lm.score_file,
+            "embed": text_lm.embed_file,
+            "divergence": lambda *paths: text_lm.divergence_file(text_lm, *paths),
+            "reads": lambda *paths: text_lm.score_file(*paths, hidden_states=[0], states=True),
+        }.items():
+            report = compute(source, tmp_path / f"{name}.jsonl")
+            rows = [parse_json(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+            assert (report.texts, report.errors) == (2, 1), name
+            assert ["error" in row for row in rows] == [False, True, False], name
+            assert "token " in rows[1]["error"], name
+
+
+def test_values_that_were_read_are_checked(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """Nothing is predicted behind the last token, so that its log-probabilities are finite."""
+    last = len(TEXTS[0]) - 1
+    nan = Intervention.add(np.full(text_lm.config.hidden_size, np.nan), hidden_state=1, positions=last)
+    asked: dict[str, Any] = {"hidden_states": [1], "interventions": [[nan], [], []]}
+    with pytest.raises(hybridlm.NumericalError, match=rf"^texts\[0\]: token {last}: "):
+        text_lm.score(TEXTS, **asked)
+    with pytest.raises(hybridlm.NumericalError):
+        text_lm.score(TEXTS, **asked, capture_to=tmp_path / "read")
+    assert "000000.safetensors" not in [path.name for path in (tmp_path / "read").iterdir()]
+
+
+def test_a_mean_of_nothing_is_none(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"token_ids": [7]}\n')
+    report = text_lm.divergence_file(text_lm, source, tmp_path / "out.jsonl")
+    assert (report.predicted, report.mean_kl, report.agreement, report.errors) == (0, None, None, 0)
+
+
+@pytest.mark.slow
+def test_infinite_logits_of_a_processor(text_lm: hybridlm.LM) -> None:
+    """A processor forces a token, which is no error, and then bans all tokens, which is one."""
+
+    def processor(logits: jax.Array, last: jax.Array, position: jax.Array) -> jax.Array:
+        return jnp.where(position > 3, -jnp.inf, logits.at[21].set(jnp.inf))
+
+    settings: dict[str, Any] = {"logits_processor": processor, "logprobs": 2, "ignore_eos": True}
+    (completion,) = text_lm.generate([[5, 6]], max_tokens=2, **settings)
+    assert completion.token_ids == [21, 21] and np.isfinite(completion.logprobs or [np.nan]).all()
+    for temperature in (0.0, 1.0):
+        with pytest.raises(hybridlm.GrammarError, match=r"request 0.* 4: "):
+            text_lm.generate([[5, 6]], max_tokens=8, temperature=temperature, **settings)
+    with (
+        changed(text_lm, "lm_head", infinite_logit),
+        pytest.raises(hybridlm.NumericalError, match="request 0: token 2"),
+    ):
+        text_lm.generate([[5, 6]], max_tokens=8, **settings)
+
+
+def test_logits_of_classes_that_overflow() -> None:
+    found = class_logits(np.full((2, 2), 1e30, np.float32), np.array([[1e30, 1], [1, 1]], np.float32))
+    assert np.isfinite(found).all(axis=1).tolist() == [False, True]
+
+
+class _Head:
+    """A head with the scores of every question."""
+
+    def __init__(self, scores: list[float]):
+        self._scores = np.array(scores)
+
+    def check(self, question: Any) -> None:
+        pass
+
+    def scores(self, vector: np.ndarray, question: Any) -> np.ndarray:
+        return self._scores
+
+
+@pytest.mark.parametrize("scores", [[np.nan, 0.0], [np.inf, 0.0]], ids=["nan", "inf"])
+def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
+    """Vectors are finite, but a row of the head is not."""
+    prompts: Any = text_lm._prompts
+    read = Read([np.zeros((1, 4), np.float32)], [np.zeros(4)], {})
+    decider = Decider(prompts, _Head(scores), lambda ids, places: read, text_lm.context)
+    (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
+    assert decider.answers([[prompt]]) == [prompt.places[0]]

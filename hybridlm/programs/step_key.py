@@ -95,7 +95,7 @@ def settings() -> list[str]:
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     kept = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
     flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
-    return [*versions(), _ADDRESS.sub("", jax_private.traced_under()), *kept, *flags]
+    return [*versions(), fingerprint(jax_private.program_settings()), *kept, *flags]
 
 
 @cache

@@ -14,7 +14,7 @@ import jax
 from ir_passes.compile.refused_settings import require_donation, require_programs
 from ir_passes.jaxpr import jax_private
 
-FIXED = {
+FIXED: dict[str, Any] = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
@@ -28,14 +28,14 @@ FIXED = {
 DEVICE = "jax_default_device"
 
 
-def fixed_settings(more: Mapping[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
+def fixed_settings(more: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
     """Return a context with the fixed settings.
 
     Args:
         more: further settings, by name.
-        without_mesh: whether a mesh of the caller is taken out of the context, which is no part of a trace then.
+        without_mesh: whether a mesh of the caller is taken out of the context.
     """
-    wanted = FIXED if more is None else FIXED | more
+    wanted = FIXED | (more or {})
     changed = {name: value for name, value in wanted.items() if jax_private.setting(name) != value}
     in_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
     return _changed(changed, in_mesh) if changed or in_mesh else nullcontext()
@@ -47,7 +47,7 @@ def _changed(settings: Mapping[str, Any], in_mesh: bool) -> Iterator[None]:
         for name, value in settings.items():
             stack.enter_context(jax_private.with_setting(name, value))
         if in_mesh:
-            stack.enter_context(jax.set_mesh(None))
+            stack.enter_context(jax_private.without_mesh())
         yield
 
 

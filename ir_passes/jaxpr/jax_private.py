@@ -207,6 +207,21 @@ def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
     return _holder(name)(value)
 
 
+@contextmanager
+def without_mesh() -> Iterator[None]:
+    """Take the mesh of `jax.set_mesh` or `use_abstract_mesh` out of the context of this thread."""
+    config, sharding = _config(), importlib.import_module("jax._src.sharding_impls")
+    names = ("abstract_mesh_context_manager", "device_context")
+    # Later versions have them in the module of meshes.
+    holders = [getattr(config, name, None) or getattr(sharding, name) for name in names]
+    meshes = [holder.swap_local(config.config_ext.unset) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, mesh in zip(holders, meshes, strict=True):
+            holder.set_local(mesh)
+
+
 @cache
 def _holder(name: str) -> Any:
     return jax.config._value_holders[name]

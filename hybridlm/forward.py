@@ -22,6 +22,7 @@ from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.compilation_cache import use_cache
+from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
@@ -365,7 +366,7 @@ def forward(
     )  # fmt: skip
     layers = None if state is None else state.layers
     operands = (structure, params, tokens, embeddings, layers, np.int32(start), settings)
-    with use_cache(engine.programs.cache):
+    with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None
     logprobs = logprobs[:, :-1] if has_tokens else None

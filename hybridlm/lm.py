@@ -1042,7 +1042,8 @@ class LM:
         bound = [bind(one, family, family.weights(self.config), self.config.tied) for one in adapters]
         changed = [weight.path for weight in family.weights(self.config) if bound[-1].touches(weight)]
         shards = replaced.shards(family)
-        arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
+        with self.engine.settings.for_arrays():
+            arrays, _ = load_parameters(source, family, self.config, dtype, None, shards, bound, changed)
         self.engine.release_parameters()
         self._adapters, self._source_fingerprint = adapters, fingerprint_of(source, dtype, adapters)
         params = self.params | {dotted(path): array for path, array in arrays.items()}
@@ -1081,6 +1082,10 @@ class LM:
             RuntimeError: requests of an open session are not finished.
         """
         self._require_replaceable("update")
+        with self.engine.settings.for_arrays():
+            self._replace(params, partial)
+
+    def _replace(self, params: NewWeights, partial: bool) -> None:
         weights = ModelWeights(self.config, self.engine.kind.dtype, self.engine.placement, self._types)
         if partial:
             self.engine.require_parameters()

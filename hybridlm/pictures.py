@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
+from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from models import Decoder
 from models.decoder.parallel import Parallel
@@ -109,7 +110,8 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
             raise ValueError(
                 f"group: {groups} groups need {size:,} bytes of states, expected {MAX_STATE_BYTES:,} at most"
             )
-        found.append(jax.device_get(_history(mixer, norm, hidden[layer], group)))
+        with fixed_settings():
+            found.append(jax.device_get(_history(mixer, norm, hidden[layer], group)))
     if len({one[0].shape for one in found}) > 1:
         raise ValueError("state_history: expected layers with equally many heads")
     norms, ranks, written = (np.stack(each) for each in zip(*found, strict=True))
@@ -151,7 +153,7 @@ def _history(mixer: Any, norm: Any, x: Array, group: int) -> tuple[Array, Array,
         info = LaneInfo(lengths, lengths, valid, never, 0)
         wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (groups, *leaf.shape)), tokens)
         _, after = mixer.recur(wide, info, state)
-        begun = jnp.arange(groups) <= number
+        begun = jnp.arange(groups, dtype=jnp.int32) <= number
         matrices = jnp.where(begun[:, None, None, None], after.recurrent, 0.0)
         parts = matrices - jnp.concatenate([matrices[1:], jnp.zeros_like(matrices[:1])])
         return after._replace(recurrent=matrices), (*_norm_and_rank(matrices[0]), jnp.sqrt(jnp.sum(parts**2, (2, 3))))
@@ -213,7 +215,8 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     ids = lm._inputs.encode(tokens, "tokens")
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     following = jnp.asarray([*ids[1:], 0], jnp.int32)
-    found = [jax.device_get(_read(lm.model, one, following, top)) for one in hidden]
+    with fixed_settings():
+        found = [jax.device_get(_read(lm.model, one, following, top)) for one in hidden]
     best, logprobs, following_logprobs = (np.stack(each) for each in zip(*found, strict=True))
     named = {*np.unique(best).tolist(), *ids}
     tokenizer = lm.tokenizer

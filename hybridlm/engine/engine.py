@@ -32,6 +32,7 @@ from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
+from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Move, OneProcess, PoolStep, Runner
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape, lane_bucket
@@ -236,6 +237,12 @@ class Engine:
         """Tokens that the MTP head drafts in a step by default."""
         return self.draft_tokens if self.speculate == "mtp" else 0
 
+    @property
+    def settings(self) -> JaxSettings:
+        """Settings of JAX for the steps; see `under_settings`."""
+        return self.programs.settings
+
+    @under_settings
     def new_rows(self, count: int) -> Rows:
         """Allocate `count` rows of zero state."""
         return self.row_arrays.zeros(count, self.context)

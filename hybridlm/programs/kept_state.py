@@ -18,10 +18,10 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import GetAttrKey
 
-from hybridlm.programs.loaded_code import patched_code
 from hybridlm.programs.step_key import structure_name
 from hybridlm.steps.structure import Structure
 from ir_passes.contract.statements import MeasuredFault
+from ir_passes.files.loaded_code import patched_code
 from ir_passes.xla_audit.findings import Finding
 from models import Decoder, DecoderConfig, MtpDecoder
 from models.decoder.decoder import BranchConfig
@@ -102,13 +102,13 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
     fast = FAST_TO_COMPILE if model.config.devices.platform == "cpu" else None
 
     @partial(jax.jit, compiler_options=fast)
-    def verified(params: Any, tokens: Any, lanes: _Lanes, state: tuple) -> tuple[Any, tuple]:
+    def verified(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
         model = nnx.merge(graph, params)
         hidden, kept = model(tokens, lanes.lengths, lanes.positions, state, 1, verifying=True)
         return hidden, model.commit(kept, tokens, lanes.accepted, lanes.positions, state, 1)
 
     @partial(jax.jit, compiler_options=fast)
-    def ordinary(params: Any, tokens: Any, lanes: _Lanes, state: tuple) -> tuple[Any, tuple]:
+    def ordinary(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
         return nnx.merge(graph, params)(tokens, lanes.accepted, lanes.positions, state, 1)
 
     faults: dict[tuple[str, MeasuredFault], Finding] = {}

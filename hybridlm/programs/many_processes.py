@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Examples, Move, PoolStep, Runner
 from hybridlm.programs.shapes import AnyShape, EditShape
@@ -28,6 +29,7 @@ class ManyProcesses(Runner):
         super().__init__(programs, placement)
         self.group = group
 
+    @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Run the step in all processes, with a digest of each operand that the step compares."""
         named, _ = jax.tree_util.tree_flatten_with_path((step.batch, step.operands))
@@ -36,6 +38,7 @@ class ManyProcesses(Runner):
         outputs, rows = self.group.call(step.shape, program, (step.params, step.pool.take(), *given), fields)
         return self.group.replicate(outputs), rows
 
+    @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """Run the move in all processes, with a digest of each operand that the step compares."""
         names = (*MAP_FIELDS, *(f"operand {i}" for i in range(2, len(step.maps))))

@@ -22,6 +22,7 @@ from hybridlm.devices.machine import cores
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
+from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
@@ -86,6 +87,7 @@ class Programs:
 
     Attributes:
         structure: structure of the model.
+        settings: settings of JAX under which the programs are traced, compiled and called.
         origins: origin of each program.
         on_compile: called before each compilation, by the thread that compiles; None for nothing.
         use_store: whether the store is used, if there is one; tests turn it off to replace parts of steps.
@@ -107,6 +109,7 @@ class Programs:
         self.structure, self._placement = structure, placement
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
+        self.settings = JaxSettings(certify)
         self._warned_not_audited = False
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
@@ -116,13 +119,17 @@ class Programs:
         self._stored = None
         if executables is not None and self.use_store:
             self._stored = StoredPrograms(executables, structure, certify, placement, model)
-        self._compiled: dict[AnyShape, Future[CompiledStep | StoredStep]] = {}
+        self._compiled: dict[tuple[AnyShape, Any], Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
 
     @property
     def shapes(self) -> list[AnyShape]:
         """Shapes that have been compiled so far."""
-        return [shape for shape, program in list(self._compiled.items()) if program.done()]
+        return list(dict.fromkeys(shape for shape, _ in self._finished()))
+
+    def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
+        """Return the programs that have been compiled, with their shapes: several where settings of JAX differ."""
+        return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
@@ -131,11 +138,11 @@ class Programs:
         In the order of names: steps are compiled in threads, in no order of their own.
         """
         found: dict[str, Certificate] = {}
-        for shape in sorted(self.shapes, key=str):
+        for shape, program in sorted(self._finished(), key=lambda pair: str(pair[0])):
             name, count = str(shape), 1
             while name in found:
                 name, count = f"{shape} ({count + 1})", count + 1
-            found[name] = self._compiled[shape].result().certificate
+            found[name] = program.certificate
         return found
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
@@ -167,11 +174,13 @@ class Programs:
             return step, PROBED_SCORE_CONTRACT
         return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
 
+    @under_settings
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
         """Return the key of a step for a store, of its example arguments; None if it has none."""
         _, args, _ = self._whole_step(shape, given)
         return step_key(shape, args, structure_name(self.structure), self.certify, self._placement)
 
+    @under_settings
     def compiled(
         self, shape: S, arguments: Callable[[S], tuple[Any, ...]], all_have: Callable[[bool], bool] = bool
     ) -> CompiledStep | StoredStep:
@@ -185,30 +194,34 @@ class Programs:
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
+            SettingError: a setting of JAX is on under which no step can be certified.
         """
-        program = self._compiled.get(shape)
+        key = shape, jax_private.program_settings()
+        program = self._compiled.get(key)
         if program is None:
             with self._lock:
-                program = self._compiled.get(shape)
+                program = self._compiled.get(key)
                 mine = program is None
                 if program is None:
-                    program = self._compiled[shape] = Future()
+                    program = self._compiled[key] = Future()
             if mine:
                 try:
                     program.set_result(self._ready(shape, arguments(shape), all_have))
                 except BaseException as error:
-                    del self._compiled[shape]
+                    del self._compiled[key]
                     program.set_exception(error)
                     raise
                 return program.result()
         all_have(True)
         return program.result()
 
+    @under_settings
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
         """Return the program of a shape with its jaxpr, HLO and proof; one from the store is compiled anew for them."""
         program = self.compiled(shape, arguments)
         return program.in_full if isinstance(program, StoredStep) else program
 
+    @under_settings
     def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
         """Load programs that are kept, in this order, in threads; others are compiled when they are needed."""
         if self._stored is not None:
@@ -218,20 +231,22 @@ class Programs:
                 key = self._stored.key(shape, args)
                 self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
 
+    @under_settings
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
         """Load or compile programs in threads, which are needed after the one that this thread is about to call."""
-        missing = [shape for shape in shapes if shape not in self._compiled]
+        here = jax_private.program_settings()
+        missing = [shape for shape in shapes if (shape, here) not in self._compiled]
         if not missing or cores() == 1:
             return
-        here = jax_private.traced_under()
 
         def ready(shape: AnyShape) -> None:
-            # Under settings of JAX that hold in the calling thread only, that thread compiles by itself.
-            if jax_private.traced_under() == here:
-                try:
-                    self.compiled(shape, arguments)
-                except Exception:  # whoever calls the program compiles it again, and sees why not
-                    _log.debug("%s was not made ahead", shape, exc_info=True)
+            try:
+                with self.settings.for_steps():
+                    # Under settings of JAX that hold in the calling thread only, that thread compiles by itself.
+                    if jax_private.program_settings() == here:
+                        self.compiled(shape, arguments)
+            except Exception:  # whoever calls the program compiles it again, and sees why not
+                _log.debug("%s was not made ahead", shape, exc_info=True)
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "hybridlm-compile")
@@ -315,7 +330,7 @@ class Programs:
         """
         if self._kept_state is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
             return (), ()
-        with use_cache(self.cache):
+        with jax_private.without_compilation_cache():
             findings = self._kept_state.findings(shape.tokens)
         if not findings:
             return (MeasuredClaim.ACCEPTED_TOKENS_ONLY.statement(),), ()
@@ -338,6 +353,7 @@ class Programs:
             certificate.not_audited,
         )
 
+    @under_settings
     def planned(self, shape: AnyShape, args: tuple[Any, ...]) -> PlannedStep:
         """Return the proof and the scratch plan of a shape's step, without XLA; not stored.
 

@@ -14,6 +14,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.in_flight import InFlight
+from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
@@ -83,6 +84,11 @@ class Runner(ABC):
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement = programs, placement
+
+    @property
+    def settings(self) -> JaxSettings:
+        """Settings of JAX under which every method that runs a step does so; see `under_settings`."""
+        return self.programs.settings
 
     @property
     def certify(self) -> str:
@@ -162,16 +168,19 @@ class OneProcess(Runner):
         """Load or compile programs in threads; see `Programs.prepare`."""
         self.programs.prepare(shapes, examples)
 
+    @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Dispatch the compiled step; its pool's arrays are donated."""
         given = self.placement.put((*step.batch, *step.operands))
         return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), *given)
 
+    @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """Dispatch the compiled copy; the target's arrays are donated."""
         given, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *given))
 
+    @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         """Dispatch the compiled change of states; the pool's arrays are donated."""
         (given,) = self.placement.put((operand,))

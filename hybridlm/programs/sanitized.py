@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Examples, Move, MovedArrays, PoolStep, Runner
 from hybridlm.programs.shapes import AnyShape, EditShape
@@ -23,6 +24,7 @@ from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.steps.structure import Rows
 from ir_passes import prove_isolation
 from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
+from ir_passes.jaxpr import jax_private
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 
 ShadowLabels = tuple[jax.Array, ...]
@@ -56,6 +58,7 @@ class Sanitizer(Runner):
         """The setting "off": steps are proved, and run with shadow labels instead of being rewritten and audited."""
         return "off"
 
+    @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """See `Runner.run`.
 
@@ -92,6 +95,7 @@ class Sanitizer(Runner):
                     shadow[(shadow == left).all(axis=1)] = label
         self._shadow_labels[pool] = tuple(jax.numpy.array(shadow) for shadow in shadow_labels)
 
+    @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """See `Runner.move`; the labels move with the arrays.
 
@@ -132,6 +136,7 @@ class Sanitizer(Runner):
         """Return False: a step is compiled on its first call, and waited for."""
         return False
 
+    @under_settings
     def program(self, shape: Any, examples: Examples) -> Sanitized:
         """Return a step, proved and with its shadow labels; compiled on its first call.
 
@@ -139,7 +144,8 @@ class Sanitizer(Runner):
             IsolationError: it is not proved.
             AuditError: see `Programs.measure`.
         """
-        if shape not in self._sanitized:
+        key = shape, jax_private.program_settings()
+        if key not in self._sanitized:
             (step, contract), args = self.programs.step(shape), examples(shape)
             prove_isolation(step, args, contract)
             self.programs.measure(shape)
@@ -153,8 +159,8 @@ class Sanitizer(Runner):
             def call(args: tuple[Any, ...], shadow_labels: ShadowLabels, expected: Any) -> Any:
                 return safe.step(*args, shadow_labels=shadow_labels, expected=expected)
 
-            self._sanitized[shape] = safe, jax.jit(call)
-        return self._sanitized[shape]
+            self._sanitized[key] = safe, jax.jit(call)
+        return self._sanitized[key]
 
     @cached_property
     def _masked(self) -> tuple[str, ...]:

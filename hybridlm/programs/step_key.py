@@ -94,7 +94,7 @@ def settings() -> list[str]:
     kept = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
     flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
     optimize = f"python -O{sys.flags.optimize}"
-    return [*versions(), optimize, _ADDRESS.sub("", jax_private.traced_under()), *kept, *flags]
+    return [*versions(), optimize, fingerprint(jax_private.program_settings()), *kept, *flags]
 
 
 @cache

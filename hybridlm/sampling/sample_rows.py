@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32, Int32, UInt32
 
+from ir_passes.jaxpr import jax_private
 from models.cpu_kernels import library
 from models.ops.kernels import Kernel
 from models.ops.row_product import call_result, instruction_number
@@ -24,7 +25,7 @@ def unsupported(logits: Any) -> str | None:
     """Return the reason why the kernel does not take these logits, `[row, vocab]`; None if it does."""
     if logits.dtype != jnp.float32:
         return f"logits of {logits.dtype}: expected float32"
-    if not jax.config.jax_threefry_partitionable:
+    if not jax_private.setting("jax_threefry_partitionable"):
         return "jax_threefry_partitionable is off: random words of one token depend on the size of the vocabulary"
     return "the library of kernels is not there" if library() is None else None
 

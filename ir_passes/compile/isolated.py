@@ -149,7 +149,7 @@ class IsolatedStep:
             avals = tuple(map(_AVAL, leaves))
         except AttributeError:  # NumPy's arrays and Python's numbers
             avals = tuple(getattr(leaf, "aval", None) or shaped_abstractify(leaf) for leaf in leaves)
-        key, context = (tree, _kinds(static)), jax_private.trace_context()
+        key, context = (tree, _kinds(static)), jax_private.program_settings()
         # Types and settings are compared and not hashed: they are the same objects from call to call.
         for entry in self._entries.get(key, ()):
             if entry.avals == avals and entry.context == context:

@@ -20,6 +20,7 @@ from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.certifying import make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph, warn
+from ir_passes.compile.refused_settings import require_donation, require_programs
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
@@ -66,8 +67,10 @@ def trace_step(
 
     Raises:
         ContractError: the contract does not fit the function.
+        SettingError: `jax_disable_jit` is on.
         TargetError: there is no such target, or its compiler is not installed.
     """
+    require_programs()
     clock, machine = Clock(), None if target is None else as_target(target)
     if machine is not None:
         parameters = FunctionSignature.of(fn) if parameters is None else parameters
@@ -166,7 +169,13 @@ class ProvedStep(Stage):
         self.faults: tuple[Statement, ...] = proved.faults
 
     def lower(self) -> "LoweredStep":
-        """Lower it to StableHLO, with its pools donated."""
+        """Lower it to StableHLO, with its pools donated.
+
+        Raises:
+            SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
+        """
+        if self._step.certify != "off":
+            require_donation()
         clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
         lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
         return LoweredStep(self._step, calling, lowered, clock)

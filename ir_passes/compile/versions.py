@@ -12,8 +12,11 @@ from jaxlib import version as jaxlib_version
 from ir_passes.compile.certificate import Versions
 from ir_passes.files.loaded_code import patched_code
 from ir_passes.files.sources import running_hash
+from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr.fingerprint import fingerprint
 
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
+"""Settings of JAX that a certificate names; the others are in the hash `jax_settings`."""
 ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 PACKAGE = Path(__file__).parents[1]
 PROVER = ("contract", "jaxpr", "kernels", "proof", "rewrites")
@@ -30,7 +33,9 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
         device: None for this process's first.
     """
     device = jax.devices()[0] if device is None else device
-    flags = {name: getattr(jax.config, name, None) for name in SETTINGS}
+    flags = {name: jax_private.setting(name) for name in SETTINGS} | {
+        "jax_settings": fingerprint(jax_private.program_settings())
+    }
     flags |= {name: os.environ.get(name) for name in ENVIRONMENT} | (compiler_options or {})
     flags["python_optimize"] = sys.flags.optimize or None  # without assertions the proof is another program
     return Versions(

@@ -15,6 +15,7 @@ import numpy as np
 
 from ir_passes.contract.entries import ContractFault, Opaque
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 OF_KERNEL = ("jaxpr", "jaxprs", "grid_mapping", "input_output_aliases", "mesh", "meshes", "external_meshes")
@@ -180,7 +181,9 @@ def _form(jaxpr: ir.Jaxpr) -> Hashable:
             eqn.primitive.name,
             tuple(named(atom) for atom in eqn.invars),
             tuple(named(var) for var in eqn.outvars),
-            tuple((key, parameter(value)) for key, value in sorted(eqn.params.items()) if key not in _LENGTHS),
+            tuple(
+                (key, parameter(value)) for key, value in sorted(computing_params(eqn).items()) if key not in _LENGTHS
+            ),
         )
         for eqn in jaxpr.eqns
     ]

@@ -31,6 +31,27 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     return map_equations(program, change, keep=lambda eqn: False)
 
 
+_TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+"""Calls with rules for transformations of JAX."""
+_UNUSED = frozenset({"ft_in", "ft_out", "policy"})
+"""Parameters that compute nothing: trees of a scan's arguments, and the residuals that a derivative saves."""
+
+
+def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
+    """Return the parameters of an equation that change its results.
+
+    Rules for derivatives and batches are left out: a traced program has no use for them. So are JAX's trees of
+    arguments. The text of both may grow with each pass of JAX over a program (the trees of a scan in jax 0.11.2).
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name in _TRANSFORMED:
+        return {ir.CALLS[name]: params[ir.CALLS[name]]}
+    if name not in ir.WITH_BODIES or not _UNUSED & params.keys():
+        return params
+    counts = dict(zip(("num_consts", "num_carry"), ir.scan_counts(eqn), strict=True)) if name == "scan" else {}
+    return {key: value for key, value in params.items() if key not in _UNUSED} | counts
+
+
 def params_key(params: Mapping[str, Any]) -> Hashable:
     """Return what is equal for parameters that are equal; None for those that cannot be compared.
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.dtypes import to_numpy
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -92,8 +93,9 @@ class _Writer:
         lines.append(f"{define(jaxpr.constvars)};{define(jaxpr.invars)}")
         for eqn in jaxpr.eqns:
             operands = ",".join(map(read, eqn.invars))
+            computing = computing_params(eqn)
             params = ",".join(
-                f"{name}={self._text(eqn.params[name])}" for name in sorted(eqn.params.keys() - self._without)
+                f"{name}={self._text(computing[name])}" for name in sorted(computing.keys() - self._without)
             )
             lines.append(f"{define(eqn.outvars)}={eqn.primitive.name}({operands})[{params}]")
         lines.append(",".join(map(read, jaxpr.outvars)))

@@ -1,6 +1,8 @@
 """The one place where this project uses what JAX and jaxlib keep private; a test looks for such names anywhere else.
 
 The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on public modules.
+
+More than 300 lines: one adapter to everything private.
 """
 
 import importlib
@@ -199,14 +201,59 @@ def topology_of(devices: Sequence[Any]) -> str:
         return ""
 
 
-def traced_under() -> str:
-    """Return the settings that JAX has in the key of what it traced, in this thread: precision, types, meshes."""
-    return repr(trace_context())
+BESIDE_TRACING = (
+    "jax_default_prng_impl",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_memory_fitting_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_pallas_auto_assign_collective_ids",
+    "jax_pallas_auto_assign_collective_ids_limit",
+)
+"""Settings that change programs and are not among those that JAX traces under; some are of later versions."""
 
 
-def trace_context() -> Any:
-    """The settings of JAX that a program is traced under, as `jax.jit` looks them up; hashable."""
-    return _config().trace_context()
+def program_settings() -> Any:
+    """Return the values of all settings that change programs, in this thread; hashable."""
+    return _config().trace_context(), *[holder.value for holder in _beside_tracing()]
+
+
+def setting(name: str) -> Any:
+    """Return the value of a setting in this thread."""
+    return _holder(name).value
+
+
+def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a setting has another value in this thread."""
+    return _holder(name)(value)
+
+
+@contextmanager
+def without_mesh() -> Iterator[None]:
+    """Take the mesh of `jax.set_mesh` or `use_abstract_mesh` out of the context of this thread."""
+    config, sharding = _config(), importlib.import_module("jax._src.sharding_impls")
+    names = ("abstract_mesh_context_manager", "device_context")
+    # Later versions have them in the module of meshes.
+    holders = [getattr(config, name, None) or getattr(sharding, name) for name in names]
+    meshes = [holder.swap_local(config.config_ext.unset) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, mesh in zip(holders, meshes, strict=True):
+            holder.set_local(mesh)
+
+
+@cache
+def _holder(name: str) -> Any:
+    return jax.config._value_holders[name]
+
+
+@cache
+def _beside_tracing() -> tuple[Any, ...]:
+    return tuple(_holder(name) for name in BESIDE_TRACING if name in jax.config._value_holders)
 
 
 def dispatcher(

@@ -146,7 +146,8 @@ def attend(
         return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
 
     shape = (lanes, kv_heads, groups * tokens)
-    start = (jnp.full((*shape, 1), -1e30), jnp.zeros((*shape, 1)), jnp.zeros((*shape, value_size)))
+    zeros = jnp.zeros((*shape, 1), jnp.float32), jnp.zeros((*shape, value_size), jnp.float32)
+    start = (jnp.full((*shape, 1), -1e30, jnp.float32), *zeros)
     turns = blocks if width == 1 else -(-blocks // width)
     _, total, out = lax.fori_loop(0, turns, block, varying_like(start, q, cache, limit))
     out = jnp.where(limit >= 0, out / jnp.where(limit >= 0, total, 1.0), 0.0)

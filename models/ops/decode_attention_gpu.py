@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
@@ -94,7 +95,7 @@ def decode_attention_kernel(
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     columns = [begin + lax.broadcasted_iota(jnp.int32, (size,), 0) for begin, size in zip(starts, sizes, strict=True)]
     queries = [query[own[:, None], column[None]] for column in columns]
-    turns = jnp.clip(lax.div(last + block - start, block), 0, part // block)
+    turns = jnp.clip(lax.div(last + block - start, np.int32(block)), 0, part // block)
 
     def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         top, total, seen = carry
@@ -113,7 +114,8 @@ def decode_attention_kernel(
         seen = seen * keep[:, None] + kernel_product(weight, values, 0)
         return new_top, total * keep + jnp.sum(weight, axis=1), seen
 
-    none = jnp.full((count,), MIN_SCORE, jnp.float32), jnp.zeros((count,)), jnp.zeros((count, value_size))
+    zero = jnp.zeros((count,), jnp.float32), jnp.zeros((count, value_size), jnp.float32)
+    none = jnp.full((count,), MIN_SCORE, jnp.float32), *zero
     for ref, found in zip((top_out, total_out, out), lax.fori_loop(0, turns, turn, none), strict=True):
         # There are no rows behind the last power of two, and a part of a value in registers cannot be written alone.
         folded = jnp.where(real.reshape((count,) + (1,) * (found.ndim - 1)), found, 0.0)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
@@ -156,7 +157,7 @@ def chunk_scan(
 
     def of_tokens(size: int, by: int = 1, tiled: bool = False) -> Any:
         def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-            return lane, 0, 0, lax.div(head, by) if by > 1 else head, tile if tiled else 0
+            return lane, 0, 0, lax.div(head, np.int32(by)) if by > 1 else head, tile if tiled else 0
 
         return pl.BlockSpec((pl.Squeezed(), count, places, pl.Squeezed(), size), index)
 

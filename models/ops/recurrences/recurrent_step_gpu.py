@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from models.ops.kernels import Kernel, result_like
@@ -117,7 +118,7 @@ def recurrent_step(
         return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
 
     def of_key(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
-        return lane, 0, lax.div(head, shared) if shared > 1 else head, 0
+        return lane, 0, lax.div(head, np.int32(shared)) if shared > 1 else head, 0
 
     key = of_head(keys, of_key)
     channels = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))

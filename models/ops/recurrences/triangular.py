@@ -11,7 +11,7 @@ threads; and it is 3 to 100 times slower than this.
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum
@@ -25,7 +25,8 @@ System = Float32[Array, "*batch row row"]
 def _rows_inverse(system: Array) -> Array:
     """Return (I + system)^-1 by forward substitution: `x_i = e_i - sum_{j<i} system_ij x_j`."""
     size = system.shape[-1]
-    unit = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype), system.shape)
+    index = [lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in range(2)]
+    unit = jnp.broadcast_to((index[0] == index[1]).astype(system.dtype), system.shape)
     rows = [unit[..., 0, :]]
     for i in range(1, size):
         row = unit[..., i, :]

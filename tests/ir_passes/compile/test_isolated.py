@@ -16,6 +16,7 @@ from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, S
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
+from ir_passes.compile.refused_settings import SettingError
 from ir_passes.contract.entries import ContractFault
 from ir_passes.jaxpr import jax_private
 from ir_passes.proof import lane_proof
@@ -99,6 +100,26 @@ def test_is_compiled_anew_under_another_setting_of_jax(step: IsolatedStep) -> No
     with jax.default_matmul_precision("float32"):
         step(*arguments())
     assert len(step.certificates) == 2
+
+
+@pytest.mark.parametrize("name", ["jax_enable_x64", "jax_default_prng_impl", "jax_memory_fitting_level"])
+def test_settings_of_a_program_are_part_of_its_key(name: str, step: IsolatedStep) -> None:
+    value = {"jax_enable_x64": True, "jax_default_prng_impl": "rbg"}.get(name, "O1")
+    first, second = arguments(), arguments()
+    step(*first)
+    with jax_private.with_setting(name, value):
+        step._called(second, {})
+    assert len(step.certificates) == 2
+    flags = [set(one.versions.flags) for one in step.certificates]
+    assert flags[0] != flags[1]
+
+
+@pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
+def test_a_setting_under_which_no_step_is_certified_is_named(name: str, step: IsolatedStep) -> None:
+    given = arguments()
+    with jax_private.with_setting(name, True), pytest.raises(SettingError, match=name):
+        step(*given)
+    assert not given[1].is_deleted() and step.certificates == ()
 
 
 def reordered(w, pool, x):

@@ -1,0 +1,149 @@
+"""Steps of a model do not depend on the caller's settings of JAX, and a setting that refuses them is named."""
+
+import ast
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.programs.shapes import CopyShape
+from ir_passes.compile.refused_settings import SettingError
+from ir_passes.jaxpr import jax_private
+
+
+def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:
+    """Sampled tokens of one sequence, and bits of the log-probabilities of a text."""
+    tokens = [list(one.token_ids) for one in lm.generate(["Ada"], max_tokens=3, temperature=1.0, seed=3)]
+    return tokens, [np.asarray(score.logprobs).tobytes() for score in lm.score(["Ada has"])]
+
+
+@pytest.fixture(scope="module")
+def expected(text_lm: hybridlm.LM) -> Any:
+    return answers(text_lm)
+
+
+@contextlib.contextmanager
+def all_at_once() -> Iterator[None]:
+    """Settings that each broke steps that were compiled under them, or changed their numbers."""
+    with contextlib.ExitStack() as stack:
+        for context in (
+            jax.enable_x64(True),
+            jax.numpy_dtype_promotion("strict"),
+            jax.numpy_rank_promotion("raise"),
+            jax.default_prng_impl("rbg"),
+            jax.threefry_partitionable(False),
+            jax.default_device(jax.devices()[1]),
+            jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))),
+        ):
+            stack.enter_context(context)
+        yield
+
+
+def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(
+    text_lm: hybridlm.LM, expected: Any
+) -> None:
+    lm = hybridlm.load(text_lm.path, **SETTINGS)
+    with all_at_once():
+        assert answers(lm) == expected
+        certificates = lm.certificates
+    assert answers(lm) == expected and lm.certificates.keys() == certificates.keys()
+    assert all("jax_enable_x64=False" in one.versions.flags for one in certificates.values())
+
+
+def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, expected: Any) -> None:
+    """Without kernels, attention of one sequence had sums of 64 bits."""
+    lm = hybridlm.load(text_lm.path, kernels="off", **SETTINGS)
+    with jax.enable_x64(True):
+        inside = answers(lm)
+    assert answers(lm) == inside and inside[0] == expected[0]
+
+
+def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -> None:
+    lm, shape = hybridlm.load(text_lm.path, **SETTINGS), CopyShape(1, 1)
+    compiled = lambda: lm.engine.programs.compiled(shape, lm.engine.example_arguments)
+    first = compiled()
+    with jax.default_matmul_precision("highest"):
+        second = compiled()
+    assert first is not second and compiled() is first
+    assert lm.engine.programs.shapes == [shape] and len(lm.certificates) == 2
+    flags = [set(one.certificate.versions.flags) for one in (first, second)]
+    assert flags[0] != flags[1]
+
+
+REFUSED: dict[str, Callable[[bool], Any]] = {
+    "jax_debug_nans": jax.debug_nans,
+    "jax_debug_infs": jax.debug_infs,
+    "jax_disable_jit": jax.disable_jit,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_setting_under_which_no_step_is_certified_is_named(name: str, text_lm: hybridlm.LM, expected: Any) -> None:
+    with REFUSED[name](True):
+        for call in (lambda: list(text_lm.generate(["Ada"], max_tokens=1)), lambda: list(text_lm.score(["Ada has"]))):
+            with pytest.raises(SettingError, match=name) as refused:
+                call()
+            assert refused.value.name == name and len(str(refused.value).splitlines()) == 1
+    assert answers(text_lm) == expected
+
+
+def test_without_certificates_values_may_be_checked(text_lm: hybridlm.LM) -> None:
+    lm = hybridlm.load(text_lm.path, **SETTINGS, certify="off")
+    with jax.debug_nans(True):
+        lm.engine.programs.compiled(CopyShape(1, 1), lm.engine.example_arguments)
+
+
+def test_weights_and_states_are_on_the_device_of_the_time_of_loading(text_lm: hybridlm.LM) -> None:
+    first, second = jax.devices()[:2]
+    with jax.default_device(second):
+        lm = hybridlm.load(text_lm.path, **SETTINGS)
+    assert jax.tree.leaves(lm.engine.new_rows(1))[0].devices() == {second}
+    with jax.default_device(second):
+        text_lm.update({name: np.asarray(array) for name, array in text_lm.params.items()})
+    assert {device for array in text_lm.params.values() for device in array.devices()} == {first}
+
+
+def test_forward_has_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM) -> None:
+    tokens = [5, 6, 7, 8, 9, 10, 11]
+    first = text_lm.forward(tokens)
+    with jax.enable_x64(True):
+        second = text_lm.forward(tokens)
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def in_keys_of_jax() -> set[str]:
+    """Names of the settings that this version of JAX has in a key of its programs."""
+    source = Path(str(importlib.import_module("jax._src.config").__file__)).read_text(encoding="utf-8")
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        given: dict[Any, Any] = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+        if given.get("include_in_jit_key") is True or given.get("include_in_trace_context") is True:
+            found.add(given.get("name") or node.args[0].value)  # type: ignore[attr-defined]  # a text in each call
+    return found
+
+
+def test_every_setting_in_a_key_of_jax_is_in_ours() -> None:
+    names = importlib.import_module("jaxlib._jax").config.trace_context_names()
+    # The mesh of `jax.set_mesh`, whose types and axes are in the context of a trace.
+    assert in_keys_of_jax() - {*names, *jax_private.BESIDE_TRACING, "device_context"} == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["jax_default_prng_impl", "jax_optimization_level", "jax_enable_x64", "jax_debug_nans"]
+)
+def test_other_values_are_other_settings(name: str) -> None:
+    before = jax_private.program_settings()
+    value = {"jax_default_prng_impl": "rbg", "jax_optimization_level": "O1"}.get(name, True)
+    with jax_private.with_setting(name, value):
+        assert jax_private.program_settings() != before
+    assert jax_private.program_settings() == before

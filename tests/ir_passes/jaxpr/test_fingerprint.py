@@ -1,0 +1,175 @@
+"""Equal programs have one fingerprint, however often JAX passed over them; other computations have another."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental import pallas as pl
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from hybridlm.steps import generate  # declares the functions of the engine's steps
+from ir_passes.contract import declared
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import computing_params
+from ir_passes.jaxpr.fingerprint import fingerprint
+
+X = jnp.ones((4, 3))
+
+
+@jax.custom_jvp
+def with_tangent(x):
+    return x * 2
+
+
+with_tangent.defjvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 2))
+
+
+@jax.custom_jvp
+def tripled_with_tangent(x):
+    return x * 3
+
+
+tripled_with_tangent.defjvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 2))
+
+
+@jax.custom_vjp
+def with_cotangent(x):
+    return x * 2
+
+
+with_cotangent.defvjp(lambda x: (x * 2, x), lambda residual, cotangent: (cotangent * 2,))
+
+
+@custom_vmap
+def with_batch(x):
+    return x * 2
+
+
+@with_batch.def_vmap
+def _with_batch(axis_size, in_batched, x):
+    return x * 2, in_batched[0]
+
+
+def doubled_by_kernel(x):
+    def kernel(source, target):
+        target[...] = source[...] * 2
+
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+
+def over_devices(x):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(lambda x: lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())(x)
+
+
+def scanned(x, factor=2.0):
+    return lax.scan(lambda carry, row: (carry * factor + row, carry), x[0], x)
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "scan": scanned,
+    "scan in scan": lambda x: lax.scan(lambda carry, row: (carry + scanned(x)[0], row), x[0], x),
+    "while": lambda x: lax.while_loop(lambda x: jnp.all(x < 10), lambda x: x + 1, x),
+    "fori_loop": lambda x: lax.fori_loop(0, 3, lambda _, x: x * 2, x),
+    "cond": lambda x: lax.cond(x[0, 0] > 0, lambda x: x * 2, lambda x: x + 1, x),
+    "platforms": lambda x: lax.platform_dependent(x, cpu=lambda x: x * 2, default=lambda x: x + 1),
+    "jit": lambda x: jax.jit(lambda x: x * 2)(x),
+    "custom_jvp": with_tangent,
+    "custom_vjp": with_cotangent,
+    "custom_vmap": with_batch,
+    "checkpoint": lambda x: jax.checkpoint(jnp.sin, policy=jax.checkpoint_policies.dots_saveable)(x),
+    "shard_map": over_devices,
+    "kernel": doubled_by_kernel,
+    "callback": lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+    "scatter": lambda x: x.at[0].max(2.0),
+    "reduction": lambda x: lax.reduce(x, 0.0, lax.add, (0,)),
+    "searchsorted": lambda x: jnp.searchsorted(x[0], x[1]),
+    "linear solve": lambda x: lax.custom_linear_solve(lambda y: y * 2.0, x, lambda _, y: y / 2.0),
+}
+
+
+def prints(function: Callable[..., Any], *args: Any) -> list[set[str]]:
+    """Fingerprints of two traces: as traced, and after one to three passes of JAX that drop dead equations."""
+    traced, live = set(), set()
+    for _ in range(2):
+        program = jax.make_jaxpr(lambda *args: function(*args))(*args)
+        traced.add(fingerprint(program))
+        for _ in range(3):
+            program = ir.without_dead(program)
+            live.add(fingerprint(program))
+    return [traced, live]
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "once": lambda function: function,
+    "in jit": jax.jit,
+    "in a loop": lambda function: lambda x: lax.scan(lambda turn, _: (turn + 1, function(x)), 0, None, length=2),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_traces_and_passes_of_jax_keep_the_fingerprint(name: str, form: str) -> None:
+    assert list(map(len, prints(FORMS[form](PROGRAMS[name]), X))) == [1, 1]
+
+
+OTHER: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "number of carries": (
+        lambda x: lax.scan(lambda carry, row: (carry, (row, row)), x[0], x),
+        lambda x: lax.scan(lambda carry, row: (carry, row), (x[0], x[1]), x),
+    ),
+    "body of a loop": (scanned, lambda x: scanned(x, 3.0)),
+    "direction": (scanned, lambda x: lax.scan(lambda carry, row: (carry * 2.0 + row, carry), x[0], x, reverse=True)),
+    "body with a derivative": (with_tangent, tripled_with_tangent),
+    "body of a checkpoint": (jax.checkpoint(jnp.sin), jax.checkpoint(jnp.cos)),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_computation_has_another_fingerprint(name: str) -> None:
+    first, second = (fingerprint(jax.make_jaxpr(function)(X)) for function in OTHER[name])
+    assert first != second
+
+
+def test_a_scan_is_written_with_its_numbers_of_constants_and_carries() -> None:
+    eqn = jax.make_jaxpr(scanned)(X, 2.0).eqns[-1]
+    assert {"num_consts": 1, "num_carry": 1, "length": 4}.items() <= computing_params(eqn).items()
+    assert not {"ft_in", "ft_out"} & computing_params(eqn).keys()
+
+
+ROWS = {"x": ((3, 64), "float32"), "expert": ((3,), "int32")}
+STORED: dict[str, tuple[tuple[int, ...], str]] = {
+    "weight": ((64, 64), "float32"),
+    "codes": ((64, 64), "int8"),
+    "scale": ((64, 2), "float32"),
+    "whole": ((64, 1), "float32"),
+    "zero": ((64, 2), "int8"),
+}
+
+
+def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
+    """A declared function of the engine, of codes of 8 bits on a CPU, and its arguments."""
+    form: Any = next(form for form in declared._FUNCTIONS[key] if form.keywords.get("kind", "int8") == "int8")  # type: ignore
+    names = [name for name in inspect.signature(form.func).parameters if name not in form.keywords]
+    arguments = []
+    for name in names:
+        shape, dtype = ROWS.get(name) or STORED[name]
+        experts = (4,) if "expert" in names and name in STORED else ()
+        arguments.append(jax.ShapeDtypeStruct((*experts, *shape), dtype))
+    return form, arguments
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in declared._FUNCTIONS if "/models/" in key], ids=lambda key: key.split()[0]
+)
+def test_declared_functions_of_the_engine_keep_their_fingerprint(key: str) -> None:
+    assert generate.expert_dot
+    function, arguments = declared_call(key)
+    assert list(map(len, prints(function, *arguments))) == [1, 1]

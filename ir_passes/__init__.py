@@ -12,7 +12,6 @@ from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.compile.refused_settings import SettingError
 from ir_passes.compile.stages import prove
 from ir_passes.contract.contract import (
     ContractError,
@@ -51,7 +50,6 @@ __all__ = [
     "PageTable",
     "Pool",
     "Proof",
-    "SettingError",
     "Shared",
     "SlotMap",
     "Unspecified",

@@ -166,9 +166,16 @@ def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStru
     return form, arguments
 
 
-@pytest.mark.parametrize(
-    "key", [key for key in declared._FUNCTIONS if "/models/" in key], ids=lambda key: key.split()[0]
-)
+KERNELS = ("row_product", "packed_product", "packed_expert_product")
+DECLARED = [
+    pytest.param(key, id=name, marks=[pytest.mark.cpu_kernels] if name in KERNELS else [])
+    for key in declared._FUNCTIONS
+    if "/models/" in key
+    for name in [key.split()[0]]
+]
+
+
+@pytest.mark.parametrize("key", DECLARED)
 def test_declared_functions_of_the_engine_keep_their_fingerprint(key: str) -> None:
     assert generate.expert_dot
     function, arguments = declared_call(key)

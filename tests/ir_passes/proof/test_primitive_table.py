@@ -17,8 +17,9 @@ WITHOUT_RULE = set(
     addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
     custom_linear_solve dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
     dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper eval_jaxpr freeze from_edtype geqp3 geqrf
-    get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced reduced_vary_cast reduced_vary_cast_p
-    remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add select_and_scatter stage
+    get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
+    reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add
+    select_and_scatter stage
     swap symmetric_product tie to_edtype unreduced_pmax unreduced_pmin unreduced_psum unreduced_reduce_scatter
     vary_unreduced_cast vary_unreduced_cast_p with_memory_space_constraint xla_metadata_call xla_metadata_value
     """.split()

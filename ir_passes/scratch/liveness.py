@@ -15,15 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 
 Key = tuple[int, int]
 """A value: the number of the equation that computes it, and its position among the results."""
-
-VIEWS = frozenset(
-    {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "bitcast_convert_type", "name", "sharding_constraint"}
-)
-COMBINATORS = ("scatter", "reduce", "select_and", "argm", "cum")
-"""Primitives with a jaxpr that combines two scalars inside one loop of XLA, without scratch."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
     called = ir.body_of(eqn)
     if called is not None:
         return (called,)
-    return () if name.startswith(COMBINATORS) else tuple(ir.closed(body) for body in ir.sub_jaxprs(eqn))
+    return () if name in SCALAR_BODIES else tuple(ir.closed(body) for body in ir.sub_jaxprs(eqn))
 
 
 def bytes_of(aval: Any) -> int:

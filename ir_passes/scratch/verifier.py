@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 from ir_passes.scratch.plan import Block, PlacedBuffer, Plan, PlanError
 
 Key = tuple[int, int]
 ALIGNMENT = 64  # XLA's on CPU, and a cache line
-NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
 
 
 @dataclass
@@ -198,27 +198,21 @@ def _bodies(eqn: Any) -> list[ir.ClosedJaxpr]:
     named = ir.body_of(eqn)
     if named is not None:
         return [named]
-    return [] if eqn.primitive.name.startswith(NO_SCRATCH) else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
+    return [] if eqn.primitive.name in SCALAR_BODIES else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
 
 
 def _same_bytes(eqn: Any) -> bool:
     """Whether this primitive, as it is called here, only gives the bytes of its operand another shape or dtype."""
-    if isinstance(eqn.invars[0], ir.Literal):
+    if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     before, after = eqn.invars[0].aval, eqn.outvars[0].aval
     match eqn.primitive.name:
         case "reshape":
             return eqn.params.get("dimensions") is None
-        case "squeeze" | "expand_dims" | "name" | "sharding_constraint":
-            return True
-        case "broadcast_in_dim":
-            return prod(before.shape) == prod(after.shape)
-        case "bitcast_convert_type":
-            return _size(before) == _size(after)
         case "convert_element_type":
             return before.dtype == after.dtype
-        case _:
-            return False
+        case name:
+            return name in VIEWS and _size(before) == _size(after)
 
 
 def _variables(atoms: Any) -> Iterator[Any]:

@@ -27,8 +27,8 @@ from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
+from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site

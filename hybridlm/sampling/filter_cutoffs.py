@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel, result_like
 from models.sharding.devices import Devices
 from models.sharding.varying import varying_like
@@ -193,18 +194,18 @@ def _by_kernel(
 ) -> UInt32[Array, "lane"]:
     """Return what `filter_cutoffs` does; interpreted by Pallas with `interpret`, on any platform."""
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, vocab = logits.shape
     block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
     whole = pl.BlockSpec(memory_space=pl.ANY)
-    found = pl.pallas_call(
+    found = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
         grid=(lanes,),
         in_specs=[whole] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
         out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
         out_shape=result_like((lanes, 1), jnp.uint32, logits),
-        compiler_params=plgpu.CompilerParams(num_warps=16, num_stages=1),
+        warps=16,
+        stages=1,
         interpret=interpret,
         name=KERNEL.name,
     )(temperature, top_k, top_p, highest, logits)

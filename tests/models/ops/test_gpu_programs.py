@@ -201,6 +201,17 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     assert scratch < 2 * beside
 
 
+@pytest.mark.parametrize("rows", [8, 64, 2048])
+def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
+    """Few rows read few of the matrices; many tiles read some of them again."""
+    experts, outputs, inputs = 256, 64, 128
+    operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
+    _, found = compiled(partial(expert_dot, platform="gpu", kernels="auto"), *operands)
+    (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
+    matrices = (kernel.read - 4 * rows * inputs) / (2 * outputs * inputs)
+    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
+
+
 def test_filters_read_the_logits_a_few_times() -> None:
     """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]

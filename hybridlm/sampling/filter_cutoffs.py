@@ -25,10 +25,15 @@ small vocabulary in each pass, and reads them beside the logits."""
 MAX_BLOCK = 2048
 """Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
 MIN_VOCAB = 16
+MIN_LANES = 64
+"""Lanes from which the kernel runs. Its instances, one for each lane, use as many processors of a GPU, which has 58 to
+150; the passes of the plain form use all of them."""
 
 
 def unsupported(logits: Any) -> str | None:
     """Say why the kernel does not take these logits, `[lane, vocab]`; None if it does."""
+    if logits.shape[0] < MIN_LANES:
+        return f"{logits.shape[0]} lanes: expected at least {MIN_LANES}, or most processors are idle"
     if logits.shape[1] < MIN_VOCAB:
         return f"a vocabulary of {logits.shape[1]}: expected at least {MIN_VOCAB}"
     return None

@@ -62,7 +62,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     for family in FAMILIES:
         if model_type in family.model_types:
             _check_classes(family.name, family.architectures, config)
-            return family
+            return family.of(config)
     supported = ", ".join(sorted([JEV, *(name for family in FAMILIES for name in family.model_types)]))
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import GetAttrKey
 
-from hybridlm.programs.step_key import structure_name
+from hybridlm.programs.step_key import PACKAGES, structure_name
 from hybridlm.steps.structure import Structure
 from ir_passes.contract.statements import MeasuredFault
 from ir_passes.files.loaded_code import patched_code
@@ -85,7 +85,8 @@ class KeptState:
             tokens: T of the verifying step: the drafts and one more.
         """
         # Layers from elsewhere, or patched ones, may have changed under the same name.
-        name = None if patched_code() else structure_name(self._structure)
+        patched = patched_code(*(folder.name for folder in PACKAGES))
+        name = None if patched else structure_name(self._structure)
         known = self._own if name is None else self._shared
         key = name, self._devices, tokens
         with self._lock:

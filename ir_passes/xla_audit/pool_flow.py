@@ -69,8 +69,11 @@ class PoolType:
 
     @property
     def least(self) -> int:
-        """Elements of all rows but one; of a pool with one row all elements."""
-        return self.array.count - (self.array.count // self.rows if self.rows > 1 else 0)
+        """Elements of all rows but one; of a pool with one or two rows all elements.
+
+        One of two rows is as large as a block of half the positions of both, which attention reads.
+        """
+        return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def size(self, array: Array) -> int:
         """Elements of the pool that have room in an array: as many as its elements, or its bytes if these are more."""

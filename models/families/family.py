@@ -12,7 +12,6 @@ from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.weights.sources import Weight
 
-
 MAX_MTP_LAYERS = 8
 """Layers of multi-token prediction behind the decoder's layers, at most; published models have one to three."""
 

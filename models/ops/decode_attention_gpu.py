@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.state.shapes import KeyCache, ValueCache
@@ -30,6 +30,8 @@ MIN_PART = 128
 """Positions of a cache for each part; a cache has a whole number of them."""
 MIN_INSTANCES = 256
 """Program instances for which positions are split into parts: two for each processor of a GPU."""
+SHARED_SPARE = 4096
+"""Bytes of shared memory for reductions."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
@@ -58,6 +60,27 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
     if padded_rows(rows) * value_size > MAX_ACCUMULATED:
         return f"{rows} rows of {value_size}: expected at most {MAX_ACCUMULATED} numbers"
+    if turn_size(padded_rows(rows), query.shape[3], value_size, key.dtype.itemsize) is None:
+        return f"{rows} rows of {query.shape[3]}: expected operands in {shared_memory()} bytes of shared memory"
+    return None
+
+
+def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
+    """Return the positions of an iteration, and for how many it loads ahead; None where no size fits.
+
+    Shared memory has the queries as three numbers of bfloat16, keys and values of each iteration that is loaded, and
+    their weights, and values that are float32, as three numbers.
+
+    Args:
+        rows: query rows that the kernel multiplies.
+        size, value_size: of a key and of a value.
+        itemsize: bytes of a number of the caches.
+    """
+    most = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+    for block, stages in [(most, 2), (max(MIN_ROWS, most // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
+        loaded = stages * block * (size + value_size) * itemsize + (6 * block * value_size if itemsize == 4 else 0)
+        if 6 * rows * (size + block) + loaded + SHARED_SPARE <= shared_memory():
+            return block, stages
     return None
 
 
@@ -164,7 +187,9 @@ def decode_attention(
     lanes, kv_heads, rows, size = query.shape
     context, count = key.shape[2], padded_rows(rows)
     parts = part_count(lanes * kv_heads, context)
-    block = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+    turn = turn_size(count, size, value_size, key.dtype.itemsize)
+    assert turn is not None, "by `unsupported`"
+    block, stages = turn
 
     def cut(*sizes: int) -> Any:
         """Blocks of a lane and head, and of what follows."""
@@ -190,7 +215,7 @@ def decode_attention(
         out_specs=[result(*one) for one in shapes],
         out_shape=[result_like((lanes, kv_heads, parts, *one), jnp.float32, key) for one in shapes],
         warps=8 if count * value_size > 4096 else 4,
-        stages=2,
+        stages=stages,
         interpret=interpret,
         name=KERNEL.name,
     )(limit, query, *caches)

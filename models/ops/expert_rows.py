@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
 
 MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 64, 128, 64
 """Rows and columns of one program instance, and what it multiplies at once."""
+STAGES = 3
+"""Iterations for which operands are loaded ahead."""
 MIN_INSTANCES = 128
 """Program instances that are about as many as a GPU's processors."""
 
@@ -117,8 +119,8 @@ def expert_rows(
     own = jnp.pad(expert[order], (0, more), constant_values=experts)
     members, met = tile_members(own.reshape((tiles, rows)), experts)
     sorted_rows = jnp.pad(x[order].astype(weight.dtype), [(0, more), (0, 0)])
-    terms = turn_terms([weight], MAX_TERMS)
     columns = _columns(outputs, tiles)
+    terms = turn_terms([weight], _terms(rows + columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
@@ -136,12 +138,23 @@ def expert_rows(
         out_specs=pl.BlockSpec((rows, columns), lambda column, row: (row, column)),
         out_shape=result_like((count + more, outputs), jnp.float32, sorted_rows),
         warps=4,
-        stages=3,
+        stages=STAGES,
         interpret=interpret,
         name=KERNEL.name,
         reads={4 + number: reads * size for number, size in enumerate(sizes)},
     )(members.reshape(-1), met, own, sorted_rows, *arrays)
     return product[jnp.argsort(order)]
+
+
+def _terms(width: int, itemsize: int) -> int:
+    """Return the most terms of an iteration for which its operands fit into shared memory.
+
+    Args:
+        width: rows and columns of a program instance.
+        itemsize: bytes of a number; of float32 there are three numbers of bfloat16 beside it.
+    """
+    each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
+    return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
 
 
 def _columns(outputs: int, tiles: int) -> int:

@@ -11,6 +11,20 @@ import jax
 
 READ = "read"
 """Key of a kernel's metadata: bytes that it reads from memory; the audit of XLA's programs counts them."""
+SHARED_MEMORY = {"NVIDIA A100": 166_912, "NVIDIA A10": 101_376, "NVIDIA L4": 101_376, "8.0": 166_912, "8.6": 101_376,
+                 "8.9": 101_376, "12.0": 101_376}  # fmt: skip
+"""Device kind of a trace, or compute capability of a local GPU -> bytes of shared memory of a program instance."""
+MAX_SHARED_MEMORY = 232_448
+"""The same of all other GPUs, from an H100 on, and in Pallas' interpreter."""
+
+
+def shared_memory() -> int:
+    """Return the bytes of shared memory that a program instance can have on the GPU that is traced for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None or device.platform != "gpu":
+        device = jax.local_devices()[0]
+    key = device.device_kind if device.device_kind in SHARED_MEMORY else getattr(device, "compute_capability", "")
+    return SHARED_MEMORY.get(str(key), MAX_SHARED_MEMORY)
 
 
 def gpu_call(

@@ -1240,7 +1240,8 @@ class LM:
     def _text_inputs(self) -> Inputs:
         """Inputs of what needs no vocabulary head."""
         require = self.engine.moves.require
-        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
+        c = self.config
+        return Inputs(self.tokenizer, c.vocab_size, self.context, self.eos_token_ids, require, c.placeholders)
 
     @property
     def _scorer(self) -> Scorer:

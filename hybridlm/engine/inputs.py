@@ -22,6 +22,7 @@ class Inputs:
         context: maximum length of a sequence.
         eos_token_ids: tokens that end a completion.
         require: checks that a state can be continued by the model; raises SnapshotError.
+        placeholders: tokens that stand for images, audio or video; they are refused.
     """
 
     tokenizer: Tokenizer | None
@@ -29,6 +30,7 @@ class Inputs:
     context: int
     eos_token_ids: tuple[int, ...]
     require: Callable[[Snapshot], None]
+    placeholders: tuple[int, ...] = ()
 
     @property
     def max_logprobs(self) -> int:
@@ -37,9 +39,18 @@ class Inputs:
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
         """Return the token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
-        ids = to_token_ids(item, where, self.tokenizer, self.vocab_size)
+        ids = self.token_ids(item, where)
         check_length(ids, where, self.context)
         return ids
+
+    def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
+        """Return the token ids of one item of any length; raises as `encode`.
+
+        Args:
+            item, where: as for `encode`.
+            continues: as for `to_token_ids`.
+        """
+        return to_token_ids(item, where, self.tokenizer, self.vocab_size, continues, self.placeholders)
 
     def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of every item of a list; raises as `encode`.
@@ -48,7 +59,7 @@ class Inputs:
         """
         named = [(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
         if of_any_length:
-            return [to_token_ids(item, where, self.tokenizer, self.vocab_size) for item, where in named]
+            return [self.token_ids(item, where) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
@@ -60,7 +71,7 @@ class Inputs:
             TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
         """
         self.require_prefix(prefix)
-        ids = (*prefix.token_ids, *to_token_ids(item, where, self.tokenizer, self.vocab_size, continues=True))
+        ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
         check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
         return ids
 

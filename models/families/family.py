@@ -40,6 +40,8 @@ class Family:
         root: first part of the names of the decoder's tensors.
         mtp_counts: fields of config.json with the number of MTP layers that are numbered behind the decoder's layers;
             `of` skips their tensors.
+        renamed: regular expression -> replacement, for the start of a tensor's name in the file; the first match
+            counts, before `prefixes`.
         architectures: supported classes of transformers and of published Python files; a config.json with another class
             is refused.
         modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
@@ -57,6 +59,7 @@ class Family:
     modules: tuple[tuple[str, str], ...] = ()
     architectures: tuple[str, ...] = ()
     mtp_counts: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def of(self, config: Mapping[str, Any]) -> "Family":
         """Return the family that also skips the MTP layers of this config.json, at most `MAX_MTP_LAYERS`."""
@@ -77,6 +80,10 @@ class Family:
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor as in `weights`, from its name in the file."""
+        for pattern, replacement in self.renamed:
+            if match := re.match(pattern, name):
+                name = match.expand(replacement) + name[match.end() :]
+                break
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return self.root + name.removeprefix(prefix)

@@ -71,7 +71,7 @@ from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import FileOptions, ScoreFileReport, score_file
-from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
+from hybridlm.score_files.score_rows import RowValues, Scorer, StepPlaces, ValueScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
@@ -707,10 +707,15 @@ class LM:
             self._tokens_saved,
             request,
             computed=self._tokens_computed,
+            step_places=self._step_places,
         )
 
     def _tokens_computed(self) -> int:
         return sum(self.engine.stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
+
+    def _step_places(self) -> StepPlaces:
+        stats = self.engine.stats
+        return StepPlaces(stats["step_tokens"], stats["step_places"])
 
     def _tokens_saved(self) -> int:
         return self.engine.stats["prefix_tokens_saved"]
@@ -1275,6 +1280,7 @@ class LM:
             vocab_size=self.config.vocab_size,
             saved=self._tokens_saved,
             computed=self._tokens_computed,
+            step_places=self._step_places,
         )
 
     @property

@@ -44,6 +44,8 @@ class PartRecord:
         generated: tokens that were generated for its rows.
         saved: tokens that were not computed again because rows begin alike.
         shifted: completions of its rows that are scored from within the prompt.
+        size: bytes of text of its rows.
+        step_tokens, step_places: tokens of the steps that computed it, and places for tokens in these steps.
     """
 
     rows: int
@@ -55,6 +57,9 @@ class PartRecord:
     generated: int = 0
     saved: int = 0
     shifted: int = 0
+    size: int = 0
+    step_tokens: int = 0
+    step_places: int = 0
 
 
 class Parts:
@@ -148,13 +153,14 @@ class Parts:
         tokens: int,
         errors: int,
         error: str | None,
-        generated: int = 0,
-        saved: int = 0,
-        shifted: int = 0,
+        **counts: int,
     ) -> None:
-        """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
+        """Write the next part; `counts` are the other fields of its record.
+
+        When this returns no crash can lose it; if it fails, earlier parts are unharmed.
+        """
         sha256 = hashlib.sha256(content).hexdigest()
-        part = PartRecord(rows, tokens, errors, error, len(content), sha256, generated, saved, shifted)
+        part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.grammars import Grammars, GrammarSource, grammar_text
-from hybridlm.requests.sampling_params import PlainSettings, SamplingParams
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, draw_seed
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
     need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
     need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-    need("seed", lambda x: is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
     need("stop", _is_stop_list, "a string, a token id, or a list of them")
@@ -150,7 +150,7 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
 def resolve(
     params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
 ) -> ResolvedParams:
-    """Check sampling parameters against a model.
+    """Check sampling parameters against a model, and draw a seed if they sample without one.
 
     Args:
         params: as the user gave them.
@@ -202,8 +202,11 @@ def resolve(
     ids += params.stop_token_ids
     # As in transformers, a word that is an end token alone ends the completion.
     words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
+    plain = {field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)}
+    if params.seed is None:
+        plain["seed"] = draw_seed() if params.temperature > 0 else ResolvedParams.seed
     return ResolvedParams(
-        **{field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)},
+        **plain,
         stop_token_ids=frozenset(int(token) for token in ids),
         stop_strings=tuple(strings),
         logit_bias=bias,

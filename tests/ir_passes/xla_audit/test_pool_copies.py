@@ -58,6 +58,12 @@ def findings(fn: Callable[..., Any], contract: LaneContract, args: tuple[Any, ..
     return Step(fn, contract, args).audit().findings
 
 
+converted = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12), reason="XLA:CPU of jax 0.12 scatters to narrow pools in place"
+)
+
+
+@converted
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4], ids=["bfloat16", "float8", "int4"])
 def test_a_scatter_for_which_the_whole_pool_is_converted_is_a_copy(dtype: Any) -> None:
     contract, args = slotted(SLOTS, 16, dtype=dtype)
@@ -87,6 +93,7 @@ def test_caches_that_a_product_reads_transposed_are_copies() -> None:
     }
 
 
+@converted
 def test_a_converted_pool_with_one_number_per_row_is_a_copy() -> None:
     contract, args = slotted(SLOTS, dtype=jnp.bfloat16)
     assert {finding.kind for finding in findings(cast_and_set, contract, args)} == COPY
@@ -208,6 +215,7 @@ def test_pages_that_a_table_names_are_read() -> None:
     assert findings(step, contract, args) == ()
 
 
+@converted
 def test_an_allowed_pool_may_be_copied_in_another_dtype() -> None:
     step = Step(cast_and_set, *slotted(SLOTS, 16, dtype=jnp.bfloat16))
     report = step.audit(may_copy=["args[0]"])

@@ -1203,7 +1203,8 @@ class LM:
 
         Steps, copies of rows, tokens of prompts and texts that were prefilled, tokens that prefixes and shared
         beginnings saved, tokens that were generated, and the number of compiled programs; see docs/speculation.md and
-        docs/prefix-cache.md.
+        docs/prefix-cache.md. `step_tokens` are the real tokens among the `step_places` of all steps, and
+        `decode_tokens` and `decode_places` are those of steps with one token per lane.
         """
         cache = self.engine.prefix_cache
         cached = {} if cache is None else cache.stats

@@ -3,13 +3,25 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 
 class SideFailed(RuntimeError):
     """Another engine cannot be measured: says what was run, how it ended and what it printed."""
+
+
+class NamedSide(Protocol):
+    """An engine with a name in tables."""
+
+    @property
+    def name(self) -> str:
+        """The name, distinct from those of other engines in a table where possible."""
+        ...
+
+
+S = TypeVar("S", bound=NamedSide)
 
 
 class Side(Protocol):
@@ -51,8 +63,8 @@ class Timing:
 
 
 def in_turns(
-    sides: Sequence[Side],
-    measure: Callable[[Side], float],
+    sides: Sequence[S],
+    measure: Callable[[S], float],
     rounds: int,
     left_out: Callable[[str, SideFailed], None] | None = None,
 ) -> list[Timing]:

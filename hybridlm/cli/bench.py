@@ -21,7 +21,7 @@ from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
 from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
-from hybridlm.cli import bench_start
+from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
@@ -38,6 +38,8 @@ class Against(StrEnum):
     TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
     TRANSFORMERS_FLOAT32 = "transformers-float32"
     LLAMA_CPP = "llama.cpp"
+    LLAMA_SERVER = "llama-server"
+    VLLM = "vllm"
 
 
 @loads("dtype", "chunk", "kernels", "adapter")
@@ -74,10 +76,26 @@ def bench(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
     ] = False,
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed", help="Measure a mixed batch instead: prompts and completions of different lengths, --requests."
+        ),
+    ] = False,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a mixed batch.")] = 64,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample the mixed batch: temperature 0.6, top_p 0.95, top_k 20.")
+    ] = False,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed.")] = None,
+    vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment with vLLM, for --mixed.")] = None,
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of a sequence.", show_default="512, or with --start as for generate"),
+        typer.Option(
+            min=1,
+            help="Most tokens of a sequence.",
+            show_default="512, 2048 with --mixed, or with --start as for generate",
+        ),
     ] = None,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
@@ -88,6 +106,8 @@ def bench(
     (least to most in brackets). Another engine that fails is left out, and the exit status is 3 then.
 
     With --start, processes of their own load the model and generate one token: the first with an empty cache.
+
+    With --mixed, each engine runs the same requests, which are submitted at once; --against llama-server and vllm.
     """
     for written in (json_to, plot_to):
         if written is not None:
@@ -97,6 +117,13 @@ def bench(
         given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
         bench_start.bench_start(model, prompt, rounds, json_to, lanes=most, context=context, **given)
         return
+    if mixed:
+        batch = bench_mixed.MixedBatch(requests, sampled, lanes[-1] if lanes == DEFAULT_LANES else max(lanes), context)
+        peers = bench_mixed.Peers({one.value for one in against or []}, llama_server, gguf or [], vllm_python)
+        bench_mixed.bench_mixed(loading, _own_sides(model, beside or []), batch, peers, rounds, json_to)
+        return
+    if against and {Against.LLAMA_SERVER, Against.VLLM} & set(against):
+        raise ValueError("--against llama-server and vllm run mixed batches; add --mixed")
     context = DEFAULT_CONTEXT if context is None else context
     most = max(tokens * rounds, prefill) + prompt + tokens
     if most > context:

@@ -142,7 +142,7 @@ class Engine:
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
-            "speculation_pauses": 0, "step_tokens": 0, "step_places": 0,
+            "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
@@ -282,6 +282,19 @@ class Engine:
         """Return all sizes of a pool of at most `most` rows."""
         return sorted({self.bucket(count, most) for count in range(1, most + 1)})
 
+    @property
+    def prefill_sizes(self) -> tuple[int, ...]:
+        """Sizes of the prefill pool: for one sequence, and for all.
+
+        A pool between them would save less time than its steps take to compile.
+        """
+        most = self.prefill_rows
+        return tuple(sorted({self.bucket(1, most), self.bucket(most, most)}))
+
+    def prefill_size(self, count: int) -> int:
+        """Return the size of the prefill pool for `count` sequences."""
+        return next(size for size in self.prefill_sizes if size >= count)
+
     def borrow(self, use: Literal["prefill", "decode"], size: int) -> RowPool:
         """Return a pool of `size` free rows: the one that an earlier run gave back, or a new one.
 
@@ -332,8 +345,9 @@ class Engine:
         pool.advance(counts)
         self.stats["steps"] += 1
         if counts is not None:
-            self.stats["step_tokens"] += int(np.sum(counts))
-            self.stats["step_places"] += shape.lanes * shape.tokens
+            for name in ("step", "decode") if shape.tokens == 1 else ("step",):
+                self.stats[f"{name}_tokens"] += int(np.sum(counts))
+                self.stats[f"{name}_places"] += shape.lanes * shape.tokens
         return outputs
 
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:

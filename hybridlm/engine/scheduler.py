@@ -17,7 +17,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.speculation import Speculation
-from hybridlm.programs.shapes import Shape
+from hybridlm.programs.shapes import Shape, step_width
 from hybridlm.requests.sampling_operands import step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -26,9 +26,9 @@ from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_owner import SlotError, SlotFault
 
-SHRINK_TOKENS = 256
-"""A decode pool shrinks if one of its sequences may still sample this many tokens; with fewer, compiling the smaller
-step and moving the rows costs more than it saves."""
+SHRINK_PLACES = 512
+"""A decode pool shrinks if this saves so many idle places: idle lanes times steps that are left. With fewer, compiling
+the smaller step and moving the rows costs more time."""
 
 
 class Scheduler:
@@ -163,31 +163,35 @@ class Scheduler:
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
             return
-        joining, held = self._next_waiting(min(room, len(self.waiting)))
+        joining = self._next_waiting(min(room, len(self.waiting)))
         if not joining:
             return
-        wanted = engine.bucket(len(joining) + len(self.prefilling), engine.prefill_rows)
-        size = 0 if self._prefill_pool is None else self._prefill_pool.size
-        # A larger pool serves as well, unless its extra lanes were meant for sequences that are held back.
-        if self._prefill_pool is None or ((size != wanted if held else size < wanted) and not self.prefilling):
-            if self._prefill_pool is not None:
-                engine.give_back("prefill", self._prefill_pool)
-            self._prefill_pool = engine.borrow("prefill", wanted)
+        pool = self._fit_prefill_pool(len(joining) + len(self.prefilling))
         for sequence in joining:
-            sequence.slot = self._prefill_pool.acquire()
+            sequence.slot = pool.acquire()
             self.prefilling.append(sequence)
-            self._restore_prefix(sequence, self._prefill_pool)
+            self._restore_prefix(sequence, pool)
 
-    def _next_waiting(self, most: int) -> tuple[list[ActiveSequence], bool]:
-        """Return the sequences that join next, and whether others are held back.
+    def _fit_prefill_pool(self, count: int) -> RowPool:
+        """Return the prefill pool, moved to the size for `count` sequences: idle rows take as long as real ones."""
+        engine, pool, size = self._engine, self._prefill_pool, self._engine.prefill_size(count)
+        if pool is not None and pool.size != size and not self.prefilling:
+            engine.give_back("prefill", pool)
+            pool = None
+        if pool is None:
+            pool = engine.borrow("prefill", size)
+        elif pool.size != size:
+            pool = self._moved(pool, size, self.prefilling)
+        self._prefill_pool = pool
+        return pool
+
+    def _next_waiting(self, most: int) -> list[ActiveSequence]:
+        """Return the sequences that join next.
 
         A sequence is held back while one of these is prefilling a prefix that both have in common.
         """
         cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
-        free = self._engine.prefill_rows
-        if self.prefilling and self._prefill_pool is not None:
-            free = self._prefill_pool.owner.free
-        for _ in range(min(most, free)):
+        for _ in range(min(most, self._engine.prefill_rows - len(self.prefilling))):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
             if cache is None or not entry[2].shares_states:
@@ -199,7 +203,7 @@ class Scheduler:
                 joining.append(entry[2])
         for entry in held:
             heapq.heappush(self.waiting, entry)
-        return joining, bool(held)
+        return joining
 
     def _restore_prefix(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
         """Start a sequence from the deepest cached state of its prompt."""
@@ -213,20 +217,20 @@ class Scheduler:
 
     def _prefill(self) -> DispatchedStep:
         """Dispatch the next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
-        engine, pool = self._engine, self._prefill_pool
-        assert pool is not None
+        engine, pool = self._engine, self._fit_prefill_pool(len(self.prefilling))
         sequences = self._one_kind(self.prefilling)
         lanes = self._by_lane(pool, sequences)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         operands, changes = step_operands(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, engine.chunk, self._top(sequences), self._processor, **changes)
+        width = step_width(max(len(feed.tokens) for feed in feeds if feed is not None), engine.chunk)
+        shape = Shape("generate", pool.size, width, self._top(sequences), self._processor, **changes)
         if self._probing is not None:
             shape = self._probing.shape(shape, lanes)
             if shape.probes is not None:
                 operands += (() if changes else (None,)) + self._probing.operands(shape, lanes)
         if self._decode_pool is None:
             self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
-        batch = Batch.of(feeds, engine.chunk)
+        batch = Batch.of(feeds, width)
         sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         own: list[tuple[ActiveSequence, int]] = []
@@ -302,23 +306,28 @@ class Scheduler:
 
     def _shrink(self) -> None:
         """Move to a smaller decode pool if the rest of the run is long enough to pay for it."""
-        size = self._engine.bucket(len(self.decoding), self._engine.lanes)
-        if self._decode_pool is None or not self.decoding or self.waiting or 2 * size > self._decode_pool.size:
+        pool, size = self._decode_pool, self._engine.bucket(len(self.decoding), self._engine.lanes)
+        if pool is None or not self.decoding or self.waiting or size == pool.size:
             return
-        if max(sequence.remaining(self._engine.context) for sequence in self.decoding) >= SHRINK_TOKENS:
+        steps = max(sequence.remaining(self._engine.context) for sequence in self.decoding)
+        if (pool.size - size) * steps >= SHRINK_PLACES:
             self._resize(size)
 
     def _resize(self, size: int) -> None:
         """Move every decoding sequence to a pool of another size."""
-        old, new = self._decode_pool, self._engine.new_pool(size)
-        assert old is not None
-        for sequence in self.decoding:
+        assert self._decode_pool is not None
+        self._decode_pool = self._moved(self._decode_pool, size, self.decoding)
+
+    def _moved(self, pool: RowPool, size: int, sequences: list[ActiveSequence]) -> RowPool:
+        """Move the sequences of a pool to a new pool of `size` rows, and return the new pool."""
+        new = self._engine.new_pool(size)
+        for sequence in sequences:
             assert sequence.slot is not None
             slot = new.acquire()
-            self._engine.copy(old, sequence.slot, new, slot)
-            old.owner.release(sequence.slot)
+            self._engine.copy(pool, sequence.slot, new, slot)
+            pool.owner.release(sequence.slot)
             sequence.slot = slot
-        self._decode_pool = new
+        return new
 
     def _release(self, sequence: ActiveSequence) -> None:
         """Release the row of a sequence, if it has one."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, step_widths
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
@@ -52,11 +52,11 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
     """Return the steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
-    one = engine.bucket(1, engine.prefill_rows), engine.bucket(1, engine.lanes)
-    found: list[AnyShape] = []
-    for prefill, decode in ((engine.prefill_rows, engine.lanes), one):
-        found += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
-    return list(dict.fromkeys(found))
+    single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
+    shapes: list[AnyShape] = []
+    for prefill, decode in ((engine.prefill_rows, engine.lanes), single):
+        shapes += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
+    return list(dict.fromkeys(shapes))
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
@@ -70,9 +70,11 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         drafts: include steps that verify drafts, even if the engine does not draft by default; a model with layers
             that cannot verify any has none.
     """
-    prefill, decode = ([most] if only_full else engine.buckets(most) for most in (engine.prefill_rows, engine.lanes))
+    prefill = [engine.prefill_rows] if only_full else engine.prefill_sizes
+    decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
+    widths = [engine.chunk] if only_full else step_widths(engine.chunk)
     shapes: list[AnyShape] = []
-    shapes += [Shape("generate", lanes, engine.chunk) for lanes in prefill]
+    shapes += [Shape("generate", lanes, width) for lanes in prefill for width in widths]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
@@ -80,7 +82,8 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in prefill]
     shapes += [CopyShape(source, target) for source in prefill for target in decode]
     if not only_full:
-        shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]
+        for sizes in (prefill, decode):
+            shapes += [CopyShape(source, target) for source in sizes for target in sizes if source != target]
     if not only_full or engine.prefix_cache is not None:
         shapes += [shape for pool in prefill for shape in engine.moves.shapes(pool)]
     if engine.prefix_cache is not None:

@@ -42,7 +42,7 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
     Raises:
         LaunchError: a process failed; the message names it.
     """
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
     pumps: list[threading.Thread] = []
     received: list[int] = []
@@ -131,7 +131,7 @@ def _prefixed(number: int, source: IO[bytes]) -> None:
             sys.stderr.flush()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

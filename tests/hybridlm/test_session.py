@@ -88,7 +88,7 @@ def test_cancel(text_lm: hybridlm.LM, after: int) -> None:
 
 def test_rows_move_when_the_pool_grows_and_shrinks(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """One lane, then three, then one again: nothing is lost on the way."""
-    monkeypatch.setattr(scheduler, "SHRINK_TOKENS", 5)
+    monkeypatch.setattr(scheduler, "SHRINK_PLACES", 10)
     settings: dict[str, Any] = {"ignore_eos": True, "max_tokens": 40}
     (want,) = text_lm.generate("first", **settings)
     sizes = []

@@ -201,7 +201,7 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
 def test_rows_move_to_smaller_pools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(scheduler, "SHRINK_TOKENS", 4)
+    monkeypatch.setattr(scheduler, "SHRINK_PLACES", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
     one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)

@@ -1,0 +1,96 @@
+"""A mixed batch: requests with different prompt and completion lengths, all submitted at the same time.
+
+Lengths are log-normal, as in offline work. End tokens are ignored, so that every engine computes the same tokens.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hybridlm.lm import LM
+
+PROMPT_MEDIAN, PROMPT_SIGMA, SHORTEST_PROMPT = 180, 0.8, 16
+COMPLETION_MEDIAN, COMPLETION_SIGMA, SHORTEST_COMPLETION, LONGEST_COMPLETION = 90, 0.7, 8, 400
+SAMPLED: Mapping[str, float | int] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+"""Settings of sampled requests; greedy requests have none."""
+
+
+class MixedRequest(NamedTuple):
+    """A prompt of random tokens, and the number of tokens to generate."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+class MixedSide(Protocol):
+    """An engine that runs the requests of a mixed batch; raises `SideFailed` if it cannot be measured."""
+
+    name: str
+
+    def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
+        """Return the seconds from the first submission to the last token."""
+        ...
+
+    def close(self) -> None:
+        """End the processes of the engine."""
+        ...
+
+
+def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
+    """Draw `count` requests that fit into `context` tokens.
+
+    Raises:
+        ValueError: `context` has no room for the shortest prompt and the longest completion.
+    """
+    longest = min(LONGEST_COMPLETION, context // 4)
+    if context < SHORTEST_PROMPT + SHORTEST_COMPLETION + longest:
+        raise ValueError(f"context: expected at least 64 tokens for a mixed batch, got {context}")
+    rng = np.random.default_rng(seed)
+    median = min(PROMPT_MEDIAN, context // 4)
+    prompts = rng.lognormal(np.log(median), PROMPT_SIGMA, count).clip(SHORTEST_PROMPT, context - longest)
+    completions = rng.lognormal(np.log(COMPLETION_MEDIAN), COMPLETION_SIGMA, count).clip(SHORTEST_COMPLETION, longest)
+    first = min(10, vocab - 1)  # the first ids may be special
+    return [
+        MixedRequest(rng.integers(first, vocab, int(prompt)).tolist(), int(completion))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+class OwnMixedSide:
+    """The sessions of a loaded model.
+
+    Attributes:
+        name: name in the table.
+        prefill, decode: shares of real tokens in the token places of the last run's steps; None before.
+    """
+
+    def __init__(self, lm: LM, name: str):
+        self._lm, self.name = lm, name
+        self.prefill: float | None = None
+        self.decode: float | None = None
+
+    def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
+        """See `MixedSide.run`."""
+        settings: dict[str, Any] = dict(SAMPLED) if sampled else {}
+        stats = self._lm.stats
+        start = time.perf_counter()
+        with self._lm.session() as session:
+            for request in requests:
+                session.submit(request.prompt, max_tokens=request.max_tokens, ignore_eos=True, **settings)
+            while session.busy:
+                session.step()
+        seconds = time.perf_counter() - start
+        counted = {name: self._lm.stats[name] - stats[name] for name in PLACES}
+        self.decode = counted["decode_tokens"] / max(counted["decode_places"], 1)
+        prefill = counted["step_places"] - counted["decode_places"]
+        self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)
+        return seconds
+
+    def close(self) -> None:
+        """See `MixedSide.close`; a model has no process."""
+
+
+PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")
+"""Counters of `LM.stats` that the shares follow from."""

@@ -1,0 +1,161 @@
+"""`hybridlm bench --mixed`: the table of a mixed batch."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import typer
+from rich.text import Text
+
+from hybridlm.bench.llama_server import LlamaServerSide
+from hybridlm.bench.mixed import MixedRequest, MixedSide, OwnMixedSide, mixed_requests
+from hybridlm.bench.sides import SideFailed, Timing, in_turns
+from hybridlm.bench.vllm_side import VllmSide
+from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
+from hybridlm.devices.machine import cores
+from hybridlm.lm import LM
+
+DEFAULT_CONTEXT = 2048
+EXIT_SIDES_FAILED = 3
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """What every engine runs.
+
+    Attributes:
+        requests: number of requests.
+        sampled: sample tokens; otherwise the most likely token is taken.
+        lanes: sequences at a time.
+        context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
+    """
+
+    requests: int
+    sampled: bool
+    lanes: int
+    context: int | None
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Other engines on the same checkpoint.
+
+    Attributes:
+        names: "llama-server", "vllm".
+        llama_server, ggufs: its program, and the checkpoint in its format.
+        vllm_python: Python of an environment with vLLM.
+
+    Raises:
+        ValueError: an engine cannot run mixed batches, or the path of one is missing.
+    """
+
+    names: set[str]
+    llama_server: Path | None
+    ggufs: list[Path]
+    vllm_python: Path | None
+
+    def __post_init__(self) -> None:
+        unknown = self.names - {"llama-server", "vllm"}
+        if unknown:
+            raise ValueError(f"--against {', '.join(sorted(unknown))}: runs no mixed batches, drop --mixed")
+        if "llama-server" in self.names and (self.llama_server is None or not self.ggufs):
+            raise ValueError("--against llama-server needs --llama-server and --gguf")
+        if "vllm" in self.names and self.vllm_python is None:
+            raise ValueError("--against vllm needs --vllm-python")
+
+
+def bench_mixed(
+    loading: Loading, models: Mapping[str, str], batch: MixedBatch, peers: Peers, rounds: int, out: Path | None
+) -> None:
+    """Measure the batch on every engine in turns, after one round that is not measured, and print the table.
+
+    Args:
+        loading: options of `hybridlm.load`.
+        models: name in the table -> checkpoint; the first one is compared with all others.
+        batch, peers, rounds: the requests, the other engines, and the measured rounds.
+        out: JSON file for all figures; None for none.
+    """
+    context = DEFAULT_CONTEXT if batch.context is None else batch.context
+    first = next(iter(models))
+    loaded = {
+        name: loading.load(path, lanes=batch.lanes, context=context, **({} if name == first else {"adapter": None}))
+        for name, path in models.items()
+    }
+    lm = loaded[first]
+    requests = mixed_requests(batch.requests, lm.config.vocab_size, context)
+    failed = set[str]()
+
+    def left_out(name: str, failure: SideFailed) -> None:
+        failed.add(name)
+        typer.echo(f"{name} is left out: {failure}", err=True)
+
+    with ExitStack() as stack:
+        own = [OwnMixedSide(model, name) for name, model in loaded.items()]
+        sides: list[MixedSide] = [*own, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
+        in_turns(sides, lambda side: side.run(requests, batch.sampled), 1, left_out)  # compiles
+        sides = [side for side in sides if side.name not in failed]
+        timings = in_turns(sides, lambda side: side.run(requests, batch.sampled), rounds, left_out)
+    _print(lm, requests, batch, timings, own)
+    if out is not None:
+        seconds = {timing.name: timing.rounds for timing in timings}
+        shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own}
+        tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
+        figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": batch.sampled}
+        write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
+    if failed:
+        raise typer.Exit(EXIT_SIDES_FAILED)
+
+
+def _peers(
+    stack: ExitStack, peers: Peers, lm: LM, lanes: int, context: int, left_out: Callable[[str, SideFailed], None]
+) -> list[MixedSide]:
+    """Start the other engines; those that fail are left out."""
+    starts: list[tuple[str, Callable[[], MixedSide]]] = []
+    if "llama-server" in peers.names and peers.llama_server is not None:
+        server = partial(LlamaServerSide, peers.llama_server, lanes=lanes, context=context)
+        starts += [("llama-server", partial(server, gguf)) for gguf in peers.ggufs]
+    if "vllm" in peers.names and peers.vllm_python is not None:
+        starts.append(("vllm", partial(VllmSide, peers.vllm_python, lm.path, lm.engine.dtype, lanes, context)))
+    sides: list[MixedSide] = []
+    for name, start in starts:
+        try:
+            sides.append(stack.enter_context(closing(start())))
+        except SideFailed as failure:
+            left_out(name, failure)
+    return sides
+
+
+def _print(
+    lm: LM, requests: Sequence[MixedRequest], batch: MixedBatch, timings: Sequence[Timing], own: Sequence[OwnMixedSide]
+) -> None:
+    """Print the batch, and seconds, speed and shares of real tokens of each engine."""
+    prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
+    console = console_for_table()
+    console.print(Text(f"{lm!r} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
+    console.print(
+        Text(
+            f"{len(requests)} requests, {batch.lanes} at a time, {'sampled' if batch.sampled else 'greedy'}: "
+            f"{prompts:,} tokens of prompts, {completions:,} of completions"
+        )
+    )
+    table = table_of(
+        "mixed",
+        "seconds",
+        "completion tokens/s",
+        "prompt places filled",
+        "decode places filled",
+        "hybridlm is faster by",
+    )
+    shares = {side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}") for side in own if side.decode is not None}
+    for timing in timings:
+        ratio = ""
+        if timing is not timings[0]:
+            median, least, most = timings[0].ratio(timing)
+            ratio = f"{median:.2f} ({least:.2f}-{most:.2f})"
+        speed = f"{completions / statistics.median(timing.rounds):,.1f}"
+        table.add_row(timing.name, f"{timing.seconds:.2f}", speed, *shares.get(timing.name, ("", "")), ratio)
+    console.print(table)

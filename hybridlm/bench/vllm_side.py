@@ -36,7 +36,11 @@ class VllmSide:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self) -> dict[str, Any]:
         """Return the next result; vLLM prints other lines to the same stream."""
@@ -65,7 +69,6 @@ class VllmSide:
 
     def close(self) -> None:
         """See `MixedSide.close`."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         self._process.terminate()
-        self._process.wait()
+        with self._process:  # closes its pipes and waits
+            pass

@@ -27,7 +27,8 @@ def taken(patch: pytest.MonkeyPatch, change) -> None:
 def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
         scheduler = session._scheduler
-        if scheduler._decode_pool is None or any(one.prefilling for one, _ in dispatched.sequences):
+        pool = scheduler._decode_pool
+        if pool is None or pool.size != len(sampled.token) or any(one.prefilling for one, _ in dispatched.sequences):
             return dispatched, sampled
         now = scheduler._by_lane(scheduler._decode_pool, scheduler.decoding)
         known = [one for one, _ in dispatched.sequences]

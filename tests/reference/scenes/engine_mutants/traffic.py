@@ -54,9 +54,9 @@ REQUESTS = (
     Asked(2, 33, {"max_tokens": 16}),
     Asked(6, 11, {"max_tokens": 6, "temperature": 0.9, "top_k": 5, "seed": 9, "priority": 1}),
     Asked(8, 1, {"max_tokens": 6}),
-    Asked(9, 10, {"max_tokens": 60, "temperature": 0.8, "seed": 2}),  # the lanes before its own end earlier
+    Asked(9, 10, {"max_tokens": 60}),
     Asked(9, 3, {"max_tokens": 9, "temperature": 1.2, "seed": 0, "stop": STOPS}),
-    Asked(12, 15, {"max_tokens": 5}),
+    Asked(12, 15, {"max_tokens": 14, "temperature": 0.8, "seed": 2}),  # the lane before its own gets idle
 )
 STEMS = tuple(tuple(3 + (5 * i * i + 17 * i + 7 * stem) % 90 for i in range(40)) for stem in range(4))
 A, B = (*STEMS[0][:11], 40), (*STEMS[1][:8], 41)

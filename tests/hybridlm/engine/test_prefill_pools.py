@@ -1,0 +1,96 @@
+"""Prefill pools fit their sequences, prefill steps fit their tokens, and completions equal those of prompts alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_checkpoint import write_random_checkpoint
+
+import hybridlm
+from hybridlm.engine.warmup import all_shapes
+from hybridlm.programs.shapes import CopyShape, Shape, step_width, step_widths
+
+
+@pytest.mark.parametrize(
+    "chunk, widths",
+    [(1, [1]), (4, [4]), (64, [64]), (127, [127]), (128, [128, 32]), (256, [256, 64]), (512, [512, 128, 32])],
+)
+def test_widths_are_quarters_of_the_chunk(chunk: int, widths: list[int]) -> None:
+    assert step_widths(chunk) == widths
+    for tokens in range(1, 2 * chunk):
+        width = step_width(tokens, chunk)
+        assert width in widths and width >= min(tokens, chunk)
+        assert all(narrower < min(tokens, chunk) for narrower in widths if narrower < width)
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    directory: Path = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("prefill_pools"))
+    return hybridlm.load(directory, lanes=4, context=512, chunk=128, progress=False, certify="off")
+
+
+def prompt(tokens: int) -> list[int]:
+    return [3 + (7 * i * i + 11 * tokens) % 60 for i in range(tokens)]
+
+
+def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[hybridlm.Completion], list[str]]:
+    """Submit prompts of these lengths before each step; return the completions, and the steps of prompts."""
+    seen, run = list[str](), lm.engine.run
+    patch = pytest.MonkeyPatch()
+    with patch.context() as context, lm.session() as session:
+
+        def record(shape: Shape, *args: object, **options: object) -> object:
+            seen.extend([str(shape)] if shape.tokens > 1 else [])
+            return run(shape, *args, **options)  # type: ignore[arg-type]
+
+        context.setattr(lm.engine, "run", record)
+        done = {}
+        for step in range(200):
+            for tokens in arrivals.get(step, []):
+                session.submit(prompt(tokens), max_tokens=6, ignore_eos=True, logprobs=0)
+            done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            if step > max(arrivals) and not session.busy:
+                break
+        session.check_integrity()
+    return [done[index] for index in sorted(done)], seen
+
+
+@pytest.mark.parametrize(
+    "arrivals, steps",
+    [
+        ({0: [20]}, ["1x32"]),
+        ({0: [32]}, ["1x32"]),
+        ({0: [33]}, ["1x128"]),
+        ({0: [128]}, ["1x128"]),
+        ({0: [129]}, ["1x128", "1x32"]),
+        ({0: [300]}, ["1x128", "1x128", "1x128"]),
+        ({0: [20, 30]}, ["4x32"]),
+        ({0: [20, 200]}, ["4x128", "1x128"]),  # the second prompt moves to a pool of one row
+        ({0: [300], 1: [20]}, ["1x128", "4x128", "1x128"]),  # the first prompt moves to a pool of four rows and back
+        ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt finds a pool of four rows, idle
+    ],
+    ids=str,
+)
+def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], steps: list[str]) -> None:
+    found, shapes = completions(lm, arrivals)
+    assert [shape.split()[1] for shape in shapes] == steps
+    lengths = [tokens for step in sorted(arrivals) for tokens in arrivals[step]]
+    assert len(found) == len(lengths)
+    for completion, tokens in zip(found, lengths, strict=True):
+        (alone,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == alone.token_ids
+        np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+
+
+def test_moves_between_prefill_pools_are_warmed_up(lm: hybridlm.LM) -> None:
+    shapes = set(all_shapes(lm.engine))
+    assert {CopyShape(1, 4), CopyShape(4, 1)} <= shapes
+    assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (32, 128)} <= shapes
+
+
+def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:
+    names = ("step_tokens", "step_places", "decode_tokens", "decode_places")
+    counts = {name: lm.stats[name] for name in names}
+    lm.generate([prompt(20)], max_tokens=6, ignore_eos=True)
+    # One step of 32 places for 20 tokens, then five steps of one place.
+    assert [lm.stats[name] - counts[name] for name in names] == [25, 37, 5, 5]

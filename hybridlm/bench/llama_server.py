@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridlm.bench.mixed import SAMPLED, MixedRequest
-from hybridlm.bench.sides import SideFailed
+from hybridlm.bench.sides import SideFailed, last_lines
 from hybridlm.devices.machine import cores
 from hybridlm.multiprocess.launch import free_port
 
@@ -40,7 +41,8 @@ class LlamaServerSide:
         numbers = {"-np": lanes, "-c": lanes * context, "-t": cores(), "--port": port, "--cache-ram": 0}
         options = [str(part) for pair in numbers.items() for part in pair]
         self._command = [str(program), "-m", str(gguf), "--host", "127.0.0.1", "--no-webui", "-fa", "auto", *options]
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=self._stderr)
         try:
             self._wait()
         except BaseException:
@@ -60,7 +62,8 @@ class LlamaServerSide:
         raise self._failure(f"the server did not answer within {START_SECONDS:.0f} s")
 
     def _failure(self, reason: str) -> SideFailed:
-        return SideFailed(f"{reason}; the command was: {' '.join(self._command)}")
+        printed = last_lines(self._stderr)
+        return SideFailed(f"{reason}; the command was: {' '.join(self._command)}; it printed: {printed}")
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""
@@ -92,3 +95,4 @@ class LlamaServerSide:
         """See `MixedSide.close`."""
         self._process.terminate()
         self._process.wait()
+        self._stderr.close()

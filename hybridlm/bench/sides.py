@@ -1,15 +1,22 @@
 """Sides of a benchmark: engines that decode and prefill the same number of sequences, in turns."""
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import numpy as np
 
 
 class SideFailed(RuntimeError):
     """Another engine cannot be measured: says what was run, how it ended and what it printed."""
+
+
+def last_lines(stderr: IO[bytes], size: int = 2000) -> str:
+    """Return the last `size` bytes that a process wrote to a file as standard error."""
+    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - size))
+    return stderr.read().decode(errors="replace").strip() or "nothing on standard error"
 
 
 class NamedSide(Protocol):

@@ -5,12 +5,13 @@ vLLM pins its versions of torch and transformers, so that it cannot be installed
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridlm.bench.mixed import SAMPLED, MixedRequest
-from hybridlm.bench.sides import SideFailed
+from hybridlm.bench.sides import SideFailed, last_lines
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
 
@@ -32,9 +33,11 @@ class VllmSide:
     name = "vllm"
 
     def __init__(self, python: Path, model: Path, dtype: str, lanes: int, context: int):
-        self._command = [str(python), str(WORKER), str(model), dtype, str(lanes), str(context)]
+        # -I keeps this folder out of the import path: its modules have names of the standard library.
+        self._command = [str(python), "-I", str(WORKER), str(model), dtype, str(lanes), str(context)]
+        self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True
         )
         try:
             self._read()
@@ -48,8 +51,11 @@ class VllmSide:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        status = self._process.wait()
-        raise SideFailed(f"vLLM ended with status {status}; the command was: {' '.join(self._command)}")
+        raise self._failure(f"vLLM ended with status {self._process.wait()}")
+
+    def _failure(self, reason: str) -> SideFailed:
+        printed = last_lines(self._stderr)
+        return SideFailed(f"{reason}; the command was: {' '.join(self._command)}; it printed: {printed}")
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""
@@ -60,15 +66,15 @@ class VllmSide:
             self._process.stdin.write(json.dumps({**body, "settings": settings}) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise SideFailed(f"vLLM takes no requests: {error}; the command was: {' '.join(self._command)}") from error
+            raise self._failure(f"vLLM takes no requests: {error}") from error
         result = self._read()
         expected = sum(request.max_tokens for request in requests)
         if result["tokens"] != expected:
-            raise SideFailed(f"vLLM generated {result['tokens']} tokens, expected {expected}")
+            raise self._failure(f"vLLM generated {result['tokens']} tokens, expected {expected}")
         return float(result["seconds"])
 
     def close(self) -> None:
         """See `MixedSide.close`."""
         self._process.terminate()
         with self._process:  # closes its pipes and waits
-            pass
+            self._stderr.close()

@@ -143,6 +143,8 @@ class Check:
             ]
             self.states[name] = self._wait(running, time.monotonic() + seconds + GRACE)
             self.write()
+            if name == "preflight" and self._without_device():
+                return
 
     def write(self) -> None:
         """Write page, log and archives."""
@@ -180,6 +182,13 @@ class Check:
         states = [f"{len(late)} of {len(running)} processes killed at the deadline"] * bool(late)
         states += [f"a process ended with {code}" for code in ends]
         return "; ".join(states) or "finished"
+
+    def _without_device(self) -> bool:
+        """Return whether jax has found no GPU or TPU."""
+        from device_records import FAILED, read_records
+
+        devices = [record for record in read_records(self.options.out) if record.get("name") == "device"]
+        return any(record["verdict"] == FAILED for record in devices)
 
     def _changed(self) -> bool:
         """Return whether there are records or evidence that the page does not have."""

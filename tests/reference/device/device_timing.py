@@ -120,6 +120,8 @@ def profiled(run: Callable[[], Any]) -> Profile:
             if devices and not line.name.startswith(("Stream", "XLA Ops")):
                 continue
             for event in line.events:
+                if event.name.startswith("$"):  # a Python function
+                    continue
                 seconds[event.name] += event.duration_ns / 1e9  # type: ignore[assignment]  # float seconds
                 launches += 1
     return Profile(sum(seconds.values()), launches, dict(seconds.most_common(12)), content)

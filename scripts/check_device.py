@@ -36,7 +36,7 @@ class Part:
     Attributes:
         seconds: until its deadline, of 370 for all parts.
         processes: that share its checks.
-        flags: of XLA, beside those of the environment.
+        flags: of XLA, added to XLA_FLAGS.
         prepares: a process on the CPU writes what this part loads, from the beginning of the check.
     """
 
@@ -107,10 +107,10 @@ class Check:
         self.states: dict[str, str] = {}
         self.logs: dict[str, Path] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._seen: tuple[int, int] = (-1, -1)
+        self._sizes: tuple[int, int] = (-1, -1)
 
     def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> subprocess.Popen[bytes]:
-        """Start a process of its own group; what it prints goes to a log."""
+        """Start a process in a new group; its output goes to a log."""
         self.logs[log] = self.work / f"{log}.log"
         with self.logs[log].open("wb") as file:
             process = subprocess.Popen(
@@ -133,11 +133,14 @@ class Check:
         for name in options.parts:
             part, seconds = PARTS[name], PARTS[name].seconds * options.seconds / TOTAL
             flags = f"{environment.get('XLA_FLAGS', '')} {part.flags}".strip()
-            own = {**environment, **part.environment, **({"XLA_FLAGS": flags} if flags else {})}
+            variables = {**environment, **part.environment, **({"XLA_FLAGS": flags} if flags else {})}
             count = min(part.processes, REHEARSED_PROCESSES) if options.rehearse else part.processes
             running = [
                 self.start(
-                    name, self._command(name, seconds, share, count), own, f"{name} {share}" if count > 1 else name
+                    name,
+                    self._command(name, seconds, share, count),
+                    variables,
+                    f"{name} {share}" if count > 1 else name,
                 )
                 for share in range(count)
             ]
@@ -193,8 +196,8 @@ class Check:
     def _changed(self) -> bool:
         """Return whether there are records or evidence that the page does not have."""
         file = self.options.out / "results.jsonl"
-        seen = file.stat().st_size if file.exists() else 0, sum(1 for _ in (self.work / "evidence").rglob("*.gz"))
-        changed, self._seen = seen != self._seen, seen
+        sizes = file.stat().st_size if file.exists() else 0, sum(1 for _ in (self.work / "evidence").rglob("*.gz"))
+        changed, self._sizes = sizes != self._sizes, sizes
         return changed
 
 

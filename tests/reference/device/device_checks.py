@@ -21,7 +21,7 @@ IDLE = 3
 
 
 def golden_model(name: str, kernels: str) -> hybridlm.LM:
-    """Load a tiny model whose steps have as many lanes and tokens as `disturbed_lanes` needs; faults are warnings."""
+    """Load a tiny model with the lanes and the context that `disturbed_lanes` needs; faults are warnings."""
     return hybridlm.load(
         GOLDEN / name, lanes=4, context=140, chunk=7, dtype="float32", certify="warn", progress=False, kernels=kernels
     )
@@ -46,7 +46,7 @@ def isolation(lm: hybridlm.LM) -> dict[str, Any]:
     faults, shapes = list[str](), _shapes(lm)
     for shape in shapes:
         reached, inert = disturb_halves(lm, shape)
-        faults += [f"{shape}: lanes beside disturbed lanes changed in {output}" for output in reached]
+        faults += [f"{shape}: undisturbed lanes changed in {output}" for output in reached]
         faults += [f"{shape}: lane {lane} was disturbed, and changed nothing" for lane in inert]
     return _result({"steps": len(shapes), "lanes": lm.engine.lanes}, faults)
 

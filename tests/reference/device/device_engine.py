@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 """Fields of the large model's config in a rehearsal."""
 WRITTEN = "written"
-"""File that says that the checkpoint is complete."""
+"""Empty file, made when the checkpoint is complete."""
 SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "ignore_eos": True, "seed": 3}
 
 
@@ -122,7 +122,7 @@ def _stream(lm: hybridlm.LM) -> dict[str, Any]:
                 tokens.append(event.token)
     figures = {"tokens": len(runs[0])}
     if runs[0] != runs[1] or not runs[0]:
-        raise Failure(f"expected equal tokens beside other prompts, got {runs[0]} and {runs[1]}", figures)
+        raise Failure(f"expected equal tokens among other prompts, got {runs[0]} and {runs[1]}", figures)
     return figures
 
 

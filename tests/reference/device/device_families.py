@@ -1,8 +1,8 @@
-"""Part 3: every family in float32, in sizes that kernels take, beside numbers of a CPU, which lie in the repository.
+"""Part 3: every family in float32, in sizes that kernels take, compared with numbers of a CPU in the repository.
 
     python tests/reference/device/device_families.py    # computes the numbers of a CPU anew: family_numbers.npz
 
-A checkpoint is random, by `random_checkpoint`; its checksum lies beside the numbers.
+A checkpoint is random, by `random_checkpoint`; its checksum is stored with the numbers.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Part 2: every kernel in sizes of published models: error beside float64, 50 repeats bit by bit, microseconds, GB/s.
+"""Part 2: every kernel in sizes of published models: error against float64, 50 repeats bit by bit, microseconds, GB/s.
 
 Threads compile all kernels ahead. Results are compared as programs are ready, and only then are the kernels timed, so
-that no compilation runs beside a timing.
+that no compilation runs during a timing.
 """
 
 import time
@@ -94,7 +94,7 @@ def compare_case(
         case: the operation.
         program: of the case.
         records: for arrays of a failure.
-        repeats: runs whose bits are compared with those of the first.
+        repeats: runs to compare with the first one, bit by bit.
 
     Raises:
         Failure: a number is wrong, or a repeat has other bits.

@@ -1,4 +1,4 @@
-"""Part 4: four layers of Qwen3.5-35B-A3B in full width: milliseconds of steps beside their floor, and scaled to all.
+"""Part 4: four layers of Qwen3.5-35B-A3B in full width: milliseconds of steps, their floor, and both for all layers.
 
 Weights are random and made on the device. Steps are neither proved nor audited here: part 6 does that. The floor of all
 layers is that of four, and of each further four what eight have more.

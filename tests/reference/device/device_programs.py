@@ -14,7 +14,7 @@ WRITTEN = ("*after_optimizations.txt", "*thunk_sequence*.txt", "*.ptx")
 def keep_program(
     records: Records, name: str, lowered: jax.stages.Lowered, options: dict[str, Any] | None = None
 ) -> None:
-    """Compile a program again and write what XLA says of it as evidence.
+    """Compile a program again, and write the HLO and the thunks as evidence.
 
     Args:
         records: of the part.

@@ -1,6 +1,6 @@
 """Records of the checks of a device: one JSON line each, on disk as soon as a check ends.
 
-A part of scripts/check_device.py runs in a process of its own. It appends its records to results.jsonl with one write
+A part of scripts/check_device.py runs in a separate process. It appends its records to results.jsonl with one write
 each, and puts evidence (arrays, programs, profiles) into files. The main process makes the page and the archives from
 both, and kills a part at its deadline. A kill of either process loses the running check only.
 """
@@ -29,11 +29,11 @@ KINDS = ("arrays", "profiles", "programs")
 
 
 class NotRun(Exception):
-    """A check that cannot run here; says why."""
+    """A check that cannot run here, with the reason."""
 
 
 class Failure(Exception):
-    """A check whose figures are wrong.
+    """A check with wrong figures.
 
     Args:
         why: expected and measured.
@@ -104,7 +104,7 @@ class Records:
         return figures
 
     def write_evidence(self, kind: str, name: str, content: bytes) -> None:
-        """Write a compressed file of evidence; a record says so if it is too large.
+        """Write a compressed file of evidence; one that is too large is recorded as left out.
 
         Args:
             kind: one of `KINDS`.

@@ -1,227 +1,251 @@
-"""Check hybridlm on the GPU or TPU of this machine: two small and one large random model, one JSON and one page.
+"""Check hybridlm on the GPU of this machine in six parts, in 370 seconds at most; one page and a few files result.
 
-    python scripts/check_device.py                        # with the packages of this Python
-    python scripts/check_device.py --wheels FOLDER        # with those of a folder of wheels, without a network
+    python scripts/check_device.py [--out FOLDER] [--seconds 370] [--parts kernels layers]
+    python scripts/check_device.py --rehearse     # everything small on a CPU, kernels by Pallas' interpreter
 
-At most eight minutes on one device. Numbers are compared with those that a process computes on the CPU meanwhile, lanes
-are disturbed while others are watched bit by bit, every step has its certificate, and decoding and prefill are timed
-beside their floor. device-check/report.json and report.md hold what was found, also after a crash: they are written
-after every check. docs/accelerators.md says where to send them. The exit status is 0 if every check passed.
+Needs a checkout and the packages that pyproject.toml requires; no extra, no network, no installation. Each part is a
+process with a deadline. Its records are on disk as soon as a check ends, so a crash, a hang or a kill loses the
+running check alone. docs/accelerators.md lists the parts and the files. The exit status is 0 if no check
+failed, and in each part one passed.
 """
 
 import argparse
-import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import tomllib
-import traceback
-import venv
 import warnings
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_SECONDS = 480.0
-NOT_RUN, PASSED, FAILED = "not run", "passed", "FAILED"
+FOLDERS = (ROOT, *(ROOT / "tests" / "reference").glob("*/"))
+GRACE = 3.0
+"""Seconds after its deadline that a process has to end by itself."""
+PAUSE = 1.0
+"""Seconds between two looks at records and evidence."""
 
 
-class Report:
-    """Findings so far; every change is written to both files.
+@dataclass(frozen=True)
+class Part:
+    """One part of the check.
+
+    Attributes:
+        seconds: until its deadline, of 370 for all parts.
+        processes: that share its checks.
+        flags: of XLA, added to XLA_FLAGS.
+        prepares: a process on the CPU writes what this part loads, from the beginning of the check.
+    """
+
+    seconds: float
+    processes: int = 1
+    flags: str = ""
+    prepares: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+PARTS = {
+    "preflight": Part(20),
+    "kernels": Part(90),
+    "families": Part(60, processes=8, environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+    "layers": Part(65),
+    "layers without command buffers": Part(35, flags="--xla_gpu_enable_command_buffer="),
+    "torch": Part(40),
+    "engine": Part(60, prepares=True),
+}
+TOTAL = sum(part.seconds for part in PARTS.values())
+REHEARSED_PROCESSES = 2
+
+
+def run_part(name: str, options: argparse.Namespace) -> None:
+    """Run one part in this process, or its share of it."""
+    from device_records import Records
+
+    warnings.simplefilter("ignore")
+    records = Records(options.out, options.work / "evidence", name, options.seconds)
+    if name == "preflight":
+        from device_preflight import preflight
+
+        preflight(records, options.rehearse)
+    elif name == "kernels":
+        from device_kernel_check import check_kernels
+
+        check_kernels(records, options.rehearse)
+    elif name == "families":
+        from device_families import check_families
+
+        check_families(records, options.rehearse, (options.share, options.processes))
+    elif name == "torch":
+        from device_torch import check_torch
+
+        check_torch(records, options.rehearse)
+    elif name == "engine":
+        from device_engine import check_engine
+
+        check_engine(records, options.rehearse, options.work)
+    else:
+        from device_layers import check_layers
+
+        check_layers(records, options.rehearse, few=bool(PARTS[name].flags))
+    sys.stderr.flush()
+    os._exit(0)  # threads that still compile are not waited for
+
+
+class Check:
+    """The main process: it starts the parts one after the other, and writes page and archives.
 
     Args:
-        folder: for report.json and report.md.
-        planned: model and check of everything that is to come.
+        options: of the command line.
+        work: temporary folder.
     """
 
-    def __init__(self, folder: Path, planned: Sequence[tuple[str, str]]):
-        self._folder, self._lock = folder, threading.RLock()
-        self.checks = {name: {"verdict": NOT_RUN, "seconds": 0.0, "figures": {}, "why": None} for name in planned}
-        self.facts: dict[str, Any] = {}
-        self.certificates: dict[str, Any] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, options: argparse.Namespace, work: Path):
+        self.options, self.work = options, work
+        self.states: dict[str, str] = {}
+        self.logs: dict[str, Path] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._sizes: tuple[int, int] = (-1, -1)
 
-    @property
-    def verdict(self) -> str:
-        """The worst of all checks."""
-        seen = {one["verdict"] for one in self.checks.values()}
-        return FAILED if FAILED in seen else "incomplete" if NOT_RUN in seen else PASSED
+    def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> subprocess.Popen[bytes]:
+        """Start a process in a new group; its output goes to a log."""
+        self.logs[log] = self.work / f"{log}.log"
+        with self.logs[log].open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-u", *command], env=environment, stdout=file, stderr=file, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+    def run(self) -> None:
+        """Run all parts."""
+        options, tiny = self.options, ["tiny"] if self.options.rehearse else []
+        environment = os.environ | {
+            "XDG_CACHE_HOME": str(self.work / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        }  # fmt: skip
+        if any(PARTS[name].prepares for name in options.parts):
+            script = ROOT / "tests" / "reference" / "device" / "device_engine.py"
+            self.start(
+                "prepare", [str(script), str(self.work), *tiny], {**environment, "JAX_PLATFORMS": "cpu"}, "prepare"
+            )
+        for name in options.parts:
+            part, seconds = PARTS[name], PARTS[name].seconds * options.seconds / TOTAL
+            flags = f"{environment.get('XLA_FLAGS', '')} {part.flags}".strip()
+            variables = {**environment, **part.environment, **({"XLA_FLAGS": flags} if flags else {})}
+            count = min(part.processes, REHEARSED_PROCESSES) if options.rehearse else part.processes
+            running = [
+                self.start(
+                    name,
+                    self._command(name, seconds, share, count),
+                    variables,
+                    f"{name} {share}" if count > 1 else name,
+                )
+                for share in range(count)
+            ]
+            self.states[name] = self._wait(running, time.monotonic() + seconds + GRACE)
+            self.write()
+            if name == "preflight" and self._without_device():
+                return
 
     def write(self) -> None:
-        """Write both files."""
-        with self._lock:
-            listed = [{"model": model, "check": check, **one} for (model, check), one in self.checks.items()]
-            record = {"verdict": self.verdict, **self.facts, "checks": listed, "certificates": self.certificates}
-            (self._folder / "report.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            (self._folder / "report.md").write_text(page(record), encoding="utf-8")
+        """Write page, log and archives."""
+        from device_archives import write_archives, write_log, write_page
+        from device_page import page
+        from device_records import read_records
 
-    def run(self, model: str, check: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Run one check, and note what came of it; whatever it raises is its result."""
-        began, one = time.perf_counter(), self.checks[model, check]
-        print(f"{model}: {check} ... ", end="", flush=True)
-        try:
-            one |= {"figures": work(), "verdict": PASSED}
-        except Exception as error:
-            where = traceback.format_exc(limit=-3)
-            one |= {"verdict": FAILED, "why": f"{type(error).__name__}: {error}", "where": where}
-        one["seconds"] = round(time.perf_counter() - began, 2)
-        print(one["verdict"], f"({one['seconds']} s)", *([one["why"]] if one["why"] else []), flush=True)
-        self.write()
+        write_page(self.options.out, page(read_records(self.options.out), self.options.parts, self.states))
+        write_log(self.options.out, self.logs)
+        write_archives(self.options.out, self.work / "evidence")
 
+    def stop(self) -> None:
+        """End all processes that were started and still run."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
-def page(record: dict[str, Any]) -> str:
-    """Return the page in Markdown."""
-    lines = [f"# hybridlm on {record.get('device', 'an unknown device')}: {record['verdict']}", ""]
-    told = {name: value for name, value in record.items() if isinstance(value, str | int | float)}
-    lines += [f"* {name}: {value}" for name, value in told.items() if name != "verdict"]
-    lines += ["", "| model | check | verdict | seconds | figures |", "|---|---|---|---|---|"]
-    for one in record["checks"]:
-        flat = {name: value for name, value in one["figures"].items() if not isinstance(value, dict)}
-        figures = ", ".join(f"{name} {_short(value)}" for name, value in flat.items())
-        lines.append(f"| {one['model']} | {one['check']} | {one['verdict']} | {one['seconds']} | {figures} |")
-    timed = [(one["model"], step) for one in record["checks"] for step in _timed(one["figures"])]
-    if timed:
-        lines += ["", "| model | step | ms | floor, ms | x floor | as moved, ms | tokens/s |"]
-        lines += ["|---|---|---|---|---|---|---|"]
-    for model, step in timed:
-        times = [f"{1e3 * step[name]:.3f}" for name in ("seconds", "floor_seconds", "moved_seconds")]
-        cells = (model, step["step"], *times[:2], f"{step['over_floor']:.2f}", times[2])
-        lines.append(f"| {' | '.join(cells)} | {step['tokens_per_second']:,.0f} |")
-    if record["certificates"]:
-        lines += ["", "| model | step | certificate | scratch, MB | compiled in, s |", "|---|---|---|---|---|"]
-    for model, steps in record["certificates"].items():
-        for name, one in steps.items():
-            cells = (model, name, one["state"], f"{one['temp'] / 1e6:.1f}", f"{one['seconds']:.1f}")
-            lines.append(f"| {' | '.join(cells)} |")
-    for one in record["checks"]:
-        if one["why"] is not None:
-            told = f"{one['why']}\n\n{one.get('where', '')}".rstrip()
-            lines += ["", f"## {one['model']}: {one['check']}", "", "```", told.replace("```", "'''"), "```"]
-    return "\n".join(lines) + "\n"
+    def _command(self, name: str, seconds: float, share: int, processes: int) -> list[str]:
+        command = [__file__, "--part", name, "--out", str(self.options.out), "--work", str(self.work)]
+        command += ["--seconds", str(seconds), "--share", str(share), "--processes", str(processes)]
+        return [*command, *(["--rehearse"] if self.options.rehearse else [])]
 
+    def _wait(self, running: list[subprocess.Popen[bytes]], deadline: float) -> str:
+        """Wait for the processes of a part; return what became of them. Those that overrun are killed."""
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+            time.sleep(PAUSE / 4)
+            if self._changed():
+                self.write()
+        late = [process for process in running if process.poll() is None]
+        for process in late:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        ends = sorted({process.returncode for process in running if process not in late} - {0})
+        states = [f"{len(late)} of {len(running)} processes killed at the deadline"] * bool(late)
+        states += [f"a process ended with {code}" for code in ends]
+        return "; ".join(states) or "finished"
 
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    def _without_device(self) -> bool:
+        """Return whether jax has found no GPU or TPU."""
+        from device_records import FAILED, read_records
 
+        devices = [record for record in read_records(self.options.out) if record.get("name") == "device"]
+        return any(record["verdict"] == FAILED for record in devices)
 
-def _timed(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    return [value for value in figures.values() if isinstance(value, dict)]
-
-
-def install(wheels: Path, extra: str, folder: Path) -> Path:
-    """Make an environment of wheels, without a network; return its Python.
-
-    Raises:
-        SystemExit: wheels are missing; pip has said which.
-    """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else [])]
-    venv.create(folder, with_pip=True)
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    offline = ["--no-index", "--find-links", str(wheels), "--only-binary", ":all:", "--quiet"]
-    if subprocess.run([python, "-m", "pip", "install", *offline, *needed]).returncode:
-        raise SystemExit(f"{wheels}: wheels are missing for {', '.join(needed)}")
-    return python
-
-
-def check(options: argparse.Namespace, folder: Path, deadline: float) -> int:
-    """Run every check; return the exit status."""
-    import jax
-    from device_cases import cases, checks_of, expected, start_references, wait_for, written
-    from device_speed import speed
-
-    from hybridlm.compiler.targets import local_target
-    from hybridlm.version import __version__
-
-    platform = local_target().platform
-    if platform == "cpu" and not options.small:
-        print("no GPU or TPU: jax runs on the CPU here; --small checks this script itself", file=sys.stderr)
-        return 2
-    models = cases(folder, options.small)
-    report = Report(options.out, [(case.name, one.__name__) for case in models for one in checks_of(case)])
-    device = jax.devices()[0]
-    report.facts = {
-        "device": device.device_kind, "platform": platform, "backend": device.client.platform_version,
-        "hybridlm": __version__, "commit": _commit(), "jax": jax.__version__, "python": sys.version.split()[0],
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-    }  # fmt: skip
-    report.write()
-    process = start_references(folder, options.small)
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-        report.facts["stopped"] = f"the time of {options.seconds:.0f} s was over"
-        report.write()
-        print(f"\nstopped after {options.seconds:.0f} s; what was found is in {options.out}", flush=True)
-        os._exit(1)
-
-    clock = threading.Timer(max(0.0, deadline - time.monotonic()), end)
-    clock.daemon = True
-    clock.start()
-    try:
-        for case in models:
-            lm: Any = None
-            for one in checks_of(case):
-
-                def work(one: Any = one, case: Any = case) -> dict[str, Any]:
-                    nonlocal lm
-                    wait_for(written(case, folder), process, folder)
-                    lm = case.load() if lm is None else lm
-                    if one is not speed:
-                        wait_for(expected(case, folder), process, folder)
-                    return one(lm, case, expected(case, folder))
-
-                report.run(case.name, one.__name__, work)
-            if lm is not None:
-                report.certificates[case.name] = {name: _certificate(one) for name, one in lm.certificates.items()}
-                report.write()
-    finally:
-        clock.cancel()
-        process.kill()
-    print(f"{report.verdict}: {options.out / 'report.md'}, {options.out / 'report.json'}")
-    return 0 if report.verdict == PASSED else 1
-
-
-def _certificate(one: Any) -> dict[str, Any]:
-    faults = [str(fault) for fault in one.faults]
-    return {"state": one.state, "temp": one.memory.temp, "seconds": one.seconds.compile, "faults": faults}
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    def _changed(self) -> bool:
+        """Return whether there are records or evidence that the page does not have."""
+        file = self.options.out / "results.jsonl"
+        sizes = file.stat().st_size if file.exists() else 0, sum(1 for _ in (self.work / "evidence").rglob("*.gz"))
+        changed, self._sizes = sizes != self._sizes, sizes
+        return changed
 
 
 def main() -> int:
     """Check the device; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="folder with wheels of everything that the extra needs")
-    parser.add_argument("--extra", default="cuda", help='extra of the wheels: cuda, cuda12, or "" for none')
-    parser.add_argument("--out", type=Path, default=Path("device-check"), help="folder for the report")
-    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="after which it stops")
-    parser.add_argument("--small", action="store_true", help="tiny models only, also on a CPU: a check of this script")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", "device-check")), help="folder of the results"
+    )
+    parser.add_argument("--seconds", type=float, default=TOTAL, help="of all parts, shared as in PARTS")
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rehearse", action="store_true", help="everything small on a CPU")
+    for name in ("part", "work"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    for name in ("share", "processes"):
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
-    warnings.simplefilter("ignore")
+    sys.path[:0] = map(str, FOLDERS)
+    if options.part:
+        options.work = Path(options.work)
+        run_part(options.part, options)
+    options.out = options.out.resolve()
+    from device_archives import clear_results
+    from device_page import verdict
+    from device_records import read_records
+
+    clear_results(options.out)
+
+    def end(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
     with tempfile.TemporaryDirectory(prefix="hybridlm-device-") as folder:
-        if options.wheels is not None:
-            python = install(options.wheels, options.extra, Path(folder) / "environment")
-            left = max(1.0, deadline - time.monotonic())
-            rest = ["--out", str(options.out), "--seconds", str(left), *(["--small"] if options.small else [])]
-            return subprocess.run([python, __file__, *rest]).returncode
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(folder) / "cache"))
-        return check(options, Path(folder), deadline)
+        check = Check(options, Path(folder))
+        try:
+            check.run()
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+        finally:
+            check.stop()
+            check.write()
+    text = (options.out / "page.md").read_text(encoding="utf-8")
+    print(text)
+    rows = [record for record in read_records(options.out) if "name" in record]
+    passed = {row["part"] for row in rows if row["verdict"] == "passed"}
+    needed = {name for name in options.parts if name != "torch" or not options.rehearse}
+    finished = all(check.states.get(name) == "finished" for name in options.parts)
+    return 0 if finished and needed <= passed and verdict(rows) != "FAILED" else 1
 
 
 if __name__ == "__main__":

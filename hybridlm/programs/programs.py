@@ -7,6 +7,7 @@ More than 300 lines: one class compiles, loads, keeps and hands out the programs
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -64,8 +65,13 @@ in place, and on CPUs it does in all steps of tests/reference/pages/certificate_
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
-OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}
-"""XLA's compiler options by platform. A merged product of one input and several weights copies these in every step."""
+GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+"""Commands of a CUDA graph: XLA's own, and loops and branches, which outside of a graph ask the host how to go on."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
+}
+"""XLA's compiler options by platform, unless XLA_FLAGS sets them. A merged product of one input and several weights
+copies these in every step."""
 NO_TILES = "Couldn't find output tile sizes"
 """Message of XLA about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
@@ -295,7 +301,7 @@ class Programs:
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         """Compile without JAX's cache: XLA:CPU serializes cached programs without all machine code."""
         step, args, contract = self._whole_step(shape, args)
-        options = OPTIONS.get(self._placement.platform, {})
+        options = _options(self._placement.platform)
         compile = partial(
             compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
             may_copy=MAY_COPY, target=self._placement.target,
@@ -366,6 +372,12 @@ class Programs:
         except IsolationError as error:
             error.add_note(f"The step is {_describe(shape)}.")
             raise
+
+
+def _options(platform: str) -> dict[str, Any]:
+    """Return XLA's compiler options for a platform; those in XLA_FLAGS are the user's."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in OPTIONS.get(platform, {}).items() if f"--{name}=" not in flags}
 
 
 def _describe(shape: AnyShape) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from models.ops.gpu_call import gpu_call, shared_memory
+from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.state.shapes import KeyCache, ValueCache
@@ -60,6 +60,8 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
     if padded_rows(rows) * value_size > MAX_ACCUMULATED:
         return f"{rows} rows of {value_size}: expected at most {MAX_ACCUMULATED} numbers"
+    if padded_rows(rows) >= MIN_TENSOR_ROWS and has_tensor_memory():
+        return f"{rows} query rows: expected fewer than {MIN_TENSOR_ROWS} where sums are in tensor memory"
     if turn_size(padded_rows(rows), query.shape[3], value_size, key.dtype.itemsize) is None:
         return f"{rows} rows of {query.shape[3]}: expected operands in {shared_memory()} bytes of shared memory"
     return None

@@ -17,14 +17,28 @@ SHARED_MEMORY = {"NVIDIA A100": 166_912, "NVIDIA A10": 101_376, "NVIDIA L4": 101
 MAX_SHARED_MEMORY = 232_448
 """The same of all other GPUs, from an H100 on, and in Pallas' interpreter."""
 
+TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
+"""Devices, named alike, that hold sums of products of 64 rows or more in tensor memory, which has 512 columns."""
+MIN_TENSOR_ROWS = 64
+"""Rows of a product from which its sums are in tensor memory."""
+
 
 def shared_memory() -> int:
     """Return the bytes of shared memory that a program instance can have on the GPU that is traced for."""
+    return next((SHARED_MEMORY[name] for name in _device_names() if name in SHARED_MEMORY), MAX_SHARED_MEMORY)
+
+
+def has_tensor_memory() -> bool:
+    """Return whether the GPU that is traced for has tensor memory."""
+    return not TENSOR_MEMORY.isdisjoint(_device_names())
+
+
+def _device_names() -> tuple[str, str]:
+    """Return device kind and compute capability of the GPU that is traced for, or of the local one."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None or device.platform != "gpu":
         device = jax.local_devices()[0]
-    key = device.device_kind if device.device_kind in SHARED_MEMORY else getattr(device, "compute_capability", "")
-    return SHARED_MEMORY.get(str(key), MAX_SHARED_MEMORY)
+    return device.device_kind, str(getattr(device, "compute_capability", ""))
 
 
 def gpu_call(

@@ -1,19 +1,18 @@
 """A smoke test of everything on a GPU: parity, isolation, rows used before, experts, sampling, the embedded model.
 
-Then the checks of scripts/check_device.py, one by one: two small models and a large one beside a CPU's numbers.
+Then checks of the last part of scripts/check_device.py, one by one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
-from device_cases import cases, checks_of, expected, start_references, wait_for, written
-from device_checks import Case, Check
+from device_checks import certificates, each_lane, golden_model, isolation, used_rows
+from device_engine import GOLDEN_MODELS
 from reused_rows import check_reused_rows
 
 import hybridlm
@@ -79,34 +78,8 @@ def test_the_embedded_model_answers_its_stories() -> None:
     assert right >= 15
 
 
-CASES = cases(Path(), small=False)
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Popen[bytes]]]:
-    """A folder in which a process on the CPU writes the large checkpoint and its numbers of all."""
-    folder = tmp_path_factory.mktemp("device")
-    process = start_references(folder, small=False)
-    yield folder, process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest, references: tuple[Path, Popen[bytes]]) -> tuple[Case, hybridlm.LM, Path]:
-    folder, process = references
-    (found,) = (one for one in cases(folder, small=False) if one.name == request.param)
-    for file in (written(found, folder), expected(found, folder)):
-        wait_for(file, process, folder)
-    return found, found.load(), expected(found, folder)
-
-
-@pytest.mark.parametrize(
-    ("case", "check"),
-    [(one.name, check) for one in CASES for check in checks_of(one)],
-    indirect=["case"],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_device(case: tuple[Case, hybridlm.LM, Path], check: Check) -> None:
-    settings, lm, numbers = case
-    check(lm, settings, numbers)
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+@pytest.mark.parametrize("check", [isolation, each_lane, used_rows, certificates])
+@pytest.mark.parametrize("name", GOLDEN_MODELS)
+def test_device(name: str, check: Callable[[hybridlm.LM], object], kernels: str) -> None:
+    check(golden_model(name, kernels))

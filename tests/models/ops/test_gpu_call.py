@@ -39,6 +39,17 @@ def test_queries_that_do_not_fit_are_left_to_the_plain_form(name: str, taken: bo
 
 
 @pytest.mark.parametrize(
+    ("name", "rows", "taken"), [("nvidia-b200", 64, False), ("nvidia-b200", 32, True), ("nvidia-h100", 64, True)]
+)
+def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, taken: bool) -> None:
+    """XLA for a B200 asks for 560 of 512 columns with 64 rows of 256."""
+    query = jax.ShapeDtypeStruct((2, 1, rows, 256), jnp.float32)
+    cache = jax.ShapeDtypeStruct((2, 1, 512, 256), jnp.bfloat16)
+    with read_target(name).tracing():
+        assert (ATTENTION.unsupported(query, cache, cache, 256) is None) == taken
+
+
+@pytest.mark.parametrize(
     ("numbers", "dtype", "taken"),
     [
         (1 << 31, np.int8, True),

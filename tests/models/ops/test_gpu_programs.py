@@ -17,6 +17,7 @@ from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
+from models.ops.expert_rows import matrix_reads
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
@@ -129,6 +130,39 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     assert found.moved < 1.5 * needed and scratch < needed
 
 
+@pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
+def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
+    """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
+    lanes, context = 2, 512
+
+    def latent(query, key, at, valid):
+        return attend(query, KVCache(key, None), at, valid, 4, 512, platform="gpu", kernels="auto")
+
+    def wide(query, key, value, at, valid):
+        return attend(query, KVCache(key, value), at, valid, 4, platform="gpu", kernels="auto")
+
+    at, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
+    cases = {
+        "latent": (latent, array(lanes, 1, 32, 576), array(lanes, 1, context, 576, dtype=BF16), at, valid),
+        "wide": (
+            wide, array(lanes, 4, 32, 256), *[array(*wide_rows, dtype=BF16)] * 2,
+            array(lanes, 4, dtype=I32), array(lanes, 4, dtype=jnp.bool_),
+        ),
+        "experts": (
+            partial(expert_dot, platform="gpu", kernels="auto"), array(512, 256), array(16, 128, 256),
+            array(512, dtype=I32),
+        ),
+    }  # fmt: skip
+    chosen = set()
+    with read_target(target).tracing():
+        for name, (operation, *types) in cases.items():
+            _, found = compiled(operation, *types, target=target)
+            if any("_kernel" in kernel.op_name for kernel in found.kernels):
+                chosen.add(name)
+    assert chosen >= ({"experts", "wide"} if target in ("nvidia-a100", "nvidia-h100") else {"experts"})
+    assert ("latent" in chosen) == (target in ("nvidia-h100", "nvidia-b200", "nvidia-a100"))
+
+
 def test_small_operations_are_few() -> None:
     """A product with one output is a sum; rows are sorted by expert, multiplied and put back in their places."""
     one = partial(linear, devices=Devices(platform="gpu"))
@@ -197,7 +231,9 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
     beside = 4 * rows * (inputs + outputs)
-    assert found.moved < 1.1 * weight.nbytes + 3 * beside
+    # a tile of rows reads the matrix of each of its experts: of many rows the next tile reads the last one again
+    matrices = matrix_reads(rows, {64: 16, 4096: 64}[rows], experts)
+    assert found.moved < 1.1 * weight.nbytes * matrices / experts + 3 * beside
     assert scratch < 2 * beside
 
 
@@ -209,7 +245,8 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     _, found = compiled(partial(expert_dot, platform="gpu", kernels="auto"), *operands)
     (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
     matrices = (kernel.read - 4 * rows * inputs) / (2 * outputs * inputs)
-    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
+    # a few words for each row are beside the matrices
+    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16) + 0.01 * rows
 
 
 def test_filters_read_the_logits_a_few_times() -> None:

@@ -1,6 +1,5 @@
-"""Kernels on a device beside the plain forms that define them: their numbers, and the seconds of both."""
+"""Operations that have kernels, as functions of arrays and `kernels`, and random operands for them."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
-from ir_passes.targets import local_target
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
@@ -22,41 +20,10 @@ from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 from models.state.state import kv_blocks
 
-MAX_ERROR = 1e-4
-"""Largest difference of a number, over the largest number of its array. Both forms round in float32."""
-ROUNDS = 20
 LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}
-TINY = {"lanes": 3, "heads": 2, "size": 16, "context": 256, "prompt": 40, "experts": 4, "vocab": 300}
 SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}
 """The same kernels, for a machine that only compiles them."""
 Operation = Callable[..., Any]
-
-
-def kernels(lm: Any, case: Any, expected: Any) -> dict[str, Any]:
-    """Run every operation that has a kernel on this platform, in sizes of real models.
-
-    Raises:
-        AssertionError: a kernel's numbers are not those of its plain form.
-    """
-    del lm, case, expected
-    return measured(local_target().platform, "auto", LARGE)
-
-
-def measured(platform: str, mode: str, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the error of each kernel and milliseconds of it and of its plain form; "none" where there is no kernel."""
-    found: dict[str, Any] = {}
-    for name, operation, operands in operations(platform, sizes):
-        kernel, plain = (partial(operation, kernels=one) for one in (mode, "off"))
-        if "pallas_call" not in str(jax.make_jaxpr(kernel)(*operands)):
-            found[name] = "none"
-            continue
-        kernel, plain = jax.jit(kernel), jax.jit(plain)
-        error = max(map(_error, jax.tree.leaves(kernel(*operands)), jax.tree.leaves(plain(*operands))))
-        assert error <= MAX_ERROR, f"{name}: {error:.2g} of the largest number, expected at most {MAX_ERROR}"
-        found |= {f"{name}, error": error, f"{name}, ms": _milliseconds(kernel, operands)}
-        found[f"{name}, plain ms"] = _milliseconds(plain, operands)
-    assert any(value != "none" for value in found.values()), f"no kernel for {platform}"
-    return found
 
 
 def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Operation, tuple[Any, ...]]]:
@@ -73,7 +40,7 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
         valid = jnp.arange(tokens)[None] < lengths[:, None]
         fresh = (jnp.arange(lanes) % 3 == 0) & (lengths > 0)
         for form in ("delta rule", "KDA", "SSD"):
-            yield f"{form}, {tokens}", partial(_recurrence, platform, form), (
+            yield f"{form}, {tokens}", partial(recurrence, platform, form), (
                 draw(lanes, tokens, heads, size), draw(lanes, tokens, heads, size), draw(lanes, tokens, heads, size),
                 -jnp.abs(draw(lanes, tokens, heads, *([size] if form == "KDA" else []))),
                 jax.nn.sigmoid(draw(lanes, tokens, heads)), draw(lanes, heads, size, size), valid, fresh,
@@ -85,7 +52,7 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
         )  # fmt: skip
         if tokens > 16:
             continue
-        yield f"filters, {lanes * tokens} rows", partial(_sampled, platform), (
+        yield f"filters, {lanes * tokens} rows", partial(sampled, platform), (
             3 * draw(lanes * tokens, sizes["vocab"]), jnp.asarray(rng.uniform(0.5, 2, lanes * tokens), jnp.float32),
             jnp.asarray(rng.integers(0, 50, lanes * tokens), jnp.int32),
         )  # fmt: skip
@@ -94,7 +61,7 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             yield f"product, {rows} rows", partial(_product, platform), (
                 draw(rows, heads * size), draw(3 * heads * size, heads * size).astype(jnp.bfloat16)
             )  # fmt: skip
-        yield f"short convolution, {tokens}", partial(_convolution, platform), (
+        yield f"short convolution, {tokens}", partial(convolution, platform), (
             draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
             draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
         )  # fmt: skip
@@ -103,12 +70,12 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             if form != "attention" and row - size < 16:
                 continue
             cache = [draw(lanes, kv_heads, context, one).astype(jnp.bfloat16) for one in (row, size)]
-            yield f"{form}, {tokens}", partial(_attention, platform, form, size), (
+            yield f"{form}, {tokens}", partial(attention, platform, form, size), (
                 draw(lanes, tokens, 2 * kv_heads, row), *cache, at, valid
             )  # fmt: skip
 
 
-def _recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
+def recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
     query, key, value, decay, beta, state, valid, fresh = arrays
     key = key / jnp.linalg.norm(key, axis=-1, keepdims=True)
     operation, beta = (ssd, None) if form == "SSD" else (delta_rule, beta)
@@ -116,7 +83,7 @@ def _recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
     return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, devices)))
 
 
-def _convolution(platform: str, *arrays: Any, kernels: str) -> Any:
+def convolution(platform: str, *arrays: Any, kernels: str) -> Any:
     x, weight, state, lengths, valid, fresh = arrays
     info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1)
     y, new = layer_conv(x, weight, state, info, devices=Devices(platform=platform, kernels=kernels))
@@ -124,7 +91,7 @@ def _convolution(platform: str, *arrays: Any, kernels: str) -> Any:
     return jnp.where(valid[:, :, None], y, 0.0) if kernels == "off" else y, new
 
 
-def _attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -> Any:
+def attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -> Any:
     query, key, value, at, valid = arrays
     cache = KVCache(key, value if form == "attention" else None)
     query = query * key.shape[-1] ** -0.5
@@ -140,7 +107,7 @@ def _product(platform: str, *arrays: Any, kernels: str) -> Any:
     return linear(x, weight, Devices(platform=platform, kernels=kernels))
 
 
-def _sampled(platform: str, *arrays: Any, kernels: str) -> Any:
+def sampled(platform: str, *arrays: Any, kernels: str) -> Any:
     logits, temperature, top_k = arrays
     each = jnp.arange(len(logits), dtype=jnp.uint32)
     of = Sampling(
@@ -148,17 +115,3 @@ def _sampled(platform: str, *arrays: Any, kernels: str) -> Any:
     )
     devices = Devices(platform=platform, kernels=kernels)
     return sample_tokens(logits, of, each.astype(jnp.int32), jnp.int32(FILTERED), devices)
-
-
-def _error(one: Any, other: Any) -> float:
-    one, other = (np.asarray(x, np.float32) for x in (one, other))
-    return float(np.max(np.abs(one - other)) / np.max(np.abs(other)))
-
-
-def _milliseconds(run: Any, operands: tuple[Any, ...]) -> float:
-    """Return those of one call, of several that follow each other without a pause."""
-    jax.block_until_ready(run(*operands))
-    start = time.perf_counter()
-    out = [run(*operands) for _ in range(ROUNDS)]
-    jax.block_until_ready(out)
-    return 1e3 * (time.perf_counter() - start) / ROUNDS

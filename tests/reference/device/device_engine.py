@@ -1,0 +1,150 @@
+"""Part 6: isolation, certificates, whole completions of a model of 752 million parameters, a mixed batch.
+
+python tests/reference/device/device_engine.py FOLDER [tiny]    # writes the checkpoint that the part loads
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
+
+import numpy as np  # noqa: E402
+from device_checks import certificates, each_lane, golden_model, isolation, used_rows  # noqa: E402
+from device_records import Failure, NotRun, Records  # noqa: E402
+
+import hybridlm  # noqa: E402
+
+LARGE_MODEL = "752M"
+GOLDEN_MODELS = ("sparse_base", "kimi_base")
+TINY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "vocab_size": 4096,
+}  # fmt: skip
+"""Fields of the large model's config in a rehearsal."""
+WRITTEN = "written"
+"""Empty file, made when the checkpoint is complete."""
+SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "ignore_eos": True, "seed": 3}
+
+
+def check_engine(records: Records, rehearse: bool, folder: Path) -> None:
+    """Run part 6.
+
+    Args:
+        records: of the part.
+        rehearse: tiny models.
+        folder: of the large checkpoint, which another process writes meanwhile.
+    """
+    golden = GOLDEN_MODELS[:1] if rehearse else GOLDEN_MODELS
+    modes = ("off",) if rehearse else ("auto", "off")
+    small = {"isolation": isolation, "used rows": used_rows} | ({} if rehearse else {"each lane": each_lane})
+    small |= {"certificates": certificates}
+    large = {"generate": _generate, "sampled stream": _stream, "mixed batch": _mixed}
+    large |= {"isolation": isolation, "certificates": certificates}
+    planned = [f"{LARGE_MODEL}, {mode}, {check}" for mode in modes for check in large]
+    records.plan([*planned, *(f"{name}, {mode}, {check}" for name in golden for mode in modes for check in small)])
+    for mode in modes:
+        size = {"lanes": 4, "context": 160, "chunk": 16} if rehearse else {"lanes": 64, "context": 2048}
+        _checks(records, f"{LARGE_MODEL}, {mode}", partial(_large, folder, records, kernels=mode, **size), large)
+    for name in golden:
+        for mode in modes:
+            _checks(records, f"{name}, {mode}", partial(golden_model, name, mode), small)
+
+
+def write_large(folder: Path, tiny: bool) -> None:
+    """Write the large checkpoint with random weights."""
+    sys.path.append(str(ROOT / "scripts" / "benchmarks"))
+    config = import_module("bench_models").BENCH_MODELS[LARGE_MODEL]
+    import_module("make_bench_checkpoint").write(folder / LARGE_MODEL, config | (TINY if tiny else {}), 0)
+    (folder / WRITTEN).touch()
+
+
+def _checks(
+    records: Records,
+    name: str,
+    load: Callable[[], hybridlm.LM],
+    checks: dict[str, Callable[[hybridlm.LM], dict[str, Any]]],
+) -> None:
+    """Run checks on a model, which the first of them loads."""
+    models: list[hybridlm.LM] = []
+
+    def run(check: Callable[[hybridlm.LM], dict[str, Any]]) -> dict[str, Any]:
+        if not models:
+            models.append(load())
+        return check(models[0])
+
+    for label, check in checks.items():
+        records.check(f"{name}, {label}", partial(run, check))
+
+
+def _large(folder: Path, records: Records, **settings: Any) -> hybridlm.LM:
+    while not (folder / WRITTEN).exists():
+        if records.seconds_left <= 0:
+            raise NotRun("the checkpoint was not written in time")
+        time.sleep(0.05)
+    return hybridlm.load(folder / LARGE_MODEL, dtype="bfloat16", certify="warn", progress=False, **settings)
+
+
+def _generate(lm: hybridlm.LM) -> dict[str, Any]:
+    """Time completions of as many prompts as lanes, the compilation apart."""
+    lanes, length = lm.engine.lanes, min(128, lm.context // 4)
+    prompts = np.random.default_rng(3).integers(1, lm.config.vocab_size, (lanes, length)).tolist()
+    settings: dict[str, Any] = {"ignore_eos": True, "progress": False}
+    start = time.perf_counter()
+    lm.generate(prompts, max_tokens=2, **settings)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    completions = lm.generate(prompts, max_tokens=length, **settings)
+    seconds = time.perf_counter() - start
+    again = lm.generate(prompts, max_tokens=length, **settings)
+    figures = {"first call, s": first, "tokens/s": lanes * length / seconds, "lanes": lanes}
+    if [one.token_ids for one in completions] != [one.token_ids for one in again]:
+        raise Failure("expected the same tokens in a second run", figures)
+    return figures
+
+
+def _stream(lm: hybridlm.LM) -> dict[str, Any]:
+    """Compare the tokens of a sampled prompt alone with those of the same prompt among others, at the same shape."""
+    rng = np.random.default_rng(9)
+    prompts = [rng.integers(1, lm.config.vocab_size, length).tolist() for length in range(5, 5 + lm.engine.lanes)]
+    others = [prompts[0], *(prompt[::-1] for prompt in prompts[1:])]
+    runs: list[list[int]] = [[], []]
+    for tokens, texts in zip(runs, (prompts, others), strict=True):
+        for event in lm.stream(texts, max_tokens=24, **SAMPLED):
+            if event.index == 0 and event.token is not None:
+                tokens.append(event.token)
+    figures = {"tokens": len(runs[0])}
+    if runs[0] != runs[1] or not runs[0]:
+        raise Failure(f"expected equal tokens among other prompts, got {runs[0]} and {runs[1]}", figures)
+    return figures
+
+
+def _mixed(lm: hybridlm.LM) -> dict[str, Any]:
+    """Time a batch of ragged prompts and completions, submitted at once; prompts and completions are log-normal."""
+    count, most = 2 * lm.engine.lanes, lm.context // 4
+    rng = np.random.default_rng(0)
+    prompts = np.clip(rng.lognormal(np.log(180), 0.8, count), 16, 3 * most).astype(int)
+    lengths = np.clip(rng.lognormal(np.log(90), 0.7, count), 8, most).astype(int)
+    start, finished = time.perf_counter(), 0
+    with lm.session() as session:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            ids = rng.integers(1, lm.config.vocab_size, int(prompt)).tolist()
+            session.submit(ids, max_tokens=int(length), ignore_eos=True)
+        while session.busy:
+            finished += sum(event.completion is not None for event in session.step())
+    seconds = time.perf_counter() - start
+    figures = {"requests": count, "s": seconds, "completion tokens/s": int(lengths.sum()) / seconds}
+    if finished != count:
+        raise Failure(f"expected {count} completions, got {finished}", figures)
+    return figures
+
+
+if __name__ == "__main__":
+    write_large(Path(sys.argv[1]), sys.argv[2:] == ["tiny"])

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -18,13 +18,15 @@ from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import jax
 import typer
+from jax.sharding import AbstractMesh
 from rich.console import Console
 from rich.table import Table
 
 from hybridlm.cli.signals import ended_by_signals
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
-from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
+from hybridlm.engine.abstract import SERVING
+from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.atomic import replacing
 from hybridlm.files.json_lines import parse_object
@@ -61,37 +63,16 @@ Verbose = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def _option(kind: Any, default: Any, help: str, **shown: Any) -> tuple[Any, Any]:
-    return Annotated[kind, typer.Option(help=help, **shown)], default
+def _loading_options() -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield name, annotation and default of each option; values of no plain type are read from text."""
+    types = get_type_hints(EngineConfig)
+    for field in fields(EngineConfig):
+        if field.metadata:
+            plain = types[field.name] if types[field.name] in (int, int | None) else str | None
+            yield field.name, (Annotated[plain, typer.Option(**field.metadata)], field.default)
 
 
-_DRAFTERS = 'Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.'
-LOADING: dict[str, tuple[Any, Any]] = {
-    "lanes": _option(int, 8, "Most sequences in one batch (continuous batching)."),
-    "context": _option(int | None, None, "Most tokens of a sequence.", show_default="4096, or the model's if less"),
-    "dtype": _option(
-        str | None, None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME"
-    ),
-    "chunk": _option(int | None, None, "Tokens per sequence in a prefill step.", show_default="128, or the context"),
-    "speculate": _option(str | None, None, _DRAFTERS, metavar="NAME"),
-    "draft_tokens": _option(int, DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step."),
-    "prefix_cache": _option(
-        str | None, None, 'Memory for the states of common prefixes (radix cache), such as "512MB"; "0" for none.'
-    ),
-    "mesh": _option(
-        str | None, None, "Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
-    ),
-    "kernels": _option(
-        str | None,
-        None,
-        "auto: kernels of our own where the platform has them; off: XLA's programs alone.",
-        metavar="off|auto",
-        show_default="auto on a CPU, off elsewhere",
-    ),
-    "adapter": _option(
-        str | None, None, "LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
-    ),
-}
+LOADING = dict(_loading_options())
 """Options of `hybridlm.load` by the names of its arguments: annotation and default."""
 
 Own = ParamSpec("Own")
@@ -110,10 +91,15 @@ class Loading:
     together: dict[str, Any]
 
     @property
-    def settings_of_a_target(self) -> dict[str, Any]:
-        """Settings of `load` for `target_engine`, which makes the mesh of the target's devices."""
+    def mesh_sizes(self) -> dict[str, int] | None:
+        """Sizes of the axes of --mesh; None without."""
         mesh = self.settings["mesh"]
-        return {**self.settings, "mesh": None if mesh is None else read_sizes(mesh)}
+        return None if mesh is None else read_sizes(mesh)
+
+    def config(self, mesh: AbstractMesh | None = None) -> EngineConfig:
+        """Return the options of an engine without weights; `SERVING` has the defaults."""
+        settings = {name: value for name, value in self.settings.items() if value is not None}
+        return replace(SERVING, **settings | {"mesh": mesh})
 
     def load(self, model: str, **others: Any) -> LM:
         """Load a model; `others` are settings in the place of those given."""

@@ -13,8 +13,9 @@ from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
-from hybridlm.devices.mesh import abstract_mesh, read_sizes
+from hybridlm.devices.mesh import abstract_mesh
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
@@ -22,10 +23,8 @@ from hybridlm.target_report.fit import fit_of
 from ir_passes import AuditError, IsolationError
 from ir_passes.targets import Target, read_target
 
-DEFAULT_LANES = 8
 
-
-@loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", lanes=None)
+@loads(*STEP_OPTIONS, lanes=None)
 def verify(
     loading: Loading,
     model: Annotated[
@@ -87,9 +86,7 @@ def verify(
     if target is not None and not abstract:
         if explain:
             raise ValueError("--target: expected no --explain beside it")
-        verify_target(
-            target, model=model, config=config, recipe=recipe, out=out, as_json=as_json, **loading.settings_of_a_target
-        )
+        verify_target(target, loading, model=model, config=config, recipe=recipe, out=out, as_json=as_json)
         return
     if as_json:
         raise ValueError("--json: expected --target beside it, and not --abstract")
@@ -139,19 +136,18 @@ def _subject(
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         lanes = loading.settings["lanes"]
-        lm = loading.load(model, lanes=DEFAULT_LANES if lanes is None else lanes)
+        lm = loading.load(model, lanes=EngineConfig.lanes if lanes is None else lanes)
         return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
-    settings = dict(loading.settings)
-    mesh = settings.pop("mesh")
-    devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
+    sizes = loading.mesh_sizes
+    devices = None if sizes is None else abstract_mesh(**sizes)
     if target is not None and (devices is None) != (target.count == 1):
         raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
-    engine = abstract_engine(config, mesh=devices, target=target, recipe=recipe, **settings)
+    engine = abstract_engine(config, loading.config(devices), target, recipe)
     return engine, PlannedReport(engine)
 
 

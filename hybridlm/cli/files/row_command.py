@@ -11,6 +11,7 @@ import jax
 import typer
 
 from hybridlm.cli.options import Loading, Own, loads
+from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, check_file
 
@@ -98,7 +99,7 @@ def row_command(command: Callable[Concatenate[RowRun, Own], None]) -> Callable[.
         "shard": (Shard, None),
         "restart": (Restart, False),
     }
-    return loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", "adapter", together=options)(with_run)
+    return loads(*STEP_OPTIONS, "adapter", together=options)(with_run)
 
 
 def end(report: ScoreFileReport) -> None:

@@ -1,0 +1,97 @@
+"""Options of `load`: signature, checks, command line, and texts for the comparison of processes."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+import hybridlm
+from hybridlm.cli.options import LOADING
+from hybridlm.devices.placement import ONE_DEVICE
+from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
+from hybridlm.prefix_cache.budget import CacheBudget
+from models import family_of
+
+
+class Repeats:
+    """A custom drafter."""
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        return [token_ids[-1]] * k
+
+
+def test_load_has_the_options_in_their_order_with_their_defaults() -> None:
+    _, *parameters = inspect.signature(hybridlm.load).parameters.values()
+    assert [(parameter.name, parameter.default) for parameter in parameters] == [
+        (option.name, option.default) for option in fields(EngineConfig)
+    ]
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_every_option_is_documented() -> None:
+    documentation = inspect.getdoc(EngineConfig) or ""
+    assert [option.name for option in fields(EngineConfig) if f"\n    {option.name}: " not in documentation] == []
+
+
+def test_options_of_commands_are_fields_with_their_defaults() -> None:
+    defaults = {option.name: option.default for option in fields(EngineConfig)}
+    assert {name: default for name, (_, default) in LOADING.items()}.items() <= defaults.items()
+    assert set(STEP_OPTIONS) <= set(LOADING) and "adapter" in LOADING
+    assert defaults.keys() - LOADING.keys() == {"certify", "compilation_cache", "progress", "sanitize", "dequantise"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field"),
+    [
+        ({"lanes": None}, ValueError, "lanes: "),
+        ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
+        ({"context": 8, "chunk": 9}, ValueError, "chunk: "),
+        ({"certify": True}, ValueError, "certify: "),
+        ({"compilation_cache": True}, ValueError, "compilation_cache: "),
+        ({"speculate": 4}, TypeError, "speculate: "),
+        ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
+        ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
+        ({"kernels": "on"}, ValueError, "kernels: "),
+        ({"dequantise": "int8"}, ValueError, "dequantise: "),
+        ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
+    ],
+)
+def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], error: type[Exception], field: str) -> None:
+    with pytest.raises(error, match=f"^{field}"):
+        EngineConfig(**options)
+    with pytest.raises(error, match=f"^{field}"):
+        hybridlm.load("no such model", **options)
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EngineConfig().lanes = 2  # type: ignore[misc]  # wrong on purpose
+
+
+CONFIG: dict[str, Any] = {
+    "model_type": "lfm2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention"],
+    "max_position_embeddings": 100,
+}  # fmt: skip
+
+
+def test_resolved_options_have_no_none_where_the_model_decides() -> None:
+    model = family_of(CONFIG).read_config(CONFIG)
+    settings = EngineConfig(prefix_cache="1kB").resolved(model, "float16", ONE_DEVICE)
+    assert (settings.context, settings.chunk, settings.dtype) == (100, 100, "float16")
+    assert settings.prefix_cache == CacheBudget(1000, 1000)
+    assert EngineConfig(context=20).resolved(model, "float16", ONE_DEVICE, chunk=8).chunk == 8
+    for options, field in (({"context": 101}, "context"), ({"chunk": 101}, "chunk"), ({"draft_tokens": 0}, "draft_t")):
+        with pytest.raises(ValueError, match=f"^{field}"):
+            EngineConfig(**options).resolved(model, "float16", ONE_DEVICE)
+
+
+def test_texts_differ_where_options_do_and_not_between_processes() -> None:
+    options = EngineConfig()
+    changes: dict[str, Any] = {"lanes": 4, "kernels": "off", "certify": "off", "dequantise": "float16"}
+    for name, value in changes.items():
+        assert replace(options, **{name: value}).texts() == options.texts() | {name: str(value)}
+    first, second = (replace(options, speculate=Repeats()) for _ in range(2))
+    assert first.texts() == second.texts() != options.texts()
+    assert options.texts().keys() - options.texts("progress").keys() == {"progress"}

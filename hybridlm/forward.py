@@ -6,7 +6,7 @@ same bits; a gradient keeps the state between chunks and computes what is inside
 More than 300 lines: the pass, its plan and the checks of what it is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -85,11 +85,11 @@ class ForwardOutput(NamedTuple):
         return f"<pre>{escape(repr(self))}</pre>"
 
 
-def check_tokens(tokens: Any, vocab_size: int) -> Any:
+def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
     """Check tokens of `LM.forward`, as far as they are known, and return them as int32 [N, T].
 
     Raises:
-        TypeError, ValueError: they are not ids of the vocabulary.
+        TypeError, ValueError: they are not ids of the vocabulary, or stand for images, audio or video.
     """
     traced = False
     try:
@@ -102,6 +102,9 @@ def check_tokens(tokens: Any, vocab_size: int) -> Any:
         return jnp.atleast_2d(tokens).astype(jnp.int32)
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"tokens: ids must be in [0, {vocab_size}), got {tokens.min()}..{tokens.max()}")
+    if (other := np.isin(tokens, list(placeholders))).any():
+        token = int(tokens[other][0])
+        raise ValueError(f"tokens: {token} stands for an image, audio or video, and only the text model is loaded")
     return np.atleast_2d(tokens).astype(np.int32)
 
 
@@ -349,9 +352,10 @@ def forward(
     check_count(chunk, "chunk")
     single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
     has_tokens = tokens is not None
-    tokens = check_tokens(tokens, engine.vocab_size) if has_tokens else None
+    config = engine.row_arrays.model.config
+    tokens = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
     if embeddings is not None:
-        embeddings = check_embeddings(embeddings, tokens, engine.row_arrays.model.config.hidden_size)
+        embeddings = check_embeddings(embeddings, tokens, config.hidden_size)
     shown: Any = embeddings if tokens is None else tokens
     lanes, count = shown.shape[:2]
     check_lengths(lanes, count, state, engine.context)

@@ -52,6 +52,7 @@ from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.files.atomic import new_path
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
+from hybridlm.keywords import suggests_keywords
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_file import BatchFileReport, batch_file
 from hybridlm.programs.start import Start
@@ -70,7 +71,7 @@ from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.score_file import FileOptions, ScoreFileReport, score_file
-from hybridlm.score_files.score_rows import RowValues, Scorer, ValueScorer
+from hybridlm.score_files.score_rows import RowValues, Scorer, StepPlaces, ValueScorer
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
@@ -175,7 +176,7 @@ class LM:
     def generate(
         self,
         prompts: str | Sequence[str | Sequence[int]],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
@@ -193,7 +194,8 @@ class LM:
 
         Args:
             prompts: a list whose items are strings or lists of token ids; a bare string is one prompt.
-            sampling_params: how tokens are sampled and when completions end.
+            sampling_params: how tokens are sampled and when completions end, for all prompts or a list with one for
+                each. With a list each request is sampled as in a call with its prompt alone.
             n: completions per prompt; request i * n + j is the j-th completion of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, a jittable
                 function of one lane; it changes which token is sampled, not the reported log-probabilities. Pass the
@@ -209,7 +211,8 @@ class LM:
                 before it; "last" only where the last token is sampled.
             interventions: changes inside the model: a list of `Intervention` for all prompts, or one for each; their
                 positions count from the first token of the prompt into the completion.
-            **settings: fields of `SamplingParams`; they override those of `sampling_params`.
+            **settings: fields of `SamplingParams`; they override those of `sampling_params`. A list has one value for
+                each prompt, as `temperature=[0.0, 0.7]` (docs/engine.md).
 
         Returns:
             Completions in the order of the prompts, the n of one prompt next to each other.
@@ -219,7 +222,7 @@ class LM:
             NumericalError: a step computed logits that are not numbers.
             GrammarError: no token can follow in the `structured_outputs` of a request.
         """
-        requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
+        requests = self._inputs.requests(prompts, n, sampling_params, prefix, settings)
         inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
         requests, session = self._opened(requests, inside, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
@@ -240,7 +243,7 @@ class LM:
     def stream(
         self,
         prompts: str | Sequence[str | Sequence[int]],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         logits_processor: LogitsProcessor | None = None,
@@ -267,7 +270,7 @@ class LM:
         Raises:
             TypeError, ValueError: a prompt or a setting is wrong; the message names it. Nothing has been computed.
         """
-        requests = self._inputs.requests(prompts, n, with_settings(sampling_params, settings), prefix)
+        requests = self._inputs.requests(prompts, n, sampling_params, prefix, settings)
         inside = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
         return self._run(*self._opened(requests, inside, n, logits_processor, speculate))
 
@@ -345,6 +348,7 @@ class LM:
         )
         return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
+    @suggests_keywords
     def session(
         self,
         *,
@@ -366,6 +370,7 @@ class LM:
         folder = folder_for(capture_to)
         return open_session(self.engine, self.tokenizer, self._inputs.request, logits_processor, speculate, folder)
 
+    @suggests_keywords
     def score(
         self,
         texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]],
@@ -445,6 +450,7 @@ class LM:
             found = found_of([ScoredIds(one, len(prefix)) for one in ids])
         return [replace(one, tokenizer=self.tokenizer) for one in checked(found)]
 
+    @suggests_keywords
     def score_file(
         self,
         input: str | os.PathLike[str],
@@ -532,6 +538,7 @@ class LM:
         require_finite(wrong, "texts[{}]".format)
         return divergence
 
+    @suggests_keywords
     def divergence_file(
         self,
         other: "LM",
@@ -614,6 +621,7 @@ class LM:
         require_finite(embeddings.wrong, "texts[{}]".format)
         return embeddings.vectors
 
+    @suggests_keywords
     def embed_file(
         self,
         input: str | os.PathLike[str],
@@ -648,6 +656,7 @@ class LM:
         scorer = self._value_scorer({"embedding": "floats"}, encode, values, {"embedding": kind})
         return score_file(scorer, input, output, **options)
 
+    @suggests_keywords
     def classify_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
     ) -> ScoreFileReport:
@@ -698,10 +707,15 @@ class LM:
             self._tokens_saved,
             request,
             computed=self._tokens_computed,
+            step_places=self._step_places,
         )
 
     def _tokens_computed(self) -> int:
         return sum(self.engine.stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
+
+    def _step_places(self) -> StepPlaces:
+        stats = self.engine.stats
+        return StepPlaces(stats["step_tokens"], stats["step_places"])
 
     def _tokens_saved(self) -> int:
         return self.engine.stats["prefix_tokens_saved"]
@@ -754,6 +768,7 @@ class LM:
         require_finite(wrong, "requests[{}]".format)
         return [answer for answer in answers if not isinstance(answer, int)]
 
+    @suggests_keywords
     def decide_file(
         self, input: str | os.PathLike[str], output: str | os.PathLike[str], **options: Unpack[FileOptions]
     ) -> ScoreFileReport:
@@ -863,6 +878,7 @@ class LM:
             context, options, self._inputs, lambda: prefix_token(self.tokenizer, self.eos_token_ids), self._scores
         )
 
+    @suggests_keywords
     def perplexity(
         self,
         texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Sequence[int]],
@@ -945,6 +961,7 @@ class LM:
         flat = in_order(self.params if params is None else params, tuple(self.params))
         return forward(self.engine, self._structure, flat, tokens, embeddings, state, return_states, logits, chunk)
 
+    @suggests_keywords
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
         """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
 
@@ -970,6 +987,7 @@ class LM:
         """
         return Prefix(*load_snapshot(self.engine, Path(path), self._inputs.encode))
 
+    @suggests_keywords
     def batch_file(
         self,
         input: str | os.PathLike[str],
@@ -1240,7 +1258,8 @@ class LM:
     def _text_inputs(self) -> Inputs:
         """Inputs of what needs no vocabulary head."""
         require = self.engine.moves.require
-        return Inputs(self.tokenizer, self.config.vocab_size, self.context, self.eos_token_ids, require)
+        c = self.config
+        return Inputs(self.tokenizer, c.vocab_size, self.context, self.eos_token_ids, require, c.placeholders)
 
     @property
     def _scorer(self) -> Scorer:
@@ -1262,6 +1281,7 @@ class LM:
             vocab_size=self.config.vocab_size,
             saved=self._tokens_saved,
             computed=self._tokens_computed,
+            step_places=self._step_places,
         )
 
     @property

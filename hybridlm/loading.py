@@ -38,6 +38,7 @@ from hybridlm.engine.memory import admit_model, admit_steps, weight_bytes
 from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
+from hybridlm.keywords import suggests_keywords
 from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.compilation_cache import STEPS, cache_of
@@ -57,6 +58,7 @@ from models import DecoderConfig
 _log = logging.getLogger("hybridlm")
 
 
+@suggests_keywords
 def load(
     path_or_hub_id: str | os.PathLike[str],
     *,

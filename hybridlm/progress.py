@@ -14,19 +14,17 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    Task,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.text import Text
 
 LoadProgress = Callable[[int, int, str], None]
 
 
 @contextmanager
-def _bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
+def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
     """Show a bar of these columns; None if `show` is False, or None without a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
@@ -52,7 +50,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    with _bar(show, *columns) as bar:
+    with progress_bar(show, *columns) as bar:
         if bar is None:
             yield None
             return
@@ -85,7 +83,7 @@ def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Call
         total: number of items.
     """
     name = TextColumn("{task.fields[name]}")
-    with _bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
+    with progress_bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
         if bar is None:
             yield lambda done, name: None
             return
@@ -129,7 +127,7 @@ Advance = Callable[[int, int, int], None]
 
 
 @contextmanager
-def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
     """Call a function now and then from a thread, as nothing else may happen between two parts of a file."""
     end = threading.Event()
 
@@ -146,7 +144,7 @@ def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-class _Speed:
+class Speed:
     """Seconds and tokens since the beginning, and tokens per second as a text, for a bar."""
 
     def __init__(self, tokens: Tokens):
@@ -168,11 +166,11 @@ class _Speed:
         return f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
 
 
-class _Lines:
+class Lines:
     """Lines of progress, as often as `tick` is called, and one when all is done."""
 
     def __init__(self, what: str, tokens: Tokens):
-        self._what, self._speed, self._amounts = what, _Speed(tokens), (0, 0, 0)
+        self._what, self._speed, self._amounts = what, Speed(tokens), (0, 0, 0)
 
     def begin(self, done: int, total: int, kept: int) -> None:
         self._speed.begin()
@@ -194,7 +192,7 @@ class _Lines:
         print(line, file=sys.stderr, flush=True)
 
 
-def _lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
+def lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
     """Return whether lines are printed, and whether a bar is shown."""
     lines = show == "lines" and not sys.stderr.isatty()
     return lines, False if lines else True if show == "lines" else show
@@ -210,7 +208,7 @@ def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, tot
         tokens: counts what has been computed.
         total: bytes of the file; 0 while they are not known.
     """
-    lines, show_bar = _lines_or_bar(show)
+    lines, show_bar = lines_or_bar(show)
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -218,80 +216,16 @@ def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, tot
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with _bar(show_bar, *columns) as bar:
+    with progress_bar(show_bar, *columns) as bar:
         if lines:
-            printed = _Lines(what, tokens)
+            printed = Lines(what, tokens)
             printed.begin(0, total, 0)
-            with _every(SECONDS_BETWEEN_LINES, printed.tick):
+            with every(SECONDS_BETWEEN_LINES, printed.tick):
                 yield printed.advance
         elif bar is None:
             yield lambda done, total, kept: None
         else:
-            rate, task = _Speed(tokens), bar.add_task(what, total=total or None, rate="")
-            with _every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
+            rate, task = Speed(tokens), bar.add_task(what, total=total or None, rate="")
+            with every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
                 # A pipe has no size.
                 yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)
-
-
-class RowProgress:
-    """Progress over the rows of a file that is scored; without a bar or lines the methods do nothing."""
-
-    def __init__(self, bar: Progress | None, lines: _Lines | None, rate: _Speed):
-        self._bar, self._lines, self._rate = bar, lines, rate
-        self._task = None if bar is None else bar.add_task("reading", total=None, rate="")
-        self._done = self._total = self._kept = 0
-
-    def read(self, rows: int) -> None:
-        """Show the number of rows of the first pass."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=rows)
-
-    def begin(self, rows: int, done: int) -> None:
-        """Begin scoring of `rows` rows, of which an earlier run has done some."""
-        self._done, self._kept, self._total = done, done, rows
-        self._rate.begin()
-        if self._lines is not None:
-            self._lines.begin(done, rows, done)
-        if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=rows, completed=done, description="scoring", rate="")
-
-    def advance(self, rows: int) -> None:
-        """Add rows that have been scored."""
-        self._done += rows
-        if self._lines is not None:
-            self._lines.advance(self._done, self._total, self._kept)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=rows, rate=str(self._rate))
-
-    def tick(self) -> None:
-        """Show what is there now: the rows of a window may take hours."""
-        if self._lines is not None:
-            self._lines.tick()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, rate=str(self._rate))
-
-
-@contextmanager
-def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[RowProgress]:
-    """Show a bar of rows, tokens per second and the time left, or lines."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,} rows"),
-        _RowsLeft(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    lines, show_bar = _lines_or_bar(show)
-    with _bar(show_bar, *columns) as bar:
-        rows = RowProgress(bar, _Lines("scoring", tokens) if lines else None, _Speed(tokens))
-        if not lines and bar is None:
-            yield rows
-            return
-        with _every(SECONDS_BETWEEN_LINES if lines else SECONDS_BETWEEN_RATES, rows.tick):
-            yield rows
-
-
-class _RowsLeft(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text("" if task.remaining is None else f"{task.remaining:,.0f} left")

@@ -429,6 +429,7 @@ class Session:
             reasoning=reasoning,
             answer=answer,
             captured=None if sequence.writer is None else sequence.writer.finish(),
+            seed=params.seed if params.temperature > 0 else None,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 

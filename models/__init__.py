@@ -8,7 +8,8 @@ from models.config.reader import ConfigError
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.family import Family
-from models.families.registry import FAMILIES, JEV, JEV_HEAD, UnsupportedModel, family_of
+from models.families.registry import FAMILIES, UnsupportedModel, family_of
+from models.families.wrappers import JEV, JEV_HEAD, WRAPPERS, text_fields
 from models.sharding.devices import Devices
 from models.sharding.shard_sizes import ShardingError
 from models.sharding.sharded_dim import Segment, ShardedDim
@@ -32,9 +33,11 @@ __all__ = [
     "MtpDecoder",
     "Segment",
     "ShardingError",
+    "WRAPPERS",
     "WeightSource",
     "UnsupportedModel",
     "Weight",
     "family_of",
     "kv_blocks",
+    "text_fields",
 ]

@@ -10,7 +10,7 @@ from hybridlm.checkpoint.cast import finite_tensor
 from hybridlm.checkpoint.opened import Checkpoint
 from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.errors import CheckpointError
-from models import JEV, JEV_HEAD, DecoderConfig, Family
+from models import JEV, JEV_HEAD, DecoderConfig, Family, text_fields
 
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
@@ -79,8 +79,7 @@ def _has_decision_head(directory: Checkpoint) -> bool:
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of config.json, in order; empty if it has none."""
-    inner = fields.get("text_config")
-    given = fields.get("id2label") or (inner.get("id2label") if isinstance(inner, Mapping) else None)
+    given = fields.get("id2label") or text_fields(fields).get("id2label")
     if not isinstance(given, Mapping):
         return ()
     return tuple(str(given.get(str(i), f"LABEL_{i}")) for i in range(len(given)))

@@ -19,8 +19,9 @@ from hybridlm.errors import CheckpointError
 from hybridlm.files.version import FileVersion
 
 BLOCK = 8 << 20
-"""Bytes in memory for each thread."""
+"""Bytes in memory per thread."""
 MAX_THREADS = 16
+"""Largest number of threads that hash a checkpoint."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -28,12 +29,12 @@ _log = logging.getLogger("hybridlm")
 class Fingerprint:
     """Fingerprint of a model, computed on its first comparison or conversion to text.
 
-    Most runs need none, and hashing all weights takes longer than loading them. The text is a SHA-256 in hexadecimal.
-    Two fingerprints of the same unchanged files are equal without a computation.
+    Most runs need no fingerprint, and hashing all weights takes longer than loading them. The text is a SHA-256 in
+    hexadecimal. Two fingerprints of the same unchanged files are equal without computation.
 
     Args:
         text: the SHA-256, or a function that computes it.
-        source: versions of the files, and settings; None if they do not identify the content.
+        source: versions of the files and settings; None if these do not identify the content.
     """
 
     def __init__(self, text: str | Callable[[], str], source: Hashable = None):
@@ -59,9 +60,9 @@ class CheckpointVersion(NamedTuple):
     """Identity of the content of an opened checkpoint.
 
     Attributes:
-        path: the directory or GGUF file.
-        description: SHA-256 of everything but the tensors' bytes.
-        files: path -> identity of each file of tensors.
+        path: path of the directory or GGUF file.
+        description: SHA-256 of the configuration and of the tensors' names, dtypes and shapes.
+        files: (path, version) of each file with tensors.
     """
 
     path: Path
@@ -75,18 +76,19 @@ class CheckpointVersion(NamedTuple):
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
-    """Return the version of a checkpoint at the time of its opening."""
+    """Return the version of an opened checkpoint."""
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
     return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
-    """Return the SHA-256 of the configuration and of all tensors, in hexadecimal.
+    """Return the SHA-256 of the configuration and all tensors, in hexadecimal.
 
-    Name, dtype, shape and every byte of a tensor count. Path, shards, and spacing and key order of config.json do not.
+    The hash depends on the name, dtype, shape and every byte of each tensor. It does not depend on the path, the
+    shards, or the spacing and key order of config.json.
 
     Raises:
-        CheckpointError: a file has become shorter since it was opened.
+        CheckpointError: a file became shorter after opening.
         OSError: a file cannot be read.
     """
     digest = hashlib.sha256(_description(directory).encode())
@@ -97,13 +99,13 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
-    """Return the fingerprint of a checkpoint, from its files if they are unchanged.
+    """Return the fingerprint of a checkpoint, read from its unchanged files.
 
-    The content of changed files is unknown: the result is then a random text, and a warning is logged.
+    If the files have changed, the loaded content is unknown: a warning is logged and the result is a random text.
 
     Args:
-        version: of the checkpoint as it was opened.
-        reopen: opens the path again.
+        version: version of the checkpoint at opening.
+        reopen: function that opens a path again.
     """
     try:
         directory = reopen(version.path)
@@ -143,7 +145,7 @@ class _Piece(NamedTuple):
 
 
 def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
-    """Yield the bytes of all tensors by name, in groups of about `BLOCK` bytes."""
+    """Yield pieces of all tensors, ordered by name, in groups of about `BLOCK` bytes."""
     pieces: list[_Piece] = []
     size = 0
     for name in sorted(directory.files):
@@ -159,9 +161,9 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
 
 
 def _hash_pieces(pieces: list[_Piece]) -> bytes:
-    """Return the SHA-256 of pieces, joined.
+    """Return the SHA-256 of concatenated pieces.
 
-    The files are read: a mapped file would end the process if it shrank.
+    The files are read, not mapped: a mapped file that shrinks would kill the process.
     """
     digest = hashlib.sha256()
     with ExitStack() as files:

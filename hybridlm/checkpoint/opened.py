@@ -23,7 +23,7 @@ from hybridlm.checkpoint.saved.read import head_parameters, read_saved, saved_fo
 from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
 from hybridlm.checkpoint.weights import read_tensors
 from hybridlm.gguf_files import BLOCK_TYPES
-from models import Family
+from models import Family, text_fields
 
 Checkpoint = CheckpointDirectory | SavedDirectory
 
@@ -47,8 +47,11 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
     if checkpoint.grouped.quantised:
-        nested = checkpoint.config.get("text_config")
-        said = [one.get(key) for one in (checkpoint.config, nested or {}) for key in ("dtype", "torch_dtype")]
+        said = [
+            one.get(key)
+            for one in (checkpoint.config, text_fields(checkpoint.config))
+            for key in ("dtype", "torch_dtype")
+        ]
         return next((one for one in said if one in ("bfloat16", "float16", "float32")), "bfloat16")
     sizes = Counter[str]()
     for name in checkpoint.files.keys() - checkpoint.grouped.parts.keys():

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -14,7 +15,7 @@ from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from hybridlm.lm import LM
 from hybridlm.requests.results import Completion
-from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.requests.sampling_params import SamplingParams, draw_seed
 from hybridlm.requests.validation import check_count, check_settings
 from hybridlm.session import Event
 from ir_passes.files.strict_json import parse_json
@@ -102,6 +103,10 @@ def generate(
         return
     before = [] if system is None else [{"role": "system", "content": system}]
     items = [_chat_ids(lm, one.item, before, thinking, variables, functions) if chat else one.item for one in given]
+    if params.seed is None and params.temperature > 0:
+        params = replace(params, seed=draw_seed())
+        if not json:
+            typer.echo(f"seed: {params.seed} (--seed repeats this run)", err=True)
     full: list[int] = []
     events = _noting_full(lm.stream(items, params, n=n), params.max_tokens, full)
 
@@ -270,6 +275,7 @@ def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -
         "finish_reason": completion.finish_reason,
         "token_ids": completion.token_ids,
         "prompt_token_ids": completion.prompt_token_ids,
+        "seed": completion.seed,
         "logprobs": None if completion.logprobs is None else [finite(value) for value in completion.logprobs],
         "top_logprobs": None
         if tops is None

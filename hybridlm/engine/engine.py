@@ -129,7 +129,7 @@ class Engine:
         self.stats = {
             "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
-            "speculation_pauses": 0,
+            "speculation_pauses": 0, "step_tokens": 0, "step_places": 0,
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
@@ -319,6 +319,9 @@ class Engine:
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         pool.advance(counts)
         self.stats["steps"] += 1
+        if counts is not None:
+            self.stats["step_tokens"] += int(np.sum(counts))
+            self.stats["step_places"] += shape.lanes * shape.tokens
         return outputs
 
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:

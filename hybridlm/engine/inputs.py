@@ -1,11 +1,12 @@
 """Inputs of users, checked against a model: prompts, texts and settings become requests and token ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybridlm.engine.prefix import Prefix
-from hybridlm.requests.sampling_params import SamplingParams
+from hybridlm.errors import MAX_SHOWN
+from hybridlm.requests.sampling_params import SamplingParams, Settings, settings_of_prompts
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.requests.validation import MAX_LOGPROBS, check_count, check_length, resolve, to_items, to_token_ids
 from hybridlm.rows.snapshot import Snapshot
@@ -22,6 +23,7 @@ class Inputs:
         context: maximum length of a sequence.
         eos_token_ids: tokens that end a completion.
         require: checks that a state can be continued by the model; raises SnapshotError.
+        placeholders: tokens that stand for images, audio or video; they are refused.
     """
 
     tokenizer: Tokenizer | None
@@ -29,6 +31,7 @@ class Inputs:
     context: int
     eos_token_ids: tuple[int, ...]
     require: Callable[[Snapshot], None]
+    placeholders: tuple[int, ...] = ()
 
     @property
     def max_logprobs(self) -> int:
@@ -37,9 +40,18 @@ class Inputs:
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
         """Return the token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
-        ids = to_token_ids(item, where, self.tokenizer, self.vocab_size)
+        ids = self.token_ids(item, where)
         check_length(ids, where, self.context)
         return ids
+
+    def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
+        """Return the token ids of one item of any length; raises as `encode`.
+
+        Args:
+            item, where: as for `encode`.
+            continues: as for `to_token_ids`.
+        """
+        return to_token_ids(item, where, self.tokenizer, self.vocab_size, continues, self.placeholders)
 
     def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of every item of a list; raises as `encode`.
@@ -48,7 +60,7 @@ class Inputs:
         """
         named = [(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
         if of_any_length:
-            return [to_token_ids(item, where, self.tokenizer, self.vocab_size) for item, where in named]
+            return [self.token_ids(item, where) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
@@ -60,7 +72,7 @@ class Inputs:
             TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
         """
         self.require_prefix(prefix)
-        ids = (*prefix.token_ids, *to_token_ids(item, where, self.tokenizer, self.vocab_size, continues=True))
+        ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
         check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
         return ids
 
@@ -84,15 +96,55 @@ class Inputs:
             raise TypeError(f"prefix: expected what lm.prefix or lm.load_prefix returns, got {type(prefix)}")
         self.require(prefix.snapshot)
 
-    def requests(self, prompts: Any, n: int, params: SamplingParams, prefix: Prefix | None = None) -> list[Request]:
-        """Return `n` requests for each prompt; raises TypeError or ValueError that names the prompt or the setting."""
+    def requests(
+        self,
+        prompts: Any,
+        n: int,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        prefix: Prefix | None = None,
+        settings: Settings | None = None,
+    ) -> list[Request]:
+        """Return `n` requests for each prompt.
+
+        Random numbers of a request follow from its seed and its index among all requests; with a list of settings, from
+        its seed and its index among the `n` of its prompt.
+
+        Args:
+            prompts: texts or lists of token ids.
+            n: requests for each prompt.
+            params: for all prompts, or one for each.
+            prefix: common beginning of all prompts.
+            settings: fields that override those of `params`, for all prompts or lists with a value for each.
+
+        Raises:
+            TypeError, ValueError: names the prompts, the settings or both; of lists all faults.
+        """
         check_count(n, "n")
-        resolved = self._resolve(params)
+        items = to_items(prompts, "prompts")
+        params = settings_of_prompts(params, settings or {}, len(items))
+        listed = isinstance(params, list)
+        resolved = self._resolve_all(params) if listed else [self._resolve(params)] * len(items)
         requests = []
-        for i, item in enumerate(to_items(prompts, "prompts")):
+        for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
             tokens, start = self._prompt(item, f"prompts[{i}]", prefix)
-            requests += [Request(i * n + j, tokens, resolved, start=start) for j in range(n)]
+            for j in range(n):
+                index = j if listed else None
+                requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))
         return requests
+
+    def _resolve_all(self, params: Sequence[SamplingParams]) -> list[ResolvedParams]:
+        """Return the checked settings of each prompt; raises ValueError with all faults, at most 40 in full."""
+        resolved, faults = list[ResolvedParams](), list[str]()
+        for i, settings in enumerate(params):
+            try:
+                resolved.append(self._resolve(settings))
+            except ValueError as error:
+                faults.append(f"settings of prompts[{i}]: {error}")
+        if len(faults) > MAX_SHOWN:
+            faults[MAX_SHOWN:] = [f"and settings of {len(faults) - MAX_SHOWN:,} more prompts"]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return resolved
 
     def _prompt(self, item: Any, where: str, prefix: Prefix | None) -> tuple[tuple[int, ...], Snapshot | None]:
         if prefix is None:

@@ -7,20 +7,19 @@ not record does not exist. The last line records that the output is complete.
 
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from hybridlm.files.atomic import naming, sync
 from hybridlm.files.json_lines import dump
+from hybridlm.files.part_lock import locked
 from ir_passes.files.atomic import whole_file
 from ir_passes.files.strict_json import parse_json
-from ir_passes.files.trust import UntrustedError, require_own
 
 FORMAT = 1
 """Version of the manifest; others are refused."""
@@ -45,6 +44,8 @@ class PartRecord:
         generated: tokens that were generated for its rows.
         saved: tokens that were not computed again because rows begin alike.
         shifted: completions of its rows that are scored from within the prompt.
+        size: bytes of text of its rows.
+        step_tokens, step_places: tokens of the steps that computed it, and places for tokens in these steps.
     """
 
     rows: int
@@ -56,6 +57,9 @@ class PartRecord:
     generated: int = 0
     saved: int = 0
     shifted: int = 0
+    size: int = 0
+    step_tokens: int = 0
+    step_places: int = 0
 
 
 class Parts:
@@ -149,13 +153,14 @@ class Parts:
         tokens: int,
         errors: int,
         error: str | None,
-        generated: int = 0,
-        saved: int = 0,
-        shifted: int = 0,
+        **counts: int,
     ) -> None:
-        """Write the next part. When this returns no crash can lose it; if it fails, earlier parts are unharmed."""
+        """Write the next part; `counts` are the other fields of its record.
+
+        When this returns no crash can lose it; if it fails, earlier parts are unharmed.
+        """
         sha256 = hashlib.sha256(content).hexdigest()
-        part = PartRecord(rows, tokens, errors, error, len(content), sha256, generated, saved, shifted)
+        part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
         self.done.append(part)
@@ -236,7 +241,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
         OSError: the folder cannot be created or written to.
     """
     folder = output.with_name(output.name + ".parts")
-    with _locked(folder) as lock:
+    with locked(folder) as lock:
         parts = Parts(output, folder)
         try:
             yield parts
@@ -246,52 +251,6 @@ def parts_of(output: Path) -> Iterator[Parts]:
             with suppress(OSError):
                 # Not empty: parts are left, or another process has made its lock.
                 folder.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """Hold an exclusive lock on a folder of parts (`fcntl.flock`)."""
-    import fcntl  # imported here because Windows has none
-
-    path = folder / "lock"
-    while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        try:
-            _require_own(folder)
-            file = path.open("ab")
-        except FileNotFoundError:
-            continue  # another process has just deleted the folder
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ValueError(
-                f"{folder}: another process is writing to it; wait for it, or give another output"
-            ) from None
-        except OSError:
-            file.close()
-            raise
-        if _is_open(path, file):
-            break
-        file.close()  # deleted between opening and locking
-    with file:
-        yield path
-
-
-def _require_own(folder: Path) -> None:
-    """Raise ValueError if somebody else can write a folder of parts, or has made it."""
-    try:
-        if stat.S_ISLNK((status := folder.lstat()).st_mode):
-            raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)
-        require_own(folder, status, folder=True)
-    except UntrustedError as error:
-        raise ValueError(f"{folder}: parts are not continued: {error}; or delete it, or give another output") from error
-
-
-def _is_open(path: Path, file: IO[bytes]) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    return False
 
 
 def _size(path: Path) -> int | None:

@@ -198,7 +198,7 @@ def _add(parts: Parts, model: BatchModel, lines: list[BatchLine]) -> None:
         else:
             errors.append(row["error"]["message"])
     part, saved = "".join(rows).encode("ascii"), model.saved() - saved
-    parts.add(part, len(rows), read, len(errors), errors[0] if errors else None, generated, saved)
+    parts.add(part, len(rows), read, len(errors), errors[0] if errors else None, generated=generated, saved=saved)
 
 
 def _report(parts: Parts, kept: int) -> BatchFileReport:

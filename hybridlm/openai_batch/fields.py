@@ -13,10 +13,12 @@ class Kind(NamedTuple):
     Attributes:
         name: in messages.
         holds: whether a value is of this kind.
+        read: value of this kind -> what `Fields.take` returns.
     """
 
     name: str
     holds: Callable[[Any], bool]
+    read: Callable[[Any], Any] = lambda value: value
 
 
 ANYTHING = Kind("anything", lambda value: True)
@@ -29,12 +31,25 @@ STRINGS = Kind(
     "a string or a list of strings",
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
 )
-TOKEN_IDS = Kind("a list of token ids", lambda value: isinstance(value, list) and all(map(is_whole, value)))
+MAX_EXACT_FLOAT = 2**53
+"""Largest magnitude up to which float64 holds every whole number."""
+
+
+def _is_integral(value: Any) -> bool:
+    """Return True for a whole number, also in the form 4.0 of JSON writers with float64 numbers."""
+    return is_whole(value) or (isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_FLOAT)
+
+
+TOKEN_IDS = Kind(
+    "a list of token ids",
+    lambda value: isinstance(value, list) and all(map(_is_integral, value)),
+    lambda value: list(map(int, value)),
+)
 
 
 def whole(least: int, most: int) -> Kind:
-    """Return the kind of whole numbers from `least` to `most`."""
-    return Kind(f"a whole number in {least}..{most}", lambda value: is_whole(value) and least <= value <= most)
+    """Return the kind of whole numbers from `least` to `most`, read as int."""
+    return Kind(f"a whole number in {least}..{most}", lambda value: _is_integral(value) and least <= value <= most, int)
 
 
 class Fields:
@@ -50,7 +65,7 @@ class Fields:
             return default
         value = self._left.pop(name)
         if kind.holds(value):
-            return value
+            return kind.read(value)
         self.fault(f"{name}: expected {kind.name}, got {shown(value)}")
         return default
 

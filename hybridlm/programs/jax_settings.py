@@ -1,7 +1,7 @@
-"""Settings of JAX under which the steps of a model are traced, compiled and called, whatever the caller's are.
+"""JAX settings for tracing, compiling and calling the steps of a model.
 
-A caller may have 64-bit types on, a mesh in context, or another rule of promotion. The numbers of a model do not depend
-on them: a few settings are fixed here, and every other one that changes programs is part of a program's key.
+A caller may have enabled 64-bit types, a mesh in context or another promotion rule. The results of a model do not
+depend on them: a few settings are fixed here. Every other setting that changes programs is part of a program's key.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,37 +24,38 @@ FIXED: dict[str, Any] = {
     "jax_error_checking_behavior_divide": "ignore",
     "jax_error_checking_behavior_oob": "ignore",
 }
-"""Settings that would change types, draws of random numbers or the operations of a step."""
+"""Settings that would change dtypes, random numbers or operations of a step."""
 DEVICE = "jax_default_device"
 
 
-def fixed_settings(more: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
-    """Return a context with the fixed settings.
+def fixed_settings(extra: dict[str, Any] | None = None, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
+    """Return a context manager for the fixed settings.
 
     Args:
-        more: further settings, by name.
-        without_mesh: whether a mesh of the caller is taken out of the context.
+        extra: additional settings by name.
+        without_mesh: remove the caller's mesh from the context.
     """
-    wanted = FIXED | (more or {})
-    changed = {name: value for name, value in wanted.items() if jax_private.setting(name) != value}
-    in_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
-    return _changed(changed, in_mesh) if changed or in_mesh else nullcontext()
+    settings = FIXED | (extra or {})
+    changes = {name: value for name, value in settings.items() if jax_private.setting(name) != value}
+    leaves_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
+    return _with_changes(changes, leaves_mesh) if changes or leaves_mesh else nullcontext()
 
 
 @contextmanager
-def _changed(settings: Mapping[str, Any], in_mesh: bool) -> Iterator[None]:
+def _with_changes(settings: Mapping[str, Any], leaves_mesh: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in settings.items():
             stack.enter_context(jax_private.with_setting(name, value))
-        if in_mesh:
+        if leaves_mesh:
             stack.enter_context(jax_private.without_mesh())
         yield
 
 
 class JaxSettings:
-    """Settings of JAX for the steps of one model, in the thread that uses them.
+    """JAX settings for the steps of one model, in the calling thread.
 
-    The default device is the one at the time of loading: the arrays of the model are on it. No mesh is in context.
+    The default device is the default device at loading, because the arrays of the model are on it. No mesh is in
+    context.
 
     Args:
         certify: as for `Programs`; "off" needs no donation.
@@ -65,14 +66,15 @@ class JaxSettings:
         self._device = {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
-        """Return a context in which arrays of the model are placed."""
+        """Return a context manager for placing arrays of the model."""
         return fixed_settings(self._device, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
-        """Return a context in which steps of the model are traced, compiled and called.
+        """Return a context manager for tracing, compiling and calling steps.
 
         Raises:
-            SettingError: `jax_disable_jit` is on; or `jax_debug_nans` or `jax_debug_infs`, unless `certify` is "off".
+            SettingError: `jax_disable_jit` is on, or `certify` is not "off" and `jax_debug_nans` or `jax_debug_infs`
+                is on.
         """
         require_programs()
         if self._certify != "off":
@@ -81,11 +83,11 @@ class JaxSettings:
 
 
 class HasSettings(Protocol):
-    """An object whose methods use the steps of a model."""
+    """An object with methods that run the steps of a model."""
 
     @property
     def settings(self) -> JaxSettings:
-        """Settings of JAX for the steps."""
+        """JAX settings for the steps."""
         ...
 
 
@@ -95,7 +97,7 @@ R = TypeVar("R")
 
 
 def under_settings(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
-    """Decorate a method of an object with `settings`: it runs under them."""
+    """Run a method under the `settings` of its object."""
 
     @wraps(method)
     def run(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:

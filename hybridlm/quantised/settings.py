@@ -1,7 +1,8 @@
 """The quantisation that a checkpoint's configuration describes.
 
-config.json has `quantization_config`, at the top or inside `text_config`; NVIDIA's files have hf_quant_config.json too.
-The tensors decide; the configuration fills in what tensors cannot tell (`Hints`), and names what must be refused.
+config.json has `quantization_config`, at the top or inside the text model's part; NVIDIA's files have
+hf_quant_config.json too. The tensors decide; the configuration fills in what tensors cannot tell (`Hints`), and names
+what must be refused.
 """
 
 import re
@@ -11,6 +12,7 @@ from typing import Any, TypeGuard
 
 from hybridlm.quantised.module_names import module_name
 from hybridlm.quantised.shapes import Hints
+from models import text_fields
 
 _MODELOPT: Mapping[str, frozenset[str]] = {
     "FP8": frozenset({"fp8-tensor"}),
@@ -71,8 +73,7 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
         config: config.json.
         beside: hf_quant_config.json; None where there is none.
     """
-    nested = config.get("text_config")
-    found = [config.get("quantization_config"), nested.get("quantization_config") if isinstance(nested, dict) else None]
+    found = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
     found = [one for one in found if one]
     if beside is None and any(map(_is_mlx, (config.get("quantization"), *found))):
         return refused("mlx", "config.json: group_size and bits without a quant_method")
@@ -82,7 +83,7 @@ def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -
         if not isinstance(one, dict):
             return QuantisationSettings("?", faults=(f"quantization_config: expected an object, found {one!r}",))
     if len(found) == 2 and found[0] != found[1]:
-        return QuantisationSettings("?", faults=("quantization_config differs from that of text_config",))
+        return QuantisationSettings("?", faults=("quantization_config differs from that of the text model",))
     settings = found[0] if found else {}
     modelopt = None
     if beside is not None:

@@ -1,4 +1,4 @@
-"""The check of numbers that leave the engine: all are finite."""
+"""Check that all results of the engine are finite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,19 +12,19 @@ def first_not_finite(arrays: Sequence[Any]) -> int | None:
     """Return the first position with NaN or infinity; None if all numbers are finite.
 
     Args:
-        arrays: floats, [position, ..] each; None is skipped.
+        arrays: float arrays `[position, ...]`; None is skipped.
     """
-    present = [np.isfinite(array) for array in arrays if array is not None]
-    places = [np.flatnonzero(~finite.all(axis=tuple(range(1, finite.ndim)))) for finite in present]
-    return min((int(place[0]) for place in places if place.size), default=None)
+    masks = [np.isfinite(array) for array in arrays if array is not None]
+    positions = [np.flatnonzero(~mask.all(axis=tuple(range(1, mask.ndim)))) for mask in masks]
+    return min((int(indices[0]) for indices in positions if indices.size), default=None)
 
 
 def require_finite(wrong: Mapping[int, int], item: Callable[[int], str]) -> None:
-    """Raise NumericalError if an item has numbers that are not finite.
+    """Raise NumericalError for the first item with NaN or infinity.
 
     Args:
-        wrong: number of such an item -> index of its first such token.
-        item: number of an item -> its name in messages.
+        wrong: number of an item with NaN or infinity -> index of the item's first such token.
+        item: number of an item -> name of the item in messages.
     """
     for number, token in sorted(wrong.items()):
         raise NumericalError(item(number), token)

@@ -39,6 +39,7 @@ class Completion:
         reasoning: the thoughts, if the model thought before its answer; None otherwise.
         answer: the text without the thoughts and their markers; None if the model has no tokenizer.
         captured: hidden states and states, if they were asked for; not compared.
+        seed: the given or drawn seed of its random numbers; None if the temperature is 0. Not compared.
     """
 
     text: str | None
@@ -51,9 +52,15 @@ class Completion:
     reasoning: str | None = None
     answer: str | None = None
     captured: Captured | None = field(default=None, compare=False)
+    seed: int | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)
+
+    @property
+    def sum_logprob(self) -> float | None:
+        """Sum of `logprobs` in float64, without the nan of tokens that were not sampled; None unless requested."""
+        return None if self.logprobs is None else math.fsum(x for x in self.logprobs if not math.isnan(x))
 
     def _repr_html_(self) -> str:
         """Render for notebooks: the text, or the token ids, and a strip of the log-probabilities if requested."""

@@ -1,14 +1,22 @@
-"""Sampling parameters of a request, and their use as keywords."""
+"""Sampling parameters of requests, and their use as keywords."""
 
 import inspect
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from hybridlm.grammars import StructuredOutputs
+from hybridlm.keywords import suggests_fields, suggests_keywords
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+Each = T | Sequence[T]
+"""A value for all requests, or a list with the value of each prompt."""
+
+SEED_BITS = 53
+"""Bits of a drawn seed: JSON readers with float64 numbers keep every whole number of this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +28,7 @@ class PlainSettings:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     logprobs: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -32,12 +40,15 @@ class PlainSettings:
     think_end: str | None = None
 
 
+@suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(PlainSettings):
     """Settings of one request: how its tokens are sampled, what is reported of them, and when it ends.
 
     `generate`, `stream`, `chat` and `Session.submit` take one, or its fields as keywords, or both: keywords override.
-    Values are checked against the model when a request is made.
+    `generate` and `stream` also take a list with one for each prompt, and lists as keywords: `temperature=[0.0, 0.7]`.
+    With a list each request is sampled as in a call with this prompt alone. Values are checked against the model when
+    a request is made.
 
     Attributes:
         max_tokens: maximum number of generated tokens.
@@ -47,7 +58,8 @@ class SamplingParams(PlainSettings):
             1 for all.
         min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
         seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
-            the other requests, the lane and the number of lanes.
+            the other requests, the lane and the number of lanes. None draws a fresh seed for each call, or for each
+            prompt if a setting is a list; the same call with `Completion.seed` repeats the tokens.
         stop: strings or token ids that end a completion, in addition to the model's own end tokens.
         stop_token_ids: more token ids that end a completion.
         ignore_eos: do not end at the model's own end tokens.
@@ -80,48 +92,101 @@ class SamplingParams(PlainSettings):
 
 
 class Settings(TypedDict, total=False):
-    """The fields of `SamplingParams` as keywords."""
+    """The fields of `SamplingParams` as keywords; lists with a value for each prompt only for `generate` and `stream`.
 
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    logprobs: int | None
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    min_tokens: int
-    skip_special_tokens: bool
-    keep_tool_markers: bool
-    thinking_budget: int | None
-    think_end: str | None
-    stop: str | int | Sequence[str | int] | None
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    logit_bias: Mapping[int, float] | None
-    bad_words: Sequence[str | Sequence[int]]
-    structured_outputs: StructuredOutputs | None
+    Lists of token ids, strings and words are one value; a list of such lists has one for each prompt.
+    """
+
+    max_tokens: Each[int]
+    temperature: Each[float]
+    top_k: Each[int]
+    top_p: Each[float]
+    min_p: Each[float]
+    seed: Each[int | None]
+    logprobs: Each[int | None]
+    repetition_penalty: Each[float]
+    presence_penalty: Each[float]
+    frequency_penalty: Each[float]
+    min_tokens: Each[int]
+    skip_special_tokens: Each[bool]
+    keep_tool_markers: Each[bool]
+    thinking_budget: Each[int | None]
+    think_end: Each[str | None]
+    stop: Each[str | int | Sequence[str | int] | None]
+    stop_token_ids: Each[Sequence[int]] | Sequence[int]
+    ignore_eos: Each[bool]
+    logit_bias: Each[Mapping[int, float] | None]
+    bad_words: Each[Sequence[str | Sequence[int]]]
+    structured_outputs: Each[StructuredOutputs | None]
 
 
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters with some fields replaced.
+    """Return sampling parameters of one request with some fields replaced.
 
     Raises:
-        TypeError: `params` is something else, or there is no such field; the message names the fields.
+        TypeError: `params` is no `SamplingParams`.
     """
     if params is not None and not isinstance(params, SamplingParams):
-        raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r}")
-    names = [field.name for field in fields(SamplingParams)]
-    unknown = sorted(set(settings) - set(names))
-    if unknown:
-        raise TypeError(f"{', '.join(unknown)}: no such setting; settings are {', '.join(names)}")
+        raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
     return replace(SamplingParams() if params is None else params, **settings)
 
 
+def settings_of_prompts(
+    params: SamplingParams | Sequence[SamplingParams] | None, settings: Settings, count: int
+) -> SamplingParams | list[SamplingParams]:
+    """Return sampling parameters for all prompts, or a list if an argument is one.
+
+    Args:
+        params: for all prompts, or one for each.
+        settings: fields that override those of `params`, each for all prompts or a list.
+        count: number of prompts.
+
+    Raises:
+        TypeError: an item of `params` is no `SamplingParams`; names the index.
+        ValueError: lists of other lengths than the prompts; names all of them.
+    """
+    given: Any = settings
+    lists: dict[str, Sequence[Any]] = {name: value for name, value in given.items() if _is_for_each(name, value)}
+    items: Any = params
+    if isinstance(params, list | tuple):
+        lists["sampling_params"] = params
+    elif lists:
+        items = [params] * count
+    else:
+        return with_settings(items, settings)
+    if faults := [f"{name}: got {len(values):,} values" for name, values in lists.items() if len(values) != count]:
+        raise ValueError(f"{'; '.join(faults)}; expected {count:,}, one for each prompt")
+    for i, item in enumerate(items):
+        if "sampling_params" in lists and not isinstance(item, SamplingParams):
+            raise TypeError(f"sampling_params[{i}]: expected a hybridlm.SamplingParams, got {item!r:.200}")
+    lists.pop("sampling_params", None)
+    rows: list[Any] = [settings | {name: values[i] for name, values in lists.items()} for i in range(count)]
+    return [with_settings(item, row) for item, row in zip(items, rows, strict=True)]
+
+
+def _is_for_each(name: str, value: Any) -> bool:
+    """Return True if a setting is a list with a value for each prompt."""
+    if not isinstance(value, list | tuple):
+        return False
+    if name in ("stop", "stop_token_ids"):
+        return any(item is None or isinstance(item, list | tuple) for item in value)
+    if name == "bad_words":
+        # A word is a string or a list of token ids.
+        return any(isinstance(item, list | tuple) and not (item and all(map(_is_id, item))) for item in value)
+    return True
+
+
+def _is_id(item: Any) -> bool:
+    return not isinstance(item, str | list | tuple)
+
+
+def draw_seed() -> int:
+    """Return a fresh seed from the operating system's random numbers, below 2**53."""
+    return secrets.randbits(SEED_BITS)
+
+
 def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
-    """Show the fields of `SamplingParams` in the signature of a method that takes them as `**settings`."""
+    """Name the fields of `SamplingParams` in the signature and in errors of a method with `**settings`."""
     signature = inspect.signature(method)
     *others, _ = signature.parameters.values()
     shown = [
@@ -129,4 +194,4 @@ def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
         for field in fields(SamplingParams)
     ]
     method.__signature__ = signature.replace(parameters=[*others, *shown])  # type: ignore[attr-defined]  # for help()
-    return method
+    return suggests_keywords(method)

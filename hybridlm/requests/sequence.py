@@ -21,6 +21,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class ResolvedParams(PlainSettings):
     """`SamplingParams` checked against a model, with stop strings separate from the ids that end a completion."""
 
+    seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -2,14 +2,14 @@
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from hybridlm.grammars import Grammars, GrammarSource, grammar_text
-from hybridlm.requests.sampling_params import PlainSettings, SamplingParams
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, draw_seed
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
@@ -43,7 +43,12 @@ def to_items(items: Any, what: str) -> list[Any]:
 
 
 def to_token_ids(
-    item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
+    item: Any,
+    where: str,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    continues: bool = False,
+    placeholders: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Return the token ids of one item.
 
@@ -53,10 +58,11 @@ def to_token_ids(
         tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
         continues: it follows other tokens: it may be empty, and text gets no special tokens.
+        placeholders: ids of tokens that stand for images, audio or video.
 
     Raises:
         TypeError: neither a string nor a list of token ids.
-        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
+        ValueError: empty, a string without a tokenizer, an id outside the vocabulary, or a placeholder.
     """
     if isinstance(item, str):
         if tokenizer is None:
@@ -75,6 +81,12 @@ def to_token_ids(
     for i, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise ValueError(f"{where}: token id {token} at index {i} is outside the vocabulary [0, {vocab_size})")
+        if token in placeholders:
+            name = "" if tokenizer is None else f" ({tokenizer.decode([token], skip_special_tokens=False)!r:.100})"
+            raise ValueError(
+                f"{where}: token id {token}{name} at index {i} stands for an image, audio or video, and only the text "
+                "model of this checkpoint is loaded; remove it from the prompt"
+            )
     return tuple(ids)
 
 
@@ -114,7 +126,7 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("top_k", lambda x: is_whole(x) and 0 <= x < 2**31, "a whole number of at least 0 (0 keeps all)")
     need("top_p", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
     need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-    need("seed", lambda x: is_whole(x) and 0 <= x < 2**64, "a whole number in [0, 2**64)")
+    need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
     need("stop", _is_stop_list, "a string, a token id, or a list of them")
@@ -138,7 +150,7 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
 def resolve(
     params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
 ) -> ResolvedParams:
-    """Check sampling parameters against a model.
+    """Check sampling parameters against a model, and draw a seed if they sample without one.
 
     Args:
         params: as the user gave them.
@@ -190,8 +202,11 @@ def resolve(
     ids += params.stop_token_ids
     # As in transformers, a word that is an end token alone ends the completion.
     words = tuple(word for word in words if word not in {(token,) for token in end_token_ids})
+    plain = {field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)}
+    if params.seed is None:
+        plain["seed"] = draw_seed() if params.temperature > 0 else ResolvedParams.seed
     return ResolvedParams(
-        **{field.name: _plain(getattr(params, field.name), field.default) for field in fields(PlainSettings)},
+        **plain,
         stop_token_ids=frozenset(int(token) for token in ids),
         stop_strings=tuple(strings),
         logit_bias=bias,

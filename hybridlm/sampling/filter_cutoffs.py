@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel, result_like
 from models.sharding.devices import Devices
 from models.sharding.varying import varying_like
@@ -24,10 +25,15 @@ small vocabulary in each pass, and reads them beside the logits."""
 MAX_BLOCK = 2048
 """Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
 MIN_VOCAB = 16
+MIN_LANES = 64
+"""Lanes from which the kernel runs. Its instances, one for each lane, use as many processors of a GPU, which has 58 to
+150; the passes of the plain form use all of them."""
 
 
 def unsupported(logits: Any) -> str | None:
     """Say why the kernel does not take these logits, `[lane, vocab]`; None if it does."""
+    if logits.shape[0] < MIN_LANES:
+        return f"{logits.shape[0]} lanes: expected at least {MIN_LANES}, or most processors are idle"
     if logits.shape[1] < MIN_VOCAB:
         return f"a vocabulary of {logits.shape[1]}: expected at least {MIN_VOCAB}"
     return None
@@ -193,18 +199,18 @@ def _by_kernel(
 ) -> UInt32[Array, "lane"]:
     """Return what `filter_cutoffs` does; interpreted by Pallas with `interpret`, on any platform."""
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, vocab = logits.shape
     block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
     whole = pl.BlockSpec(memory_space=pl.ANY)
-    found = pl.pallas_call(
+    found = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
         grid=(lanes,),
         in_specs=[whole] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
         out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
         out_shape=result_like((lanes, 1), jnp.uint32, logits),
-        compiler_params=plgpu.CompilerParams(num_warps=16, num_stages=1),
+        warps=16,
+        stages=1,
         interpret=interpret,
         name=KERNEL.name,
     )(temperature, top_k, top_p, highest, logits)

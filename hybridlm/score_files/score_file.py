@@ -3,18 +3,19 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
 from hybridlm.files.atomic import replaceable
 from hybridlm.files.parts import Origin, Parts, parts_of
-from hybridlm.progress import FileProgress, score_progress
+from hybridlm.progress import FileProgress
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.formats import check_source, format_version, open_source, target_for
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW, Limits, SortWindow, check_sort_window, in_windows, plan
+from hybridlm.score_files.row_progress import Amount, score_progress
 from hybridlm.score_files.rows import InputRow, OutputRow, ScoreTarget, TextSource
-from hybridlm.score_files.score_rows import RowScorer, score_rows
+from hybridlm.score_files.score_rows import RowScorer, StepPlaces, score_rows
 from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey, used_twice
 
 DEFAULT_WINDOW = 4096
@@ -52,6 +53,8 @@ class ScoreFileReport:
         kept: how many of these rows an earlier, interrupted run had done.
         prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
         shifted: completions that are scored from within the prompt, because a token spans both.
+        step_tokens: tokens that the steps consumed, by earlier runs too; not compared.
+        step_places: places for tokens in these steps, lanes x chunk each; not compared.
     """
 
     output: Path
@@ -61,6 +64,13 @@ class ScoreFileReport:
     kept: int
     prefix_tokens_saved: int = 0
     shifted: int = 0
+    step_tokens: int = field(default=0, compare=False)
+    step_places: int = field(default=0, compare=False)
+
+    @property
+    def token_share(self) -> float | None:
+        """Share of tokens among the computed places, the rest is padding; None without a step."""
+        return self.step_tokens / self.step_places if self.step_places else None
 
 
 def score_file(
@@ -97,7 +107,8 @@ def score_file(
             _refuse(texts, (part.error for part in parts.done))
         mine = found.windows[len(found.windows) * index // count : len(found.windows) * (index + 1) // count]
         try:
-            bar.begin(sum(one.rows for one in mine), kept)
+            total = Amount(sum(rows.rows for rows in mine), sum(rows.size for rows in mine))
+            bar.begin(total, Amount(kept, sum(part.size for part in parts.done)))
             order, number = list[SortWindow](), 0
             for sort, parts_of_rows in () if parts.joined else plan(source, mine, limits):
                 order.append(sort)
@@ -108,12 +119,15 @@ def score_file(
                     number += 1
                     if number <= len(parts.done):
                         continue
-                    saved = scorer.saved()
+                    size = sum(row.size for row in rows)
+                    bar.begin_part(Amount(len(rows), size))
+                    saved, computed = scorer.saved(), scorer.step_places()
                     scored = score_rows(scorer, _checked(source, target, found, rows), source.unit)
                     if strict:
                         _refuse(texts, _errors(rows, scored))
-                    _add(parts, target, scored, scorer.saved() - saved)
-                    bar.advance(len(rows))
+                    places = scorer.step_places() - computed
+                    _add(parts, target, scored, scorer.saved() - saved, size, places)
+                    bar.end_part()
             if identity(texts) != before:
                 raise ValueError(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
@@ -200,15 +214,15 @@ def _refuse(input: Path, errors: Iterable[str | None]) -> None:
             raise ValueError(f"{input}: {error}")
 
 
-def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], saved: int) -> None:
+def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], saved: int, size: int, places: StepPlaces) -> None:
     errors = [row.error for row in rows if row.error is not None]
     tokens, shifted = sum(row.tokens for row in rows), sum(row.shifted for row in rows)
     error = errors[0] if errors else None
-    parts.add(target.part(rows), len(rows), tokens, len(errors), error, saved=saved, shifted=shifted)
+    counts = {"saved": saved, "shifted": shifted, "size": size, **asdict(places)}
+    parts.add(target.part(rows), len(rows), tokens, len(errors), error, **counts)
 
 
 def _report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
-    rows, tokens, errors, saved, shifted = (
-        sum(getattr(part, name) for part in parts.done) for name in ("rows", "tokens", "errors", "saved", "shifted")
-    )
-    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved, shifted)
+    names = "rows", "tokens", "errors", "saved", "shifted", "step_tokens", "step_places"
+    rows, tokens, errors, saved, shifted, *places = (sum(getattr(part, name) for part in parts.done) for name in names)
+    return ScoreFileReport(output, rows - errors, errors, tokens, kept, saved, shifted, *places)

@@ -15,6 +15,23 @@ from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, 
 from hybridlm.scoring.items import ScoredIds, own
 
 
+@dataclass(frozen=True)
+class StepPlaces:
+    """Tokens and places of steps.
+
+    Attributes:
+        step_tokens: tokens that the steps consumed.
+        step_places: places for tokens in these steps, lanes x chunk each.
+    """
+
+    step_tokens: int = 0
+    step_places: int = 0
+
+    def __sub__(self, other: "StepPlaces") -> "StepPlaces":
+        """Return the counts since an earlier moment."""
+        return StepPlaces(self.step_tokens - other.step_tokens, self.step_places - other.step_places)
+
+
 class RowValues(NamedTuple):
     """Values of one row.
 
@@ -47,6 +64,7 @@ class ValueScorer:
         ids: number of ids that are reported about a position, at least 1: they are held until they are written.
         most_rows: maximum number of rows of a window; None for any.
         computed: tokens so far that were prefilled.
+        step_places: tokens and places of the steps so far.
     """
 
     columns: Columns
@@ -59,6 +77,7 @@ class ValueScorer:
     ids: int = 1
     most_rows: int | None = None
     computed: Callable[[], int] = lambda: 0
+    step_places: Callable[[], StepPlaces] = StepPlaces
     prompt_columns: Columns = field(default_factory=dict)
 
     def read(self, row: InputRow) -> Any:
@@ -78,7 +97,7 @@ class Scorer:
         origin: everything else that the scores depend on but the settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
-        saved, computed, request: as for `ValueScorer`.
+        saved, computed, step_places, request: as for `ValueScorer`.
         probed: what is read and changed inside the model; None for nothing.
     """
 
@@ -91,6 +110,7 @@ class Scorer:
     probed: ProbedRows | None = None
     request: tuple[str, ...] | None = None
     computed: Callable[[], int] = lambda: 0
+    step_places: Callable[[], StepPlaces] = StepPlaces
 
     @property
     def depends_on(self) -> Origin:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
-from hybridlm.requests.validation import located, to_token_ids
+from hybridlm.requests.validation import located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
 FORMS = ("text", "token_ids", "prompt", "messages")
@@ -153,7 +153,7 @@ def read_pair(
         ids = join_texts(prompt, completion, inputs.tokenizer, prefix())
     else:
         prompt_ids = inputs.encode(prompt, prompt_name)
-        completion_ids = to_token_ids(completion, where, inputs.tokenizer, inputs.vocab_size, continues=True)
+        completion_ids = inputs.token_ids(completion, where, continues=True)
         ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
     _check(ids, where, inputs, prompt, completion, prompt_name)
     return ids

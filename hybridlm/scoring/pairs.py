@@ -1,8 +1,9 @@
-"""Token ids of a prompt with its completion, and the boundary between them.
+"""Tokenize a prompt with its completion and find the boundary.
 
 A prompt and its completion are tokenized together. The scored tokens begin at the first token that differs from the ids
-of the prompt alone. They hold the whole completion, and the end of the prompt if a token spans both. lm_eval cuts at
-the number of the prompt's tokens and can lose the first characters of a completion; only `hybridlm eval` does so.
+of the prompt alone. They contain the whole completion, and the end of the prompt if one token spans both. lm_eval
+splits at the number of the prompt's tokens and can lose the first characters of a completion; only `hybridlm eval`
+splits in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +17,8 @@ class ScoredIds(NamedTuple):
 
     Attributes:
         token_ids: all token ids.
-        prompt: number of tokens before the scored ones; 0 for a text without a prompt.
-        shift: number of tokens by which the boundary moved into the prompt: `token_ids` does not begin with the last
-            `shift` tokens of the prompt alone.
+        prompt: number of tokens before the scored tokens; 0 for a text without a prompt.
+        shift: number of tokens of the prompt alone after the boundary. `token_ids` has other tokens in their place.
     """
 
     token_ids: tuple[int, ...]
@@ -27,15 +27,17 @@ class ScoredIds(NamedTuple):
 
 
 def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], int]) -> ScoredIds:
-    """Return joined ids, scored from the first token that differs from the prompt's.
+    """Return joined ids, scored from the first token that differs from the prompt.
 
     Args:
-        prompt: ids of the prompt alone.
-        joined: ids of the prompt and its completion together.
-        prefix: returns the token that is put before the joined ids if their first token is scored.
+        prompt: token ids of the prompt alone.
+        joined: token ids of the prompt and its completion together.
+        prefix: returns the token before the joined ids; called only if their first token is scored.
     """
     pairs = zip(prompt, joined, strict=False)
-    boundary = next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(prompt), len(joined)))
+    boundary = next(
+        (i for i, (prompt_id, joined_id) in enumerate(pairs) if prompt_id != joined_id), min(len(prompt), len(joined))
+    )
     shift = len(prompt) - boundary
     if boundary:
         return ScoredIds(tuple(joined), boundary, shift)
@@ -43,54 +45,58 @@ def join_ids(prompt: Sequence[int], joined: Sequence[int], prefix: Callable[[], 
 
 
 def join_texts(prompt: str, completion: str, tokenizer: Tokenizer, prefix: int) -> ScoredIds:
-    """Return the token ids of a prompt with its completion, which is scored.
+    """Return the token ids of a prompt and a completion; the completion is scored.
 
-    Tokens that the tokenizer adds behind every text are left out: they belong to neither.
+    Tokens that the tokenizer appends to every text are omitted: they belong neither to the prompt nor to the
+        completion.
 
     Args:
-        prompt: may be empty; the prefix is read in its place.
-        completion: follows it.
-        tokenizer: of the checkpoint.
-        prefix: the token that is put before a text.
+        prompt: text of the prompt; the prefix replaces an empty prompt.
+        completion: text after the prompt.
+        tokenizer: tokenizer of the checkpoint.
+        prefix: id of the token before a text.
     """
     add_special_tokens = not _begins_with(prompt or completion, tokenizer, prefix)
     prompt_ids = tokenizer.encode_open(prompt, add_special_tokens)
     joined = tokenizer.encode_open(prompt + completion, add_special_tokens)
     if not prompt and not prompt_ids and joined[:1] == [prefix]:
-        prompt_ids = [prefix]  # the completion writes the prefix itself
+        prompt_ids = [prefix]  # the completion begins with the prefix
     return join_ids(prompt_ids, joined, lambda: prefix)
 
 
 def encode_text(text: str, tokenizer: Tokenizer, prefix: int) -> list[int]:
-    """Return token ids with the tokenizer's special tokens, unless the text begins with the prefix itself.
+    """Return token ids with special tokens, unless the text begins with the prefix.
 
     Args:
-        text: may come from a chat template, which writes the first token itself.
-        tokenizer: of the checkpoint.
-        prefix: the token that is put before a text.
+        text: any text. A chat template, for example, writes the first token as text.
+        tokenizer: tokenizer of the checkpoint.
+        prefix: id of the token before a text.
     """
     return tokenizer.encode(text, add_special_tokens=not _begins_with(text, tokenizer, prefix))
 
 
 def _begins_with(text: str, tokenizer: Tokenizer, prefix: int) -> bool:
-    """Return True if a text begins with the name of the prefix."""
+    """Return True if a text begins with the prefix, decoded as text."""
     name = tokenizer.decode([prefix], skip_special_tokens=False)
     return bool(name) and text.startswith(name)
 
 
 def encode_pair(context: str, continuation: str, tokenizer: Tokenizer, prefix: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of both, as lm_eval's `TemplateLM` has them; `hybridlm eval` alone uses it.
+    """Return the token ids of a context and a continuation, split like lm_eval.
 
-    White space at the end of the context is moved to the continuation, because most vocabularies have words that begin
-    with a space. Both are then tokenized together. The context has as many of the tokens as it has alone, also if a
-    token spans the boundary; the rest is the continuation, which may be empty. Without tokens of a context the prefix
-    is put before the continuation, unless that begins with it.
+    Source: `lm_eval.api.model.TemplateLM`. Only `hybridlm eval` uses this function.
+
+    White space at the end of the context moves to the continuation, because most vocabularies have words that begin
+    with a space. Context and continuation are then tokenized together. With n tokens of the context alone, the first n
+    joined tokens are the context, also if a token spans the boundary. The other tokens are the continuation, which may
+    be empty. Without tokens of a context, the prefix precedes the continuation, unless the continuation begins with the
+    prefix.
 
     Args:
-        context: may be empty.
-        continuation: follows it.
-        tokenizer: of the checkpoint.
-        prefix: the token that is put before a text.
+        context: text of the context; may be empty.
+        continuation: text after the context.
+        tokenizer: tokenizer of the checkpoint.
+        prefix: id of the token before a text.
     """
     stripped = context.rstrip()
     context_ids = encode_text(stripped, tokenizer, prefix) if stripped else []

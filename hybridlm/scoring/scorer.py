@@ -285,12 +285,11 @@ def _dispatch(
 def _operands(
     shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
 ) -> tuple[Any, ...]:
-    """Return the operands of a scoring step: the target of each token, and the ids that were chosen for it."""
+    """Return the operands of a scoring step: the target of every token before the last, and the chosen ids."""
     targets = np.zeros((len(lanes), shape.tokens), np.int32)
     chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
-            # The last token of a text predicts nothing.
             count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
             targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
             if text.asked is not None:

@@ -7,35 +7,13 @@ and the HLO that XLA made of it, by hashes that are the same in every process.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ir_passes.contract.statements import (
-    Assumption,
-    AuditClaim,
-    Claim,
-    MeasuredClaim,
-    MeasuredFault,
-    NotCovered,
-    Note,
-    Refusal,
-    Statement,
-    StatementId,
-)
+from ir_passes.compile.known_statements import STATEMENTS, unknown_ids
+from ir_passes.contract.statements import Statement
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
-from ir_passes.proof.violations import ViolationKind
 from ir_passes.report import html
-from ir_passes.xla_audit.findings import FindingKind
 
 FORMAT = 6
-STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
-    "proved": (Claim,),
-    "audited": (AuditClaim,),
-    "measured": (MeasuredClaim,),
-    "assumed": (Assumption,),
-    "not_covered": (NotCovered,),
-    "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
-    "notes": (Note,),
-}
-"""Field of a certificate -> the closed lists of the ids that its statements may have."""
 
 
 @dataclass(frozen=True)
@@ -205,12 +183,9 @@ class Certificate(Exchanging):
     stored: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, lists in STATEMENTS.items():
-            ids = {statement.value for statement_ids in lists for statement in statement_ids}
-            strangers = sorted({statement.id for statement in getattr(self, name)} - ids)
-            if strangers:
-                expected = ", ".join(sorted(ids))
-                raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}; expected {expected}")
+        for name in STATEMENTS:
+            if strangers := unknown_ids(name, getattr(self, name)):
+                raise record.RecordError(f"Certificate.{name}: unknown statements {strangers}")
 
     def __repr__(self) -> str:
         """Return one line; `report` has every statement."""

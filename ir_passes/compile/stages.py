@@ -76,7 +76,8 @@ def trace_step(
         parameters = FunctionSignature.of(fn) if parameters is None else parameters
         args = tuple(arg if k in parameters.numbers else machine.place(arg) for k, arg in enumerate(args))
         kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in (kwargs or {}).items()}
-    trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
+    with nullcontext() if machine is None else machine.tracing():
+        trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
     away = machine if machine is not None and not machine.is_local else None
     return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, away)
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ir_passes.contract.contract import Lane, Opaque, Shared
 from ir_passes.contract.opaque_names import declared_name, same_body
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.retrace import retraced
 
@@ -137,7 +137,7 @@ def declarations() -> tuple[RowWise, ...]:
 
 def opaque_of(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> tuple[str, Opaque] | None:
     """Name and declaration of the custom call, kernel or callback that an equation is; None if there is none."""
-    if eqn.primitive.name not in ir.OPAQUE:
+    if eqn.primitive.name not in primitives.OPAQUE:
         return None
     name = declared_name(eqn, opaque)
     return None if name is None else (name, opaque[name])

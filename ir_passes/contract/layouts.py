@@ -1,4 +1,7 @@
-"""The check of packed tokens in a contract: each layout has one length, and one entry tells the lane of each token."""
+"""Check the layouts of packed tokens in a contract.
+
+Each layout has one length, and one input describes the lane of each token.
+"""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -14,19 +17,19 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
     """Check the packed arrays of a contract.
 
     Args:
-        inputs, outputs: every array of the step with its entry.
-        lanes: N.
+        inputs, outputs: all arrays of the step with their entries.
+        lanes: number of lanes.
 
     Raises:
-        ContractError: an array that describes a layout has another dtype or shape; a layout without a name, with
-            several lengths, or not described by one array.
+        ContractError: an array that describes a layout has a wrong dtype or shape, or a layout has no name, several
+            lengths, or not exactly one array that describes it.
     """
     for bound in (*inputs, *outputs):
         if bound.layout is not None and not (isinstance(bound.layout, str) and bound.layout):
             raise ContractFault.PACKED.error(bound.path, f"a layout is named by a string, got {bound.layout!r}")
         if isinstance(bound.entry, Packed) and bound.entry.role is not None:
             _check_array(bound, lanes, bound in outputs)
-    described = {
+    descriptions = {
         role: [bound for bound in inputs if isinstance(bound.entry, Packed) and bound.entry.role == role]
         for role in get_args(PackedRole)
     }
@@ -34,19 +37,19 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
     for layout in dict.fromkeys(bound.layout for bound in arrays):
         lengths = {bound.path: bound.tokens for bound in arrays if bound.layout == layout and bound.tokens is not None}
         if len({*lengths.values()}) > 1:
-            listed = ", ".join(f"{path}: {length}" for path, length in lengths.items())
-            message = f"packed axes of layout {layout!r} have different lengths: {listed}; {_NAMED}"
+            listing = ", ".join(f"{path}: {length}" for path, length in lengths.items())
+            message = f"packed axes of layout {layout!r} have different lengths: {listing}; {_NAMED}"
             raise ContractFault.PACKED.error("", message)
-        for role, entries in described.items():
+        for role, entries in descriptions.items():
             paths = [bound.path for bound in entries if bound.layout == layout]
             if len(paths) > 1:
                 message = f"layout {layout!r} has one array of {role}, got {', '.join(paths)}; {_NAMED}"
                 raise ContractFault.PACKED.error("", message)
-        names = {bound.layout for entries in described.values() for bound in entries}
-        if layout not in names:
-            known = ", ".join(sorted(map(repr, names))) or "none"
+        described = {bound.layout for entries in descriptions.values() for bound in entries}
+        if layout not in described:
+            alternatives = ", ".join(sorted(map(repr, described))) or "none"
             message = f"layout {layout!r} of {', '.join(lengths)} needs an input Packed(role='cu_seqlens') or"
-            remedy = f"Packed(role='segment_ids') with the same layout; layouts that have one: {known}"
+            remedy = f"Packed(role='segment_ids') with the same layout; layouts that have one: {alternatives}"
             raise ContractFault.PACKED.error("", f"{message} {remedy}")
 
 

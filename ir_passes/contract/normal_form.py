@@ -5,7 +5,7 @@ functions and the batching rule of convolutions make such reshapes; each becomes
 """
 
 from ir_passes.contract.declared import declaration_of
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import map_equations
 
 
@@ -27,7 +27,7 @@ def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def _not_looked_into(eqn: ir.JaxprEqn) -> bool:
-    return eqn.primitive.name in ir.OPAQUE or declaration_of(eqn) is not None
+    return eqn.primitive.name in primitives.OPAQUE or declaration_of(eqn) is not None
 
 
 def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.entries import ContractFault, Opaque
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -87,7 +87,7 @@ def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
     name = one.primitive.name
     if name != other.primitive.name:
         return False
-    if name in ir.KERNELS:
+    if name in primitives.KERNELS:
         if exact_name(one) != exact_name(other):
             return False
         types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (one, other)]
@@ -104,7 +104,7 @@ def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
     """Every custom call, kernel and callback of a program and of those inside it."""
-    return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in ir.OPAQUE)
+    return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
@@ -126,7 +126,7 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
         program: of the step, which is looked at for the names to use instead.
     """
     for name in opaque:
-        if name in ir.OPAQUE:
+        if name in primitives.OPAQUE:
             found = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
             known = ", ".join(repr(one) for one in dict.fromkeys(found)) or "none"
             raise ContractFault.OPAQUE_NAME.error(

@@ -1,7 +1,8 @@
-"""Patches of code in memory, as a notebook makes them: no source file shows them.
+"""Detect code that was replaced in memory, for example by a notebook.
 
-The functions, classes, methods and upper-case constants of packages are noted after their import, with the entries of
-tables such as the rules of the proof. Results are kept only while all of them are the same objects.
+No source file shows such a patch. Packages record their functions, classes, methods and upper-case constants after
+import, with the entries of tables such as the proof's rules. Results are stored only while all these objects are
+unchanged.
 """
 
 import sys
@@ -10,22 +11,22 @@ from types import ModuleType
 from typing import Any
 
 Place = tuple[str, str]
-"""A module or a class, and a name in it."""
+"""(module or class, name in it)."""
 _noted: dict[Place, Any] = {}
 
 
 def note_code(*packages: str) -> None:
-    """Note the code of packages after their import."""
+    """Record the code of packages after import."""
     _noted.update(_code_of(packages))
 
 
 def patched_code(*packages: str) -> list[str]:
-    """Return the names in packages or modules with an object that was replaced or deleted."""
-    places = {where for where, _ in _noted}
-    places = {place for place in places if _is_in(place, packages)}
-    now, missing = _code_of(packages, places), object()
-    changed = {place for place in _noted if place[0] in places and now.get(place, missing) is not _noted[place]}
-    changed |= {place for place in now.keys() - _noted.keys() if place[1].endswith("]")}
+    """Return the names of replaced or deleted objects in packages or modules."""
+    modules = {module for module, _ in _noted}
+    modules = {module for module in modules if _is_in(module, packages)}
+    current, missing = _code_of(packages, modules), object()
+    changed = {place for place in _noted if place[0] in modules and current.get(place, missing) is not _noted[place]}
+    changed |= {place for place in current.keys() - _noted.keys() if place[1].endswith("]")}
     return sorted(".".join(place) for place in changed)
 
 
@@ -34,7 +35,7 @@ def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[
 
     Args:
         packages: names of packages or modules.
-        wanted: modules and classes to look at; None for all that are imported.
+        wanted: modules and classes to search; None for all imported modules.
     """
     code: dict[Place, Any] = {}
     for module in [module for name, module in list(sys.modules.items()) if _is_in(name, packages)]:
@@ -50,15 +51,15 @@ def _code_of(packages: tuple[str, ...], wanted: set[str] | None = None) -> dict[
 
 
 def _methods(kind: type, wanted: set[str] | None) -> Iterator[tuple[Place, Any]]:
-    where = f"{kind.__module__}.{kind.__qualname__}"
-    if wanted is None or where in wanted:
+    owner = f"{kind.__module__}.{kind.__qualname__}"
+    if wanted is None or owner in wanted:
         for name, value in list(vars(kind).items()):
             if _is_code(name, value):
-                yield (where, name), value
+                yield (owner, name), value
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:
-    """Return True if a module or class is one of some packages or in one."""
+    """Return True if a module or class is one of the packages or inside one."""
     return name in packages or name.startswith(tuple([f"{package}." for package in packages]))
 
 

@@ -1,8 +1,9 @@
-"""Hash the sources of running code, if they have not changed since their import.
+"""Hash the sources of running code, unless they have changed since import.
 
-A package notes the stamps of its sources before it imports them. There is a hash only while the stamps are the same:
-then every loaded module was made from these sources. Bytecode that Python loads for a source with other content (same
-size and time) is hashed with it.
+A package records the stamps of its sources before it imports them. While the stamps are unchanged, every loaded module
+was compiled from these sources; otherwise there is no hash. Python may load bytecode of other content with the same
+size
+and time: the hash includes such bytecode.
 """
 
 import hashlib
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size, and the times of the last change of content and of status in nanoseconds."""
+"""Device, inode, size in bytes, and times of the last change of content and of status in nanoseconds."""
 HEADER = 16
-"""Bytes before the code in a file of bytecode: magic number, flags, then time and size, or hash, of the source."""
+"""Bytes before the code in a bytecode file: magic number, flags, then the source's time and size, or its hash."""
 _noted: dict[Path, dict[str, Stamp]] = {}
 
 
 def note_sources(*folders: Path) -> None:
-    """Note the stamps of the sources of packages, before their modules are imported."""
+    """Record the stamps of packages' sources, before their modules are imported."""
     for folder in folders:
         _noted.setdefault(folder, stamps(folder))
 
@@ -31,8 +32,8 @@ def note_sources(*folders: Path) -> None:
 def running_hash(folders: Sequence[Path]) -> str | None:
     """Return the sha256 of packages' sources; None if other code may be loaded.
 
-    None for a package that was not noted, is in a zip archive, has no sources, has changed since, or has a module from
-    another file.
+    None for a package without recorded stamps, in a zip archive, without sources, with changed sources, or with a
+    module from another file.
     """
     if not all(_noted.get(folder) for folder in folders):
         return None
@@ -44,7 +45,7 @@ _hash_once = cache(lambda folders: hash_of_sources(folders))
 
 
 def hash_of_sources(folders: Sequence[Path]) -> str:
-    """Return the sha256 of all Python files below some folders, in this order, their names included."""
+    """Return the sha256 of names and contents of all Python files in folders."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -57,15 +58,15 @@ def hash_of_sources(folders: Sequence[Path]) -> str:
 
 
 def other_bytecode(path: Path) -> bytes | None:
-    """Return the bytecode that Python loads for a source with other content, or None.
+    """Return the bytecode that Python loads in place of a changed source, or None.
 
-    Python compares the time, in seconds, and the size of a source. Bytecode that is newer than the last change of the
-    source was compiled from it.
+    Python compares only the time, in seconds, and the size of a source. Bytecode newer than the last change of the
+    source was compiled from the source.
     """
     try:
         with open(importlib.util.cache_from_source(os.fspath(path)), "rb") as file:
             header, written, status = file.read(HEADER), os.fstat(file.fileno()).st_mtime_ns, path.stat()
-            if int.from_bytes(header[4:8], "little"):  # the header has the hash of the source
+            if int.from_bytes(header[4:8], "little"):  # the header contains the hash of the source
                 is_same = header[8:] == importlib.util.source_hash(path.read_bytes())
             else:
                 time_and_size = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
@@ -77,7 +78,7 @@ def other_bytecode(path: Path) -> bytes | None:
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """Return the stamp of each Python file below a folder; empty without a folder."""
+    """Return path -> stamp of each Python file below a folder; empty without a folder."""
     return dict(_stamps(os.fspath(folder))) if folder.is_dir() else {}
 
 
@@ -102,7 +103,7 @@ def _is_as_imported(folder: Path) -> bool:
                 return False
     try:
         return stamps(folder) == noted
-    except OSError:  # a file is replaced at this moment
+    except OSError:  # a file is being replaced
         return False
 
 

@@ -1,27 +1,27 @@
-"""Check that nobody else could have written a kept file, its folder or its path."""
+"""Check that no other user could have written a kept file or its path."""
 
 import os
 import stat
 from pathlib import Path
 
 MAX_LINKS = 40
-"""Symbolic links that are followed on one path, as in Linux."""
+"""Largest number of symbolic links on a path, the limit of Linux."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""Modes of a file that its group or everybody may write; on Linux the group's bits bound an ACL, too."""
+"""Mode bits for writing by the group and by others; on Linux the group's bits also limit an ACL."""
 ROOT = 0
 
 
 class UntrustedError(ValueError):
-    """Somebody else could have written a kept file.
+    """Another user could have written a kept file.
 
     Args:
-        path: file or folder at fault.
-        reason: why, after "the folder" or "it".
-        remedy: what to do, as a command.
-        folder: whether a folder is at fault, so that all files in it are.
+        path: untrusted file or folder.
+        reason: predicate of the message, after "the folder" or "it".
+        remedy: command that repairs the path.
+        folder: True if a folder is untrusted, with all its files.
 
     Attributes:
-        path, folder: as given.
+        path, folder: as in the arguments.
     """
 
     def __init__(self, path: Path, reason: str, remedy: str, folder: bool = False):
@@ -30,12 +30,12 @@ class UntrustedError(ValueError):
 
 
 def require_own(path: Path, status: os.stat_result, folder: bool = False) -> None:
-    """Raise UntrustedError unless a file belongs to this user and nobody else may write it.
+    """Raise UntrustedError unless this user owns a file and only this user may write it.
 
     Args:
-        path: for the message.
-        status: of the open file.
-        folder: whether it is a folder.
+        path: path in the message.
+        status: status of the open file or folder.
+        folder: True for a folder.
     """
     user = os.geteuid()
     if status.st_uid != user:
@@ -46,7 +46,12 @@ def require_own(path: Path, status: os.stat_result, folder: bool = False) -> Non
 
 
 def open_own_folder(folder: Path) -> int:
-    """Open a folder that nobody else can write or replace; raises as `require_own_path`."""
+    """Open a folder that no other user can write or replace; return its descriptor.
+
+    Raises:
+        UntrustedError: another user can write or replace the folder.
+        OSError: the folder cannot be opened, or see `require_own_path`.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         require_own(folder, os.fstat(descriptor), folder=True)
@@ -58,24 +63,24 @@ def open_own_folder(folder: Path) -> int:
 
 
 def require_own_path(folder: Path) -> None:
-    """Raise UntrustedError if somebody else could replace a folder or a name on its path.
+    """Raise UntrustedError if another user could replace a folder or a name on its path.
 
-    Every name belongs to this user or to root. Every parent is writable by its owner alone, or is sticky like /tmp:
-    there nobody renames the files of others. The folder itself is the business of `require_own`. A name that does not
-    exist ends the check.
+    Every name must belong to this user or to root. Every parent must be writable only by its owner, or be sticky like
+    /tmp, where nobody can rename files of other users. `require_own` checks the folder itself. The check ends at a name
+    that does not exist.
 
     Raises:
-        OSError: a name on the path is no folder, or there are too many links.
+        OSError: a name on the path is not a folder, or the path has more than `MAX_LINKS` links.
     """
     user, links = os.geteuid(), 0
-    place, names = os.sep, list(reversed(folder.absolute().parts))
+    current, names = os.sep, list(reversed(folder.absolute().parts))
     while names:
-        place = os.path.join(place, names.pop())
+        current = os.path.join(current, names.pop())
         try:
-            status = os.lstat(place)
+            status = os.lstat(current)
         except FileNotFoundError:
             return
-        path = Path(place)
+        path = Path(current)
         if status.st_uid not in (user, ROOT):
             remedy = _chown(path, user)
             raise UntrustedError(path, f"is reached by {path}, which belongs to user {status.st_uid}", remedy, True)
@@ -83,7 +88,7 @@ def require_own_path(folder: Path) -> None:
             links += 1
             if links > MAX_LINKS:
                 raise OSError(f"{folder}: expected at most {MAX_LINKS} symbolic links on the path")
-            place, target = os.path.dirname(place), Path(os.readlink(place))
+            current, target = os.path.dirname(current), Path(os.readlink(current))
             names += reversed(target.parts)
         elif names and status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
             mode = stat.S_IMODE(status.st_mode)
@@ -92,10 +97,14 @@ def require_own_path(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder and its missing parents for this user alone; raises as `require_own_path`."""
+    """Make a folder and its missing parents with mode 700.
+
+    Raises:
+        UntrustedError, OSError: see `require_own_path`.
+    """
     require_own_path(folder)
-    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
+    for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def _chmod(path: Path) -> str:

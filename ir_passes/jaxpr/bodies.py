@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 
 
 def map_equations(
@@ -45,8 +45,8 @@ def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
     """
     name, params = eqn.primitive.name, eqn.params
     if name in _TRANSFORMED:
-        return {ir.CALLS[name]: params[ir.CALLS[name]]}
-    if name not in ir.WITH_BODIES or not _UNUSED & params.keys():
+        return {primitives.CALLS[name]: params[primitives.CALLS[name]]}
+    if name not in primitives.WITH_BODIES or not _UNUSED & params.keys():
         return params
     counts = dict(zip(("num_consts", "num_carry"), ir.scan_counts(eqn), strict=True)) if name == "scan" else {}
     return {key: value for key, value in params.items() if key not in _UNUSED} | counts

@@ -1,7 +1,7 @@
-"""The collectives of a step, from its program: what devices exchange, along which axes of the mesh, how many bytes.
+"""List the collectives of a step's program: mesh axes, dtypes, bytes and order.
 
-A collective over axes of length 1 moves nothing and is none. One that is computed twice from the same operands is one:
-XLA makes it so.
+A collective over axes of length 1 moves nothing and is not listed. Equal collectives of the same operands are listed
+once, because XLA merges them.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ OPERATIONS = {
     "pbroadcast": "pbroadcast",
     "ragged_all_to_all": "ragged_all_to_all",
 }
-"""Primitives that exchange values between devices, by the name that stands in a schedule."""
+"""Primitive that exchanges values between devices -> name of the operation in a schedule."""
 VARYING = frozenset({"axis_index", "ppermute"})
-"""Primitives whose results depend on the device, of a constant too."""
+"""Primitives with results that depend on the device, even for a constant operand."""
 ORDERED = frozenset({"all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"})
-"""Operations that give or take parts of an array in the order of the devices."""
+"""Operations that split or join arrays in the order of the devices."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Collective:
     """One exchange between devices.
 
     Attributes:
-        operation: by the name of `jax.lax`.
-        axes: of the mesh, along which devices exchange.
-        devices: that exchange with each other.
-        dtype: of the operand.
-        bytes: of the operand, what each device has of it, each time.
-        times: in one call; None where a loop decides it as it runs. Every branch is counted as if it ran.
-        source: the user's "file:line".
+        operation: name in `jax.lax`.
+        axes: mesh axes that the devices exchange along.
+        devices: number of devices that exchange with each other.
+        dtype: dtype of the operand.
+        bytes: bytes of the operand on each device, for one run.
+        times: number of runs in one call; None if a loop decides at run time. Every branch counts as if it ran.
+        source: "file:line" in the user's code.
     """
 
     operation: str
@@ -59,31 +59,32 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that each device sends in one run, over a ring in which each device talks to the next.
+        """Bytes that each device sends in one run, on a ring of devices.
 
-        No other way sends fewer. A device receives as many. For a permutation, the bytes of a device that sends.
+        No other algorithm sends fewer bytes. Each device receives the same number of bytes. For a permutation: the
+        bytes of a sending device.
         """
-        units, of = _RING[self.operation](self.devices)
-        return -(-units * self.bytes // of)
+        numerator, denominator = _RING[self.operation](self.devices)
+        return -(-numerator * self.bytes // denominator)
 
     def __str__(self) -> str:
-        often = "as often as a loop goes round" if self.times is None else f"{self.times} times"
+        frequency = "as often as a loop goes round" if self.times is None else f"{self.times} times"
         return (
             f"{self.operation} over {', '.join(self.axes)} of {self.bytes} bytes ({self.dtype}) by each of "
-            f"{self.devices} devices{'' if self.times == 1 else f', {often}'}"
+            f"{self.devices} devices{'' if self.times == 1 else f', {frequency}'}"
         )
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A collective of a program as the compiled program has to have it.
+    """A collective that the compiled program must contain.
 
     Attributes:
-        collective: its entry in the certificate.
-        count: elements of the operand.
-        groups: devices that exchange, as positions in the mesh, in order if the operation is of `ORDERED` and sorted
-            otherwise; of a permutation sender and receiver.
-        constant: the operand depends on no input and no device, so that XLA may compute the result itself.
+        collective: entry in the certificate.
+        count: number of elements of the operand.
+        groups: groups of devices that exchange, as positions in the mesh: in order for operations in `ORDERED`,
+            otherwise sorted. For a permutation: pairs of sender and receiver.
+        constant: the operand depends on no input and no device, so XLA may compute the result at compile time.
     """
 
     collective: Collective
@@ -93,7 +94,7 @@ class Scheduled:
 
 
 def _sum(devices: int) -> tuple[int, int]:
-    """Bytes of an all-reduce on a ring: pieces are summed on their way round, and the sums go round once more."""
+    """Return the fraction for an all-reduce on a ring: a reduce-scatter and an all-gather."""
     return 2 * (devices - 1), devices
 
 
@@ -108,48 +109,53 @@ _RING: dict[str, Callable[[int], tuple[int, int]]] = {
     "ppermute": lambda devices: (1, 1),
     "pbroadcast": lambda devices: (1, 1),
 }
-"""Devices -> what each sends of its operand, as a fraction."""
+"""Number of devices -> fraction of the operand that each device sends, as (numerator, denominator)."""
 
 
 def bytes_sent(collectives: Iterable[Collective]) -> int | None:
-    """Bytes that each device sends in one call (`Collective.sent`); None where a loop decides it as it runs."""
+    """Return the bytes that each device sends in one call (`Collective.sent`).
+
+    None if a loop decides at run time.
+    """
     total = 0
-    for one in collectives:
-        if one.times is None:
+    for collective in collectives:
+        if collective.times is None:
             return None
-        total += one.times * one.sent
+        total += collective.times * collective.sent
     return total
 
 
 class Exchanging:
-    """Questions about the collectives of a step.
+    """Mixin with properties of a step's collectives.
 
     Attributes:
-        collectives: in their order.
+        collectives: in execution order.
     """
 
     collectives: tuple[Collective, ...]
 
     @property
     def sent(self) -> int | None:
-        """Bytes that each device sends in one call; None where a loop decides it as it runs."""
+        """Bytes that each device sends per call; None if a loop decides at run time."""
         return bytes_sent(self.collectives)
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        """The collectives in words, alike ones in one line."""
+        """Descriptions of the collectives; equal collectives share a line."""
         counts: dict[Collective, int] = {}
-        for one in self.collectives:
-            key = Collective(*astuple(one)[:-1], source="")
+        for collective in self.collectives:
+            key = Collective(*astuple(collective)[:-1], source="")
             counts[key] = counts.get(key, 0) + 1
-        return tuple(f"{count} x {one}" for one, count in counts.items())
+        return tuple(f"{count} x {collective}" for collective, count in counts.items())
 
 
 def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
-    """The collectives of a flat program in its order, those of loops as often as they stand in the compiled program.
+    """Return the collectives of a program, in execution order.
+
+    A collective of an unrolled scan occurs once per copy of the body in the compiled program.
 
     Args:
-        program: any; without a `shard_map` it has none.
+        program: any program; a program without `shard_map` has no collectives.
     """
     if all(eqn.primitive.name != "shard_map" for eqn in ir.all_eqns(program.jaxpr)):
         return ()
@@ -158,8 +164,11 @@ def schedule_of(program: ir.ClosedJaxpr) -> tuple[Scheduled, ...]:
 
 
 def schedule_hash(collectives: Iterable[Collective]) -> str:
-    """sha256 of collectives in their order, which does not know source lines: devices with the same one agree."""
-    rows = [astuple(one)[:-1] for one in collectives]
+    """Return the sha256 of collectives in order, without source lines.
+
+    Processes with equal hashes run the same collectives.
+    """
+    rows = [astuple(collective)[:-1] for collective in collectives]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
@@ -169,46 +178,48 @@ def _scheduled(
     """Yield the collectives of a program.
 
     Args:
-        devices: of each axis of the mesh.
-        times: the program runs, if known.
-        constants: inputs that depend on no input of the whole program and on no device.
+        devices: mesh axis -> number of devices.
+        times: number of runs of this program; None if a loop decides at run time.
+        constants: variables of this program that depend on no input of the whole program and on no device.
     """
     numbers = _Numbers()
     for eqn in jaxpr.eqns:
-        constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
+        is_constant = all(isinstance(atom, ir.Literal) or atom in constants for atom in eqn.invars)
         if (
-            constant
+            is_constant
             and (eqn.primitive.name in OPERATIONS or not eqn.effects)
             and eqn.primitive.name not in VARYING
             and not any(ir.sub_jaxprs(eqn))
         ):
             constants.update(eqn.outvars)
-        if numbers.again(eqn):
+        if numbers.is_repeated(eqn):
             continue
         name = eqn.primitive.name
         if name in OPERATIONS:
             axes = tuple(axis for axis in mesh.axes_of(eqn) if devices[axis] > 1)
             for atom in eqn.invars if axes else ():
-                known = isinstance(atom, ir.Literal) or atom in constants
-                yield replace(_one(eqn, atom, axes, devices, times), constant=known)
+                is_constant = isinstance(atom, ir.Literal) or atom in constants
+                yield replace(_entry(eqn, atom, axes, devices, times), constant=is_constant)
             continue
-        inside, rounds = devices, [(1, times)]
+        body_devices, repetitions = devices, [(1, times)]
         if name == "shard_map":
-            inside = devices | mesh.devices_of(eqn.params["mesh"])
+            body_devices = devices | mesh.devices_of(eqn.params["mesh"])
         elif name == "while":
-            rounds = [(1, None)]
+            repetitions = [(1, None)]
         elif name == "scan":
-            rounds = _rounds(int(eqn.params["length"]), int(eqn.params["unroll"]), times)
+            repetitions = _scan_copies(int(eqn.params["length"]), int(eqn.params["unroll"]), times)
         for body in ir.sub_jaxprs(eqn):
-            for copies, often in rounds:
-                given = {
-                    inner for inner, atom in _given(eqn, body) if isinstance(atom, ir.Literal) or atom in constants
+            for copies, body_times in repetitions:
+                body_constants = {
+                    inner
+                    for inner, atom in _loop_invariant_inputs(eqn, body)
+                    if isinstance(atom, ir.Literal) or atom in constants
                 }
-                yield from list(_scheduled(body, inside, often, given)) * copies
+                yield from list(_scheduled(body, body_devices, body_times, body_constants)) * copies
 
 
-def _given(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
-    """Yield each input of a called program that stays the same from turn to turn, with the operand that it is."""
+def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
+    """Yield (body input, operand) for each loop-invariant input of a body."""
     name, atoms = eqn.primitive.name, eqn.invars
     if name == "while":
         return
@@ -219,28 +230,34 @@ def _given(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[ir.Var, Any]]:
         yield from zip(body.invars[:stop], atoms[:stop], strict=True)
 
 
-def _rounds(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
-    """Return the copies of a scan's body in the compiled program, and the runs of each; the remainder comes last."""
+def _scan_copies(length: int, unroll: int, times: int | None) -> list[tuple[int, int | None]]:
+    """Return (copies of a scan's body in the compiled program, runs of each copy).
+
+    The remainder of the unrolling comes last.
+    """
     unroll = min(unroll, length)
     looped = (unroll, None if times is None else times * (length // unroll)) if unroll else (0, times)
     return [looped, (length % unroll if unroll else 0, times)]
 
 
 def _groups(eqn: ir.JaxprEqn, axes: tuple[str, ...], devices: dict[str, int]) -> frozenset[tuple[int, ...]]:
-    """Return the groups of devices that exchange, as positions in the mesh; of a permutation sender and receiver."""
+    """Return the groups of devices that exchange, as positions in the mesh.
+
+    For a permutation: pairs of sender and receiver.
+    """
     names = list(devices)
     order = np.arange(math.prod(devices.values())).reshape(list(devices.values()))
-    ahead = [name for name in names if name not in axes]
-    order = order.transpose([names.index(name) for name in (*ahead, *axes)])
+    other_axes = [name for name in names if name not in axes]
+    order = order.transpose([names.index(name) for name in (*other_axes, *axes)])
     groups = order.reshape(-1, math.prod(devices[axis] for axis in axes)).tolist()
     if eqn.primitive.name == "ppermute":
         return frozenset((group[a], group[b]) for group in groups for a, b in eqn.params["perm"])
     parts = eqn.params.get("axis_index_groups") or [range(len(groups[0]))]
-    arranged = tuple if OPERATIONS[eqn.primitive.name] in ORDERED else sorted
-    return frozenset(tuple(arranged(group[i] for i in part)) for group in groups for part in parts)
+    ordering = tuple if OPERATIONS[eqn.primitive.name] in ORDERED else sorted
+    return frozenset(tuple(ordering(group[i] for i in part)) for group in groups for part in parts)
 
 
-def _one(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, int], times: int | None) -> Scheduled:
+def _entry(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, int], times: int | None) -> Scheduled:
     aval = atom.aval
     collective = Collective(
         OPERATIONS[eqn.primitive.name],
@@ -255,25 +272,25 @@ def _one(eqn: ir.JaxprEqn, atom: Any, axes: tuple[str, ...], devices: dict[str, 
 
 
 class _Numbers:
-    """Value numbers: equations of a program that compute what another has computed before get the same one."""
+    """Value numbering: equations with equal results get the same number."""
 
     def __init__(self) -> None:
-        self._of: dict[Any, Hashable] = {}
-        self._made: dict[Hashable, ir.JaxprEqn] = {}
+        self._representatives: dict[Any, Hashable] = {}
+        self._equations: dict[Hashable, ir.JaxprEqn] = {}
 
-    def again(self, eqn: ir.JaxprEqn) -> bool:
-        """Whether an earlier equation has the same results; to be asked of every equation in order."""
+    def is_repeated(self, eqn: ir.JaxprEqn) -> bool:
+        """True if an earlier equation has the same results; call for every equation in order."""
         key = (eqn.primitive.name, tuple(eqn.params.items()), tuple(map(self._number, eqn.invars)))
         try:
-            first = self._made.setdefault(key, eqn)
+            first = self._equations.setdefault(key, eqn)
         except TypeError:
-            return False  # its parameters cannot be compared
+            return False  # its parameters are not hashable
         if first is eqn or (eqn.effects and eqn.primitive.name not in OPERATIONS):
             return False
-        self._of.update(zip(eqn.outvars, map(self._number, first.outvars), strict=True))
+        self._representatives.update(zip(eqn.outvars, map(self._number, first.outvars), strict=True))
         return True
 
     def _number(self, atom: Any) -> Hashable:
         if isinstance(atom, ir.Literal):
             return str(atom.aval), repr(atom.val)
-        return self._of.get(atom, atom)
+        return self._representatives.get(atom, atom)

@@ -1,16 +1,17 @@
-"""Conversions between dtypes: the numbers that a dtype has, and the conversions that lose nothing.
+"""Conversions between dtypes: representable numbers and exact conversions.
 
-A conversion is exact for a number if the new dtype has that number. The dtypes of at most 16 bits are enumerated.
-For 32 and 64 bits arithmetic decides:
+A conversion is exact for a number if the new dtype represents this number. Dtypes of at most 16 bits are enumerated.
+For 32 and 64 bits the rules are:
 
-* A float with m stored bits of mantissa has every integer up to 2 ** (m + 1), and may lack the next one.
-* A float keeps every finite value of another dtype finite if its greatest number is not below that dtype's greatest,
-  and if it has zero and -1 (float8_e8m0fnu has neither, and converts both to nan). A dtype without negative zero has
-  its nan there, and XLA may round a small negative number to it: then the conversion of every number must be exact.
-* Most floats have many nans, and a conversion keeps neither the sign nor the payload of one. A dtype with two nans or
-  more is never converted and converted back without loss.
+* A float dtype with m stored mantissa bits represents every integer up to 2 ** (m + 1), but maybe not the next integer.
+* A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's
+  greatest number, and if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative
+  zero uses its bit pattern for nan, and XLA may round a small negative number to it: then the conversion of every
+  number must be exact.
+* Most float dtypes have many nans, and a conversion keeps neither sign nor payload of a nan. A dtype with at least two
+  nans is never converted and converted back without loss.
 
-A number that becomes subnormal counts as lost: processors may flush it to zero.
+A number that becomes subnormal counts as lost: processors may flush subnormal numbers to zero.
 """
 
 from functools import cache
@@ -22,28 +23,29 @@ import numpy as np
 from ir_passes.jaxpr.dtypes import is_integer, is_key, limits
 
 MAX_ENUMERATED_BITS = 16
+"""Widest dtype with enumerated values, in bits."""
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def reversible(source: Any, target: Any) -> bool:
-    """True if a conversion to another dtype and back returns every bit of every element."""
+    """True if a conversion to another dtype and back keeps every bit."""
     if source == target:
         return True
     if not _is_number(source) or not _is_number(target):
         return False
     if _bits(source) <= MAX_ENUMERATED_BITS:
-        numbers = _every(source)
+        numbers = _all_values(source)
         return np.isnan(numbers).sum() <= 1 and bool(_exact(numbers, target).all())
     return is_whole(source) and _has_integers(_bounds(source), target)
 
 
 def holds(dtype: Any, number: float) -> bool:
-    """True if a dtype has a number: 0, 1 or minus infinity, for example."""
+    """True if a dtype represents a number, for example 0, 1 or minus infinity."""
     return _is_number(dtype) and bool(_exact(np.array([number]), dtype)[0])
 
 
 def stays_finite(source: Any, target: Any) -> bool:
-    """True if a conversion makes neither nan nor infinity of a finite number."""
+    """True if a conversion keeps every finite number finite."""
     if source == target or is_whole(target):
         return True
     if not _is_number(source) or not _is_number(target):
@@ -51,7 +53,7 @@ def stays_finite(source: Any, target: Any) -> bool:
     if not is_whole(source) and not holds(target, -0.0):
         if _bits(source) > MAX_ENUMERATED_BITS:
             return False
-        numbers = _every(source)
+        numbers = _all_values(source)
         return bool(_exact(numbers[np.isfinite(numbers)], target).all())
     greatest = max(map(abs, _bounds(source))) if is_whole(source) else float(jnp.finfo(source).max)
     return holds(target, 0) and holds(target, -1) and greatest <= float(jnp.finfo(target).max)
@@ -77,8 +79,8 @@ def _bits(dtype: Any) -> int:
 
 
 @cache
-def _every(dtype: Any) -> _Floats:
-    """Every value of a dtype of at most 16 bits, one for each bit pattern."""
+def _all_values(dtype: Any) -> _Floats:
+    """Return all values of a dtype of at most 16 bits, one per bit pattern."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         return np.arange(low, high + 1, dtype=np.float64)
@@ -89,7 +91,7 @@ def _every(dtype: Any) -> _Floats:
 
 
 def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
-    """True if a dtype has every integer within bounds."""
+    """True if a dtype represents every integer within bounds, both included."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         return low <= bounds[0] and bounds[1] <= high
@@ -98,12 +100,14 @@ def _has_integers(bounds: tuple[int, int], dtype: Any) -> bool:
 
 
 def _exact(numbers: _Floats, dtype: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each number, True if a dtype has it, with the sign of a zero."""
+    """For each number, True if a dtype represents it, including the sign of zero."""
     if is_whole(dtype):
         low, high = _bounds(dtype)
         negative_zero = (numbers == 0) & np.signbit(numbers)
         return (numbers == np.round(numbers)) & (low <= numbers) & (numbers <= high) & ~negative_zero
     with np.errstate(all="ignore"):
-        image = numbers.astype(dtype).astype(np.float64)
-    same = (image == numbers) & (np.signbit(image) == np.signbit(numbers)) | np.isnan(image) & np.isnan(numbers)
-    return same & ~((image != 0) & (np.abs(image) < float(jnp.finfo(dtype).smallest_normal)))
+        converted = numbers.astype(dtype).astype(np.float64)
+    exact = (converted == numbers) & (np.signbit(converted) == np.signbit(numbers)) | np.isnan(converted) & np.isnan(
+        numbers
+    )
+    return exact & ~((converted != 0) & (np.abs(converted) < float(jnp.finfo(dtype).smallest_normal)))

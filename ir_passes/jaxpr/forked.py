@@ -26,14 +26,14 @@ class ForkedProcessError(RuntimeError):
         return type(self), (self._subject,)
 
 
-class _Process:
+class Process:
     """The state of this process: `forked` if it was forked after JAX had started."""
 
     forked = False
 
 
 def _after_fork() -> None:
-    _Process.forked = _Process.forked or jax_private.backends_are_initialized()
+    Process.forked = Process.forked or jax_private.backends_are_initialized()
 
 
 if hasattr(os, "register_at_fork"):
@@ -42,5 +42,5 @@ if hasattr(os, "register_at_fork"):
 
 def require_threads(subject: str) -> None:
     """Raise ForkedProcessError in a process without JAX's threads; `subject` begins its message."""
-    if _Process.forked:
+    if Process.forked:
         raise ForkedProcessError(subject)

@@ -23,6 +23,8 @@ from jax.extend.core import primitives
 from jax.interpreters import mlir as _mlir
 from jax.interpreters import partial_eval as _partial_eval
 
+from ir_passes.jaxpr.primitives import CALLS, OPAQUE
+
 Var = core.Var
 Literal = core.Literal
 Jaxpr = core.Jaxpr
@@ -30,28 +32,6 @@ ClosedJaxpr = core.ClosedJaxpr
 JaxprEqn = core.JaxprEqn
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
-
-KERNELS = ("pallas_call", "mpmd_map")
-OPAQUE = (*KERNELS, "ffi_call", "pure_callback", "io_callback", "debug_callback", "debug_print")
-"""Operations whose inside is another language."""
-
-# Calls whose body says everything: primitive name -> the parameter that holds the body.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_vmap_call": "call",
-}
-WITH_BODIES = frozenset((*CALLS, "scan", "while", "cond", "shard_map"))
-"""Operations with programs inside that are looked into."""
-COMBINING = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
-"""Scatters whose name says what their `update_jaxpr` does, a new object in each."""
-SCATTERS = ("scatter", *COMBINING)
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:

@@ -4,40 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ir_passes.jaxpr import ir
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
 from ir_passes.proof.walk import Equation
 
 Rule = Callable[..., list[Value]]
-IDENTITIES = (
-    "copy", "device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
-    "sharding_constraint", "stop_gradient",
-)  # fmt: skip
-INDEXED = {"gather", "dynamic_slice", "dynamic_update_slice", *ir.SCATTERS}
-"""Operations that keep the rows of their first operand only, not of indices and updates."""
-KEEPS_ROWS = {
-    "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "unstack", "pad", "rev",
-    "select_n", "convert_element_type", *INDEXED, *ir.WITH_BODIES, *ir.OPAQUE, *IDENTITIES,
-}  # fmt: skip
-"""Operations whose rules track the rows of a pool themselves; every other one changes all rows."""
-MOVES = {
-    *IDENTITIES, "bitcast_convert_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose",
-    "convert_element_type",
-}  # fmt: skip
-"""Operations that move the elements of each operand about by themselves: zeros stay zeros."""
-SUMS = ("psum", "psum_invariant")
-ELEMENTWISE = frozenset(
-    """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
-convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter
-not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real reduce_precision rem
-round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh threefry2x32
-threefry4x32 xor zeta
-""".split()
-)
-"""Operations whose result at a place depends on their operands at the same place alone."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ir_passes.contract.declared import declaration_of
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
@@ -14,7 +14,7 @@ from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Env, Prover
-from ir_passes.proof.registry import ELEMENTWISE, INDEXED, KEEPS_ROWS, MOVES, SUMS, rule_of
+from ir_passes.proof.registry import rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
@@ -83,7 +83,7 @@ class Site:
             raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
 
     def _transferred(self, operands: list[Value]) -> list[Value]:
-        if self.name not in ir.WITH_BODIES:
+        if self.name not in primitives.WITH_BODIES:
             return rule_of(self.eqn)(self, *operands)
         with self.prover.called_at(self.eqn):
             return rule_of(self.eqn)(self, *operands)
@@ -93,9 +93,9 @@ class Site:
         if not self.prover.devices:
             return []
         held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
-        looked_into = self.name in ir.CALLS and declaration_of(self.eqn) is None
-        moves = self.name in MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
-        if not held or looked_into or self.name in SUMS or moves:
+        looked_into = self.name in primitives.CALLS and declaration_of(self.eqn) is None
+        moves = self.name in primitives.MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
+        if not held or looked_into or self.name in primitives.DEVICE_SUMS or moves:
             return []
         along = ", ".join(sorted(held))
         message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"
@@ -123,18 +123,18 @@ class Site:
 
     def _constant(self, operands: list[Value]) -> Constant | None:
         """Return the constant that an elementwise operation makes of constants; None where there is none."""
-        if self.name not in ELEMENTWISE and self.name != "select_n":
+        if self.name not in primitives.ELEMENTWISE:
             return None
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
         return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
     def _number(self, operands: list[Value], which: int) -> Number:
         params = self.eqn.params
-        if self.name in ir.COMBINING:
+        if self.name in primitives.COMBINING:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
         if not PLACES.isdisjoint(params):
             params = {name: value for name, value in params.items() if name not in PLACES}
-        params = params_key(params) if self.name in ir.WITH_BODIES else _frozen(params)
+        params = params_key(params) if self.name in primitives.WITH_BODIES else _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes have one number, and what is computed of them may differ
@@ -143,7 +143,8 @@ class Site:
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
         """Return a pool after an operation: unless that only moves elements, no row is unchanged."""
-        if self.name in KEEPS_ROWS and (self.name not in INDEXED or isinstance(operands[0].owner, PoolRows)):
+        indexed = self.name in primitives.INDEXED
+        if self.name in primitives.KEEPS_ROWS and (not indexed or isinstance(operands[0].owner, PoolRows)):
             return owner
         return self.unframed(owner)
 

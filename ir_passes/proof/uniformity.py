@@ -6,16 +6,15 @@ differs along that axis reveals where the rows lie: a result of it, put back in 
 
 import math
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import primitives
 from ir_passes.proof.owners import Common, LaneRows, Owner
-from ir_passes.proof.registry import ELEMENTWISE
 from ir_passes.proof.values import Value
 from ir_passes.proof.walk import Equation
 
 Shape = tuple[int, ...]
 _ALIGNED_BY_RULE = {
     "dot_general", "ragged_dot_general", "conv_general_dilated", "gather", "dynamic_slice", "sort", "scan", "while",
-    "cond", "shard_map", *ir.OPAQUE, *ir.CALLS,
+    "cond", "shard_map", *primitives.OPAQUE, *primitives.CALLS,
 }  # fmt: skip
 """Operations whose rules look at this themselves; in all others operands of equal rank run together."""
 REMEDY = "use what does not differ between rows, or undo the order first"
@@ -40,7 +39,7 @@ def uniform_axes(site: Equation, operands: list[Value]) -> frozenset[int]:
         return frozenset(new for new, old in enumerate(params["permutation"]) if old in operands[0].uniform)
     if name == "reshape":
         return frozenset(range(len(shape))) if constant(operands[0], site.shapes[0]) else frozenset()
-    if name not in ELEMENTWISE and name != "select_n":
+    if name not in primitives.ELEMENTWISE:
         return frozenset()
     return frozenset(
         axis

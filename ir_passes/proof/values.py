@@ -1,6 +1,6 @@
-"""The abstract values of the lane proof: the owner of an array's elements, and a few facts about what they hold.
+"""Abstract values of the lane proof: owner of, and facts about, an array's elements.
 
-More than 300 lines: the facts are one closed list.
+More than 300 lines: one closed list of facts.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Range = tuple[int, int]
 
 
 class Fact:
-    """Something known of the elements of an array, beside their owner and their bounds."""
+    """A fact about the elements of an array, in addition to owner and bounds."""
 
     __slots__ = ()
 
@@ -31,7 +31,12 @@ class Iota(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(Fact):
-    """Element = number of rows on the devices before this one along a mesh axis, `rows` on each."""
+    """Element = number of rows on all previous devices along a mesh axis.
+
+    Attributes:
+        over: name of the mesh axis.
+        rows: number of rows on each device.
+    """
 
     over: str
     rows: int = 1
@@ -39,21 +44,21 @@ class Ahead(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ActiveCount(Fact):
-    """Every element is the number of active lanes: a lane is idle if its number is not below it."""
+    """Every element is the number of active lanes; lanes from this number on are idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
-    """Elements of a lane // `stride` are its entry in a slot map.
+    """Elements of a lane // `stride` = entry of this lane in a slot map.
 
     Attributes:
         leaf: index of the slot map among the step's flattened inputs.
-        guard: value number of a choice between the entry and another row, None where there is none.
-        less: what has been subtracted from both, None where nothing has.
-        instead: which rows these others are: "past" every pool, "below" row 0, the "null" row.
-        stride: of the elements from one row to the next; elements are counted within a row where it is not 1.
+        guard: value number of the condition of a select between the entry and other rows; None without a select.
+        less: offset subtracted from the entry and the other rows; None for no offset.
+        instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
+        stride: distance between the elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
-        taken: whether the entry is chosen only where it is not the null row.
+        taken: the entry is selected only if it is not the null row.
     """
 
     leaf: Leaf
@@ -67,21 +72,21 @@ class SlotEntry(Fact):
 
 @dataclass(frozen=True, slots=True)
 class HasRow(Fact):
-    """True where the entry of a slot map with this number is not the null row."""
+    """True if the slot map entry with this value number is not the null row."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class PageEntry(Fact):
-    """Elements // `stride` are entries of their lane in a page table, each of any of its pages.
+    """Elements // `stride` = entries of their lane in a page table, for any pages.
 
     Attributes:
         leaf: index of the page table among the step's flattened inputs.
-        stride: of the elements from one page to the next; elements are counted within a page where it is not 1.
+        stride: distance between the elements of consecutive pages; if not 1, elements also index within a page.
         spare: greatest element % `stride`.
-        instead: elements that are none of these, by kind: "past" every pool, "below" row 0, or "lowest", so far below
-            that they stay there whatever is added to count from the end.
+        instead: kinds of elements that are no entries: "past" the end of every pool, "below" row 0, or "lowest": so
+            far below row 0 that adding the number of rows, to count from the end, leaves them negative.
     """
 
     leaf: Leaf
@@ -95,8 +100,8 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
-        layout: of the tokens.
-        padding: the element of padding: "past" where it is the number of lanes, "last" where it is the last lane.
+        layout: layout of the tokens.
+        padding: element at padding: "past" for the number of lanes, "last" for the last lane.
     """
 
     axis: int
@@ -106,11 +111,13 @@ class SegmentIds(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SegmentAt(Fact):
-    """The lane of the token of a loop's iteration; of padding the number of lanes, or the last one.
+    """The lane of the token of a loop iteration.
+
+    For padding: the number of lanes, or the last lane.
 
     Attributes:
-        token: the token, as `OneLane` has it.
-        layout, padding: as of `SegmentIds`.
+        token: the token, as in `OneLane`.
+        layout, padding: as in `SegmentIds`.
     """
 
     token: Symbol
@@ -120,14 +127,20 @@ class SegmentAt(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Element i = number of a token of lane i in this layout, where the lane has any."""
+    """Element i = number of a token of lane i; unspecified for lanes without tokens."""
 
     layout: str
 
 
 @dataclass(frozen=True, slots=True)
 class Real(Fact):
-    """False for padding: at its index along `axis`, or, if `axis` is None, at the token of an iteration."""
+    """False for padding.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the tokens; None for the token of a loop iteration.
+        token: the token of the iteration, as in `OneLane`.
+    """
 
     layout: str
     axis: int | None
@@ -136,10 +149,10 @@ class Real(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """False where the tokens along two axes belong to different lanes, or one of them is padding.
+    """False if two tokens belong to different lanes, or if one is padding.
 
     Attributes:
-        rows, columns: owners of the tokens, of one layout or of two; `rows` has the smaller axis.
+        rows, columns: owners of the tokens along two axes, of one or two layouts; `rows` has the smaller axis.
     """
 
     rows: LaneRows
@@ -148,10 +161,10 @@ class SameLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs(Fact):
-    """Elements depend on the lanes of the tokens along two axes; the array's owner is `Mixed`.
+    """Elements depend on the lanes of tokens along two axes; the owner is `Mixed`.
 
     Attributes:
-        rows, columns: as of `SameLane`.
+        rows, columns: as in `SameLane`.
     """
 
     rows: LaneRows
@@ -160,11 +173,13 @@ class TokenPairs(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Absent(Fact):
-    """Elements that do not belong to the lane of their row's token are this, or nan for all of a row.
+    """Elements outside the lane of their row's token are masked out.
+
+    A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
 
     Attributes:
-        rows, columns: as of `SameLane`.
-        zero: whether it is zero; otherwise minus infinity.
+        rows, columns: as in `SameLane`.
+        zero: True for zero, False for minus infinity.
     """
 
     rows: LaneRows
@@ -179,21 +194,21 @@ class Finite(Fact):
 
 @dataclass(frozen=True, slots=True)
 class IsFinite(Fact):
-    """True where the value with this number is finite."""
+    """True if the value with this number is finite."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Negative(Fact):
-    """True where the value with this number is negative."""
+    """True if the value with this number is negative."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Raised(Fact):
-    """The value with this number plus a constant, which is 0 or more."""
+    """The value with this number plus a constant, 0 or greater."""
 
     number: Number
     by: int
@@ -212,7 +227,7 @@ class Counts(Fact):
     """Element e = number of times e occurs in the array with value number `key`.
 
     Attributes:
-        every: whether every entry of that array is counted; others are greater than all e.
+        every: True if every entry of that array is counted; otherwise the other entries are greater than all e.
     """
 
     key: Number
@@ -221,7 +236,10 @@ class Counts(Fact):
 
 @dataclass(frozen=True, slots=True)
 class OneHot(Fact):
-    """True where the index along axis `classes` is the entry, at the index along axis `rows`, of the array `key`."""
+    """True if the index along axis `classes` equals an entry of the array `key`.
+
+    The index along axis `rows` selects the entry.
+    """
 
     key: Number
     rows: int
@@ -230,7 +248,7 @@ class OneHot(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Spread(Fact):
-    """Element = entry, at the index along `axis`, of the one-dimensional array with this value number."""
+    """Element = array[index along `axis`], for the 1-D array with this value number."""
 
     number: Number
     axis: int
@@ -238,7 +256,7 @@ class Spread(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Columns(Fact):
-    """The last axis holds these values, one beside the other."""
+    """Elements along the last axis: these values, concatenated."""
 
     values: "tuple[Value, ...]"
 
@@ -248,7 +266,7 @@ class Constant(Fact):
     """The array is a constant of the program.
 
     Attributes:
-        captured: whether it comes of an array that was there when the program was traced, not of numbers alone.
+        captured: True if the constant depends on an array that existed before tracing, not only on numbers.
     """
 
     captured: bool = False
@@ -256,14 +274,14 @@ class Constant(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SignOf(Fact):
-    """Sign of the value with this number, which is not negative."""
+    """Sign of the value with this number; the value is not negative."""
 
     number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class RemainderOf(Fact):
-    """Remainder in a division of the value with this number."""
+    """Remainder of a division of the value with this number."""
 
     number: Number
 
@@ -273,7 +291,7 @@ class Implies(Fact):
     """True implies that the value with this number is zero (or is not).
 
     Attributes:
-        compared: number of a value that is not zero where this is true, and zero where it is false; 0 for none.
+        compared: number of a value that is nonzero exactly where this array is true; 0 for no such value.
     """
 
     number: Number
@@ -283,24 +301,25 @@ class Implies(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rows of an idle lane equal those of an input pool.
+    """The rows of idle lanes equal the rows of an input pool.
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
-        view: the path by which the array was taken from the pool's.
+        view: path of operations from the pool's array to this array.
     """
 
     leaf: Leaf
     view: View = ()
 
-    def after_write(self, part: "Kept | None", put: Callable[[View], View | None]) -> "Kept | None":
-        """Return this if what is written is the part that was taken from the same place; None if it is not.
+    def after_write(self, part: "Kept | None", inverse_path: Callable[[View], View | None]) -> "Kept | None":
+        """Return this fact if a write restores the replaced part of the pool; otherwise None.
 
         Args:
-            part: of what is written; None where that is no part of a pool.
-            put: from the part's path to that of the array it is put back into; None where it was taken elsewhere.
+            part: fact of the written array; None if the array is no part of a pool.
+            inverse_path: path of the part -> path of the array that is written to; None for a part from another
+                position.
         """
-        return self if part is not None and part.leaf == self.leaf and put(part.view) == self.view else None
+        return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +328,12 @@ class Value:
 
     Attributes:
         owner: the lanes that the elements may depend on.
-        number: equal numbers mean equal elements in row-major order; 0 where none is assigned yet.
+        number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
         range: bounds of an integer array.
-        fact: one more fact about the elements.
+        fact: another fact about the elements.
         kept: holds under the assumption that the lane is idle.
-        version: of the pool that this is, or is a view of; None for everything else.
-        uniform: axes along which a shared array is known to be the same.
+        version: version of the pool that this array is or is a view of; None for other arrays.
+        uniform: axes along which all elements of a shared array are equal.
     """
 
     owner: Owner = COMMON
@@ -326,7 +345,7 @@ class Value:
     uniform: frozenset[int] = frozenset()
 
     def but(self, **changes: Any) -> "Value":
-        """Return the same value with other attributes."""
+        """Return a copy of the value with changed attributes."""
         return replace(self, **changes)
 
     def __str__(self) -> str:

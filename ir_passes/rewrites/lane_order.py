@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ir_passes.contract.declared import CROSSING, declaration_of
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import OPAQUE
 from ir_passes.rewrites.batched_work import first_version
 from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.pool_access import WRITES
@@ -16,7 +17,7 @@ BARRED = frozenset(
     cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
     rng_uniform custom_vmap_call custom_partitioning
     """.split()
-).union(ir.OPAQUE)
+).union(OPAQUE)
 
 
 def check_batchable(work: SameWork) -> None:

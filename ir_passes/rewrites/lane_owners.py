@@ -11,15 +11,14 @@ equation that mixes their results.
 from dataclasses import dataclass, field
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import PARTS
 from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
 from ir_passes.rewrites.slot_entries import SlotIndex, shape
 
 # Equations that only name a part of an array.
-NAMING = frozenset(
-    {"slice", "dynamic_slice", "squeeze", "reshape", "broadcast_in_dim", "expand_dims", "split", "unstack"}
-)
+NAMING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
 
 
 @dataclass(frozen=True)

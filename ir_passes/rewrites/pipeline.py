@@ -1,7 +1,7 @@
 """The pass pipeline: passes run one after the other, each followed by a check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites import DEFAULT_PASSES
@@ -11,7 +11,7 @@ __all__ = ["DEFAULT_PASSES", "Graph", "Pass", "PassError", "PassPipeline", "Pass
 
 
 class PassError(ValueError):
-    """A pass returned an invalid graph, or a pipeline was asked for a pass it does not have."""
+    """A pass returned an invalid graph, or two passes have one name."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,11 @@ class PassReport:
         name: of the pass.
         changed: whether it returned another graph.
         summary: one line.
-        before, after: the jaxpr before and after it, where the pipeline keeps them.
     """
 
     name: str
     changed: bool
     summary: str
-    before: ir.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
-    after: ir.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.summary}"
@@ -56,30 +53,16 @@ class PassPipeline:
         check: called on the graph that goes into the first pass that changes something and on what every such pass
             returned; raises what is wrong. The lane proof stands here. Of a graph from which a pass `only_drops`
             equations, what is left is checked alone.
-        keep: whether the reports hold the jaxprs.
     """
 
     passes: tuple[Pass, ...] = DEFAULT_PASSES
     check: Callable[[Graph], None] | None = None
-    keep: bool = False
 
     def __post_init__(self) -> None:
-        names = self.names
+        names = [rewrite.name for rewrite in self.passes]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PassError(f"passes need different names, got {', '.join(twice)} more than once")
-
-    @property
-    def names(self) -> list[str]:
-        """The passes' names in the order they run."""
-        return [one.name for one in self.passes]
-
-    def without(self, *names: str) -> "PassPipeline":
-        """Return this pipeline with the named passes switched off."""
-        unknown = [name for name in names if name not in self.names]
-        if unknown:
-            raise PassError(f"no pass is called {', '.join(unknown)}; passes: {', '.join(self.names)}")
-        return replace(self, passes=tuple(one for one in self.passes if one.name not in names))
 
     def run(self, graph: Graph) -> Rewritten:
         """Run every pass.
@@ -104,8 +87,7 @@ class PassPipeline:
                 _check_valid(graph, result, one, types=not drops)
                 unchecked = f"the graph that {one.name} returned"
             summary = "; ".join(said) or ("changed" if changed else "nothing to do")
-            kept = (graph.program, result.program) if self.keep else (None, None)
-            reports.append(PassReport(one.name, changed, summary, *kept))
+            reports.append(PassReport(one.name, changed, summary))
             graph = result
         self._verify(graph, unchecked)
         return Rewritten(graph, tuple(reports))

@@ -17,10 +17,10 @@ from ir_passes.contract.statements import Statement
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import to_numpy
+from ir_passes.jaxpr.primitives import CUMULATIVE, ELEMENTWISE, IDENTITIES, MOVES, OPAQUE, PARTS, REDUCTIONS, WRITES
 from ir_passes.sanitizer import loops, pools
 from ir_passes.sanitizer.moves import rows_axis
 from ir_passes.sanitizer.tags import (
-    MOVES,
     UNKNOWN,
     Ints,
     Tags,
@@ -29,6 +29,7 @@ from ir_passes.sanitizer.tags import (
     computed,
     concatenate,
     constant_row,
+    joins_places,
     keeps_row_layout,
     move,
     nobody,
@@ -39,15 +40,7 @@ from ir_passes.sanitizer.tags import (
 )
 from ir_passes.sanitizer.verdict import Judge, UntrackedFault
 
-# Entry i of the result depends on entry i of each operand; scalars go with every entry.
-ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh "
-    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt "
-    "max min mul mulhi ne neg nextafter not or population_count pow rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
-)
-_NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(ir.OPAQUE, UntrackedFault.OPAQUE)}
-CUMULATIVE = frozenset({"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"})
+_NOT_ENTERED = {"shard_map": UntrackedFault.DEVICES, **dict.fromkeys(OPAQUE, UntrackedFault.OPAQUE)}
 
 
 class Interpreter:
@@ -115,12 +108,12 @@ class Interpreter:
 
     def _tags(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> list[Tags | None]:
         name, first, rest = eqn.primitive.name, tags[0], tags[1:]
-        if name in MOVES and first is not None:
+        if name in IDENTITIES:
+            return list(tags)
+        if name in MOVES | PARTS and first is not None and not joins_places(eqn, first):
             if first.pools and not keeps_row_layout(eqn, first):
                 first = self.use(eqn, first)
             return list(move(eqn, first))
-        if name == "optimization_barrier":
-            return list(tags)
         if name in ("concatenate", "stack"):
             wholes = {tag is not None and tag.whole for tag in tags}
             if wholes == {True, False}:
@@ -130,7 +123,7 @@ class Interpreter:
             return [self._select(eqn, values, tags)]
         if name in ("gather", "dynamic_slice") and first is not None and not any(tag and tag.pools for tag in rest):
             return [pools.read(self, eqn, values, tags)]
-        if (name.startswith("scatter") or name == "dynamic_update_slice") and first is not None and first.whole:
+        if name in WRITES and first is not None and first.whole:
             return [pools.write(self, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
             return self.lose(eqn, tags, _NOT_ENTERED.get(name, UntrackedFault.WHOLE))
@@ -143,17 +136,20 @@ class Interpreter:
         if name in ELEMENTWISE:
             aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
             # Whole numbers of several lanes meet when rows are sorted or counted; states never have a reason to.
-            return [self._join(eqn, aligned, apart=jnp.issubdtype(jnp.result_type(values[-1]), jnp.floating))]
+            joined = self._join(eqn, aligned, apart=jnp.issubdtype(jnp.result_type(values[-1]), jnp.inexact))
+            return [joined] * len(eqn.outvars)
         if name == "dot_general":
             summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
             return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
-        mask = self._reading(eqn, values) if name in ir.OPAQUE else None
+        mask = self._reading(eqn, values) if name in OPAQUE else None
         used = [
             None if tag is None else self.use(eqn, tag, mask=None if mask is None else tag.of_lanes(mask))
             for tag in tags
         ]
         first = used[0]
-        axes = eqn.params.get("axes") if name.startswith(("reduce_", "arg")) else None
+        axes = eqn.params["axes"] if name in REDUCTIONS else None
+        if name == "bitcast_convert_type":
+            axes = (rank,)
         if name in CUMULATIVE and first is not None:
             return [computed(common_along(first.lanes, (eqn.params["axis"],)), first.derived)]
         if axes is not None and first is not None and len(used) == 1:

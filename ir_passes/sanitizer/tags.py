@@ -163,6 +163,12 @@ def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
     return inner == sorted(inner)
 
 
+def joins_places(eqn: JaxprEqn, tags: Tags) -> bool:
+    """True if a bitcast to a wider dtype joins elements with different tags."""
+    narrower = len(shape_of(eqn.outvars[0])) < len(tags.shape)
+    return eqn.primitive.name == "bitcast_convert_type" and narrower and tags.shape[-1] > 1
+
+
 def move(eqn: JaxprEqn, tags: Tags) -> list[Tags]:
     """Tags of the results of an equation that only moves its first operand."""
     if eqn.primitive.name in ("split", "unstack"):
@@ -241,6 +247,11 @@ def _rev(eqn: JaxprEqn, array: Ints) -> Ints:
     return array[tuple(slice(None, None, -1 if i in eqn.params["dimensions"] else 1) for i in range(array.ndim - 1))]
 
 
+def _bitcast(eqn: JaxprEqn, array: Ints) -> Ints:
+    added = len(shape_of(eqn.outvars[0])) - len(shape_of(eqn.invars[0]))
+    return array if added == 0 else array[..., None, :] if added > 0 else array[..., 0, :]
+
+
 _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
@@ -249,21 +260,7 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
     "slice": _slice,
     "rev": _rev,
     "tile": _tile,
-}
-# Moves of one operand, which keep its elements, but for their dtype.
-MOVES = {
-    *_MOVES,
-    "convert_element_type",
-    "copy",
-    "copy_p",
-    "device_put",
-    "name",
-    "pvary",
-    "reduce_precision",
-    "sharding_constraint",
-    "split",
-    "stop_gradient",
-    "unstack",
+    "bitcast_convert_type": _bitcast,
 }
 
 

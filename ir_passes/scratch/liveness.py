@@ -1,11 +1,11 @@
-"""Live ranges of the temporaries of a function, counted in equations of the inlined jaxpr.
+"""Compute live ranges of temporaries, in equations of the inlined jaxpr.
 
-Inputs, constants and outputs belong to the caller. Every other value is scratch. It is live from the equation that
-computes it to the last equation that reads it, both included: an equation reads its operands while it writes its
-results. A reinterpretation (reshape, squeeze, bitcast) is a view: a read of the view is a read of its base.
+Inputs, constants and outputs belong to the caller. Every other value is scratch. A scratch value is live from the
+equation that computes it to the last equation that reads it, both included: an equation reads its operands while it
+writes its results. A reinterpretation (reshape, squeeze, bitcast) is a view: a read of the view is a read of its base.
 
-A scan, while, cond or shard_map runs bodies in a block of bytes that is live at that equation alone. A body reads its
-inputs in place. The carry of a loop is in the results of the outer equation. The results of a body stay in the block
+A scan, while, cond or shard_map runs its bodies in a block of bytes that is live only at this equation. A body reads
+its inputs in place. The results of the outer equation hold the carry of a loop. The results of a body stay in the block
 until the body ends and are then copied to the outer results.
 """
 
@@ -15,26 +15,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 
 Key = tuple[int, int]
-"""A value: the number of the equation that computes it, and its position among the results."""
-
-VIEWS = frozenset(
-    {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "bitcast_convert_type", "name", "sharding_constraint"}
-)
-COMBINATORS = ("scatter", "reduce", "select_and", "argm", "cum")
-"""Primitives with a jaxpr that combines two scalars inside one loop of XLA, without scratch."""
+"""A value, as (number of the equation that computes it, position among the results)."""
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """One temporary.
+    """One temporary value.
 
     Attributes:
         equation, result: the equation that computes it, and its position among the results.
-        bytes: its size.
-        start, end: first and last equation at which it is live. A result of a body is live until the body ends.
-        eqn: the equation.
+        bytes: size of the temporary.
+        start, end: first and last equation at which the temporary is live. A result of a body is live until the body
+            ends.
+        eqn: the equation that computes it.
     """
 
     equation: int
@@ -46,7 +42,7 @@ class Scratch:
 
     @property
     def name(self) -> str:
-        """The primitive and the number of the equation; with the position where there are several results."""
+        """Primitive and number of the equation, and the position among several results."""
         return f"{self.eqn.primitive.name}.{self.equation}" + f".{self.result}" * (len(self.eqn.outvars) > 1)
 
 
@@ -58,7 +54,7 @@ class Liveness:
         jaxpr: the inlined jaxpr.
         scratch: temporaries in the order of computation.
         views: values that are views of scratch or of the caller's arrays.
-        bodies: equation -> live ranges of the bodies that it runs.
+        bodies: equation -> live ranges of the bodies that the equation runs.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
@@ -81,18 +77,21 @@ class Liveness:
 
     @property
     def lower_bound(self) -> int:
-        """Most bytes that are live at once: no arena is smaller."""
+        """Largest number of bytes live at once; no arena is smaller."""
         return max(self.profile)
 
     def block_bytes(self, equation: int) -> int:
-        """Least scratch of the bodies of an equation; of the branches of a cond only one runs."""
+        """Smallest scratch of an equation's bodies.
+
+        Bodies add up, except the branches of a cond: only one branch runs.
+        """
         sizes = [body.lower_bound for body in self.bodies.get(equation, ())]
         branches = self.jaxpr.jaxpr.eqns[equation].primitive.name == "cond" if sizes else False
         return max(sizes) if branches else sum(sizes)
 
 
 def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
-    """Return the live ranges of `fn(*args)`, which is traced and not run.
+    """Trace `fn(*args)` without running it, and return the live ranges.
 
     Args:
         fn: any JAX function.
@@ -102,20 +101,23 @@ def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
 
 
 def liveness_of(closed: ir.ClosedJaxpr) -> Liveness:
-    """Return the live ranges of an inlined jaxpr; equations that run the same body share its `Liveness`."""
-    done: dict[int, Liveness] = {}  # by the id of a body's jaxpr, which its live ranges keep alive
+    """Return the live ranges of an inlined jaxpr.
+
+    Equations that run the same body share the body's `Liveness`.
+    """
+    body_liveness: dict[int, Liveness] = {}  # by id of the body's jaxpr; the live ranges keep the jaxpr alive
 
     def of_body(body: ir.ClosedJaxpr) -> Liveness:
-        if id(body.jaxpr) not in done:
-            done[id(body.jaxpr)] = _liveness_of(body, True, of_body)
-        return done[id(body.jaxpr)]
+        if id(body.jaxpr) not in body_liveness:
+            body_liveness[id(body.jaxpr)] = _liveness_of(body, True, of_body)
+        return body_liveness[id(body.jaxpr)]
 
     return _liveness_of(closed, False, of_body)
 
 
 def _liveness_of(closed: ir.ClosedJaxpr, is_body: bool, of_body: Callable[[ir.ClosedJaxpr], Liveness]) -> Liveness:
     jaxpr = closed.jaxpr
-    base: dict[Any, Key] = {}  # variable -> scratch or output that holds its bytes; the caller's arrays are absent
+    base: dict[Any, Key] = {}  # variable -> scratch or output with its bytes; arrays of the caller are absent
     ends: dict[Key, int] = {}
     views: set[Key] = set()
     bodies: dict[int, tuple[Liveness, ...]] = {}
@@ -143,7 +145,10 @@ def _liveness_of(closed: ir.ClosedJaxpr, is_body: bool, of_body: Callable[[ir.Cl
 
 
 def is_view(eqn: ir.JaxprEqn) -> bool:
-    """True if the result is the operand's bytes in the same order, under another shape or dtype."""
+    """True if the result has the operand's bytes in the same order.
+
+    The shape or dtype may differ.
+    """
     if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
     operand: Any = eqn.invars[0].aval
@@ -155,18 +160,18 @@ def is_view(eqn: ir.JaxprEqn) -> bool:
 
 
 def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
-    """Return the jaxprs that an equation runs in a block; of a while the condition, then the body."""
+    """Return the bodies that an equation runs: of a while the condition, then the body."""
     name = eqn.primitive.name
     if name == "while":
         return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     called = ir.body_of(eqn)
     if called is not None:
         return (called,)
-    return () if name.startswith(COMBINATORS) else tuple(ir.closed(body) for body in ir.sub_jaxprs(eqn))
+    return () if name in SCALAR_BODIES else tuple(ir.closed(body) for body in ir.sub_jaxprs(eqn))
 
 
 def bytes_of(aval: Any) -> int:
-    """Return the bytes of a value; 0 for a value without a shape, such as a token."""
+    """Return the number of bytes of a value; 0 without a shape (for example tokens)."""
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize

@@ -1,18 +1,18 @@
-"""Offsets for buffers with live ranges: buffers that are live at the same time share no byte.
+"""Assign offsets to buffers: buffers live at the same time share no byte.
 
-The largest buffer is placed first. Each buffer takes the smallest gap that holds it (greedy by size, best fit).
+The largest buffer is placed first. Each buffer takes the smallest gap that is large enough (greedy by size, best fit).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes; XLA's alignment on CPUs, and a cache line."""
+"""Bytes: XLA's alignment on CPUs, and the size of a cache line."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes that are in use from time `start` to time `end`, both included."""
+    """A buffer in use from time `start` to time `end`, both included."""
 
     size: int
     start: int
@@ -20,7 +20,7 @@ class Buffer:
 
 
 def pack(buffers: Sequence[Buffer]) -> list[int]:
-    """Assign an offset to each buffer, a multiple of `ALIGNMENT`."""
+    """Return an offset for each buffer, a multiple of `ALIGNMENT`."""
     offsets: dict[int, int] = {}
     for i in sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, buffers[i].start)):
         size, start, end = buffers[i].size, buffers[i].start, buffers[i].end
@@ -30,17 +30,24 @@ def pack(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def height(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
-    """Return the bytes of the arena: the highest end of a buffer."""
+    """Return the bytes of the arena: the largest end of a buffer."""
     return max((offset + buffer.size for buffer, offset in zip(buffers, offsets, strict=True)), default=0)
 
 
 def aligned(offset: int) -> int:
-    """Return the next multiple of `ALIGNMENT`."""
+    """Round up to a multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _smallest_gap(size: int, ranges: Sequence[tuple[int, int]]) -> int:
-    """Return the offset of the smallest gap between sorted byte ranges that holds `size`, else the highest end."""
+    """Return the offset of the smallest gap of at least `size` bytes.
+
+    Without such a gap, the aligned end of the last range.
+
+    Args:
+        size: bytes of the buffer.
+        ranges: sorted byte ranges in use.
+    """
     top, best, smallest = 0, -1, 0
     for low, high in ranges:
         start = aligned(top)

@@ -1,4 +1,4 @@
-"""The plan of an arena: offsets of the temporaries of a function and of the blocks that its bodies run in."""
+"""Plan of an arena: offsets of temporaries and of the blocks of bodies."""
 
 from dataclasses import dataclass, field
 
@@ -6,17 +6,17 @@ from ir_passes.jaxpr import ir
 
 
 class PlanError(ValueError):
-    """A plan overlaps two values that are live together, or does not fit its function."""
+    """Two live values of a plan overlap, or a plan does not match its function."""
 
 
 @dataclass(frozen=True)
 class PlacedBuffer:
-    """A temporary and its bytes.
+    """A temporary with its bytes in the arena.
 
     Attributes:
-        equation, result: the equation that computes it, and its position among the results.
-        name: for reports.
-        offset, bytes: its place, from the start of the arena or of the body's part of a block.
+        equation, result: the equation that computes the temporary, and its position among the results.
+        name: name in reports.
+        offset, bytes: byte range, from the start of the arena or of the body's part of a block.
         start, end: first and last equation at which the bytes are reserved.
     """
 
@@ -31,11 +31,11 @@ class PlacedBuffer:
 
 @dataclass(frozen=True)
 class Block:
-    """The bytes that an equation's bodies run in.
+    """The bytes for the bodies of an equation.
 
     Attributes:
-        offset, bytes: its place.
-        bodies: for each body the offset of its part within the block, and its plan.
+        offset, bytes: byte range of the block.
+        bodies: (offset within the block, plan) of each body.
     """
 
     offset: int
@@ -49,11 +49,11 @@ class Plan:
 
     Attributes:
         jaxpr: the inlined jaxpr.
-        placements: in the order of computation.
+        placements: temporaries in the order of computation.
         views: (equation, result) of every value that is a view of its operand.
         blocks: equation -> block of its bodies.
         size: bytes of the arena.
-        lower_bound: most bytes that are live at once; no arena is smaller.
+        lower_bound: largest number of bytes live at once; no arena is smaller.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)

@@ -1,4 +1,4 @@
-"""Planning the arena: offsets for the temporaries of a function, checked by `verifier`."""
+"""Plan the arena: offsets for the temporaries of a function, checked by `verifier`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from ir_passes.scratch.verifier import verify_plan
 from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
+"""Equation -> scratch bytes of its operation in addition to the results."""
 
 
 def plan(
@@ -22,14 +23,14 @@ def plan(
     *,
     target: Target | str | None = None,
 ) -> Plan:
-    """Return a verified plan of the scratch of `fn(*args)`, which is traced and not run.
+    """Trace `fn(*args)` without running it, and return a verified scratch plan.
 
     Args:
         fn: any JAX function.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: of the function; declares the scratch of opaque operations.
-        target: machine of the function, such as "nvidia-h100:4"; a mesh of the arguments is a mesh of its devices.
-            None for the devices of the arguments.
+        contract: contract of the function; declares the scratch of opaque operations.
+        target: machine of the function, for example "nvidia-h100:4"; a mesh of the arguments is a mesh of this
+            machine's devices. None for the devices of the arguments.
 
     Raises:
         ContractError: the contract does not fit the function.
@@ -46,7 +47,7 @@ def declared_scratch(opaque: Mapping[str, Opaque], lanes: int) -> OpaqueScratch:
     """Return a function from an equation to the declared scratch bytes of its operation.
 
     Raises:
-        ValueError: a declaration returns something else than a number of bytes.
+        ValueError: a declaration does not return a number of bytes.
     """
 
     def scratch(eqn: ir.JaxprEqn) -> int:
@@ -65,22 +66,22 @@ def plan_liveness(live: Liveness, *, opaque_scratch: OpaqueScratch | None = None
     """Return a plan for live ranges, without verification.
 
     Args:
-        live: the live ranges. Equations that share the `Liveness` of a body share its plan.
+        live: the live ranges. Equations that share the `Liveness` of a body share the body's plan.
         opaque_scratch: scratch bytes of an operation in addition to its results.
     """
     scratch = opaque_scratch or (lambda eqn: 0)
-    done: dict[int, Plan] = {}  # by the id of live ranges, which `live` keeps alive
+    plans: dict[int, Plan] = {}  # by id of the live ranges; `live` keeps them alive
 
     def planned(part: Liveness) -> Plan:
-        if id(part) not in done:
-            done[id(part)] = _plan(part, planned, scratch)
-        return done[id(part)]
+        if id(part) not in plans:
+            plans[id(part)] = _plan(part, planned, scratch)
+        return plans[id(part)]
 
     return planned(live)
 
 
 def _plan(live: Liveness, planned: Callable[[Liveness], Plan], scratch: OpaqueScratch) -> Plan:
-    """Plan the bodies first, then the arena that holds their blocks and the other temporaries."""
+    """Plan the bodies first, then the arena of blocks and other temporaries."""
     eqns = live.jaxpr.jaxpr.eqns
     sizes = {i: size for i, eqn in enumerate(eqns) if (size := scratch(eqn))}
     blocks = {
@@ -101,7 +102,10 @@ def _plan(live: Liveness, planned: Callable[[Liveness], Plan], scratch: OpaqueSc
 
 
 def _block(plans: Iterable[Plan], branches: bool, scratch: int) -> Block:
-    """Lay out the bodies of one equation and its declared scratch; branches of a cond share their bytes."""
+    """Return the block for the bodies and declared scratch of one equation.
+
+    Branches of a cond share their bytes.
+    """
     bodies: list[tuple[int, Plan]] = []
     top = 0
     for body in plans:

@@ -1,7 +1,7 @@
-"""Check of an arena plan from the jaxpr alone. Shares no code with liveness or planner, and trusts nothing they found.
+"""Check an arena plan against the jaxpr alone, without code of `liveness` or `planner`.
 
-A value's bytes must be its own from the equation that computes it to the last one that reads it, through a view or
-not, both included: at one and the same equation the operands are still read while the results are written.
+From the equation that computes a value to the last equation that reads the value or a view of it, no other value may
+use the same bytes. Both equations are included: an equation reads its operands while it writes its results.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -12,58 +12,58 @@ from typing import Any
 import numpy as np
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
 from ir_passes.scratch.plan import Block, PlacedBuffer, Plan, PlanError
 
 Key = tuple[int, int]
-ALIGNMENT = 64  # XLA's on CPU, and a cache line
-NO_SCRATCH = ("scatter", "reduce", "select_and", "argm", "cum")  # run their jaxpr inside one loop, on scalars
+ALIGNMENT = 64  # XLA's alignment on CPUs, and the size of a cache line
 
 
 @dataclass
 class _Range:
-    what: str
+    name: str
     low: int
     high: int
     first: int
     last: int
 
     def __str__(self) -> str:
-        return f"{self.what} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
+        return f"{self.name} in bytes [{self.low}, {self.high}) live at equations [{self.first}, {self.last}]"
 
 
 def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[[Any], int] | None = None) -> int:
-    """Check a plan; return the number of pairs of values that share bytes at different times.
+    """Check a plan; return the number of value pairs that share bytes over time.
 
     Args:
         closed: the inlined jaxpr that the plan is for.
         plan: the plan to check.
-        opaque_scratch: scratch bytes that an equation's operation uses beside its results; None if none does.
+        opaque_scratch: equation -> scratch bytes of its operation in addition to the results; None for 0 bytes.
 
     Raises:
-        PlanError: names the equation, both values and both byte ranges.
+        PlanError: the plan is wrong; the message names the equation, both values and both byte ranges.
     """
-    need = opaque_scratch or (lambda eqn: 0)
-    return _verify(closed.jaxpr, plan, need, None)
+    scratch_of = opaque_scratch or (lambda eqn: 0)
+    return _verify(closed.jaxpr, plan, scratch_of, None)
 
 
 def _verify(
     jaxpr: Any,
     plan: Plan,
-    need: Callable[[Any], int],
-    done: dict[tuple[int, int], tuple[Any, int]] | None,
+    scratch_of: Callable[[Any], int],
+    checked: dict[tuple[int, int], tuple[Any, int]] | None,
 ) -> int:
-    """Check a plan and those of its bodies.
+    """Check a plan and its bodies' plans; return the number of pairs sharing bytes.
 
     Args:
-        done: id of a body's jaxpr and of a plan that was checked for it -> the jaxpr, which so keeps its id its own,
-            and the pairs that share bytes; None for the outermost jaxpr.
+        checked: (id of a body's jaxpr, id of its checked plan) -> (the jaxpr, number of pairs that share bytes). The
+            reference to the jaxpr keeps its id unique. None for the outermost jaxpr.
     """
-    outermost, done = done is None, {} if done is None else done
+    outermost, checked = checked is None, {} if checked is None else checked
     homes = _homes(jaxpr, plan.views)
     last = _last_reads(jaxpr, homes, outermost)
     placed = _placements(jaxpr, plan, homes, last, outermost)
     ranges = [_Range(p.name, p.offset, p.offset + p.bytes, key[0], last[key]) for key, p in placed.items()] + list(
-        _block_ranges(jaxpr, plan, need)
+        _block_ranges(jaxpr, plan, scratch_of)
     )
     for r in ranges:
         if r.low % ALIGNMENT:
@@ -82,39 +82,39 @@ def _verify(
         _check_block(equation, block, bodies, jaxpr.eqns[equation].primitive.name == "cond")
         for body, (_, inner) in zip(bodies, block.bodies, strict=True):
             pair = id(body.jaxpr), id(inner)
-            if pair not in done:
+            if pair not in checked:
                 try:
-                    found = _verify(body.jaxpr, inner, need, done)
+                    pairs = _verify(body.jaxpr, inner, scratch_of, checked)
                 except PlanError as error:
                     raise PlanError(f"equation {equation}, in its body: {error}") from error
-                done[pair] = body.jaxpr, found
-            shared += done[pair][1]
+                checked[pair] = body.jaxpr, pairs
+            shared += checked[pair][1]
     return shared
 
 
 def _homes(jaxpr: Any, views: Collection[Key]) -> dict[Any, Key]:
-    """Map each variable to the equation and result whose bytes it is; variables that are missing are the caller's."""
+    """Return variable -> value with its bytes; variables of the caller are absent."""
     homes: dict[Any, Key] = {}
-    unknown = set(views)
+    unmatched_views = set(views)
     for i, eqn in enumerate(jaxpr.eqns):
         for j, var in enumerate(eqn.outvars):
-            if (i, j) not in unknown:
+            if (i, j) not in unmatched_views:
                 homes[var] = (i, j)
                 continue
-            unknown.discard((i, j))
+            unmatched_views.discard((i, j))
             if not _same_bytes(eqn):
                 raise PlanError(f"equation {i}: result {j} of {eqn.primitive.name} is no view of its operand's bytes")
             if eqn.invars[0] in homes:
                 homes[var] = homes[eqn.invars[0]]
-    if unknown:
-        raise PlanError(f"the plan has views that no equation computes: {sorted(unknown)}")
+    if unmatched_views:
+        raise PlanError(f"the plan has views that no equation computes: {sorted(unmatched_views)}")
     return homes
 
 
 def _last_reads(jaxpr: Any, homes: dict[Any, Key], outermost: bool) -> dict[Key, int]:
     last: dict[Key, int] = {}
     end = len(jaxpr.eqns)
-    if not outermost:  # a body's results are copied out after its last equation
+    if not outermost:  # the results of a body are copied out after its last equation
         last.update({homes[var]: end for var in _variables(jaxpr.outvars) if var in homes})
     for i in range(end - 1, -1, -1):
         for var in _variables(jaxpr.eqns[i].invars):
@@ -128,7 +128,11 @@ def _last_reads(jaxpr: Any, homes: dict[Any, Key], outermost: bool) -> dict[Key,
 def _placements(
     jaxpr: Any, plan: Plan, homes: dict[Any, Key], last: dict[Key, int], outermost: bool
 ) -> dict[Key, PlacedBuffer]:
-    """The placements by value: every scratch value once, nothing that is held, each of its value's size."""
+    """Return the placements by value.
+
+    Raises:
+        PlanError: a scratch value is missing, is placed twice or has another size; or an output or view is placed.
+    """
     outputs = {homes[var] for var in _variables(jaxpr.outvars) if var in homes} if outermost else set[Key]()
     placed: dict[Key, PlacedBuffer] = {}
     for p in plan.placements:
@@ -149,7 +153,11 @@ def _placements(
 
 
 def _check_overlap(ranges: list[_Range]) -> int:
-    """Compare every pair; returns how many share bytes at different times."""
+    """Return the number of pairs that share bytes at different times.
+
+    Raises:
+        PlanError: two values that are live at the same time share bytes.
+    """
     ranges = sorted((r for r in ranges if r.high > r.low), key=lambda r: r.first)
     low, high = np.array([r.low for r in ranges], np.int64), np.array([r.high for r in ranges], np.int64)
     last = np.array([r.last for r in ranges], np.int64)
@@ -163,8 +171,8 @@ def _check_overlap(ranges: list[_Range]) -> int:
     return shared
 
 
-def _block_ranges(jaxpr: Any, plan: Plan, need: Callable[[Any], int]) -> Iterator[_Range]:
-    scratch = {i: need(eqn) for i, eqn in enumerate(jaxpr.eqns) if need(eqn)}
+def _block_ranges(jaxpr: Any, plan: Plan, scratch_of: Callable[[Any], int]) -> Iterator[_Range]:
+    scratch = {i: scratch_of(eqn) for i, eqn in enumerate(jaxpr.eqns) if scratch_of(eqn)}
     expected = {i for i, eqn in enumerate(jaxpr.eqns) if _bodies(eqn)} | set(scratch)
     if set(plan.blocks) != expected:
         raise PlanError(f"equations {sorted(expected)} need blocks, the plan has them for {sorted(plan.blocks)}")
@@ -198,27 +206,21 @@ def _bodies(eqn: Any) -> list[ir.ClosedJaxpr]:
     named = ir.body_of(eqn)
     if named is not None:
         return [named]
-    return [] if eqn.primitive.name.startswith(NO_SCRATCH) else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
+    return [] if eqn.primitive.name in SCALAR_BODIES else [ir.closed(body) for body in ir.sub_jaxprs(eqn)]
 
 
 def _same_bytes(eqn: Any) -> bool:
-    """Whether this primitive, as it is called here, only gives the bytes of its operand another shape or dtype."""
-    if isinstance(eqn.invars[0], ir.Literal):
+    """True if the equation only changes the shape or dtype of its operand's bytes."""
+    if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
         return False
-    before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
     match eqn.primitive.name:
         case "reshape":
             return eqn.params.get("dimensions") is None
-        case "squeeze" | "expand_dims" | "name" | "sharding_constraint":
-            return True
-        case "broadcast_in_dim":
-            return prod(before.shape) == prod(after.shape)
-        case "bitcast_convert_type":
-            return _size(before) == _size(after)
         case "convert_element_type":
-            return before.dtype == after.dtype
-        case _:
-            return False
+            return operand.dtype == result.dtype
+        case name:
+            return name in VIEWS and _size(operand) == _size(result)
 
 
 def _variables(atoms: Any) -> Iterator[Any]:

@@ -1,14 +1,22 @@
 """NVIDIA GPUs as XLA's compiler is told of them, with the figures of their data sheets.
 
-The numbers of the devices are those of openxla/xla, xla/backends/gpu/target_config/specs; of the L4, which is not
-there, those of NVIDIA's data sheet. Peaks are without sparsity; that of float32 is TF32's, the most that a product of
-float32 operands can come to.
+The numbers of the devices are those of openxla/xla, xla/backends/gpu/target_config/specs; of the L4, L40, L40S and
+RTX 4090, which are not there, those of NVIDIA's data sheets. Peaks are without sparsity; that of float32 is TF32's, the
+most that a product of float32 operands can come to.
 """
 
 from dataclasses import dataclass
 
 MAX_GPUS = 8
 """GPUs of one host that steps are compiled for."""
+KNOWN_KINDS = {
+    (8, 0): "NVIDIA A100",
+    (8, 6): "NVIDIA A10",
+    (8, 9): "NVIDIA L4",
+    (9, 0): "NVIDIA H100",
+    (10, 0): "NVIDIA B200",
+}
+"""Compute capability -> a device kind with it that all versions of JAX know (jax/_src/pallas/triton/gpu_info.py)."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,18 @@ GPUS: dict[str, Gpu] = {
     "nvidia-l4": Gpu(
         "NVIDIA L4", (8, 9), False, 24_152_899_584, 300_000_000_000, 50_331_648, 58, 2.04, 128, 1536, 102_400, 101_376,
         121e12, 60e12,
+    ),
+    "nvidia-l40": Gpu(
+        "NVIDIA L40", (8, 9), False, 48_305_799_168, 864_000_000_000, 100_663_296, 142, 2.49, 128, 1536, 102_400,
+        101_376, 181e12, 90.5e12,
+    ),
+    "nvidia-l40s": Gpu(
+        "NVIDIA L40S", (8, 9), False, 48_305_799_168, 864_000_000_000, 100_663_296, 142, 2.52, 128, 1536, 102_400,
+        101_376, 362e12, 183e12,
+    ),
+    "nvidia-rtx4090": Gpu(
+        "NVIDIA GeForce RTX 4090", (8, 9), False, 25_757_220_864, 1_008_000_000_000, 75_497_472, 128, 2.52, 128, 1536,
+        102_400, 101_376, 165.2e12, 82.6e12,
     ),
     "nvidia-h100": Gpu(
         "NVIDIA H100 80GB HBM3", (9, 0), True, 84_942_979_072, 3_352_320_000_000, 52_428_800, 132, 1.98, 128, 2048,

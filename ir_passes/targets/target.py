@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ir_passes.targets.gpus import GPUS, MAX_GPUS, Gpu
+from ir_passes.targets.gpus import GPUS, KNOWN_KINDS, MAX_GPUS, Gpu
 from ir_passes.targets.tpus import TPUS, Tpu
 
 LOCAL = "local"
@@ -76,6 +77,15 @@ class Target:
         base = self.name.partition(":")[0]
         found = _gpus(GPUS[base], self) if base in GPUS else _tpus(TPUS[base], self)
         return tuple(found[: self.count])
+
+    def tracing(self) -> AbstractContextManager[Any]:
+        """Return a context in which steps are traced: JAX asks for a GPU where Pallas kernels are lowered for one."""
+        if self.is_local or self.platform != "gpu":
+            return nullcontext()
+        gpu = GPUS[self.name.partition(":")[0]]
+        device = jax.sharding.AbstractDevice(KNOWN_KINDS[gpu.capability], gpu.cores, "gpu")
+        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+        return jax.sharding.use_abstract_mesh(mesh)
 
     @property
     def compiler(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The type of an array of a compiled program: its size in elements and in memory."""
+"""Array types of a compiled program: number of elements and bytes in memory."""
 
 import math
 from dataclasses import dataclass
@@ -7,14 +7,17 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Array:
-    """The type of one array: XLA's dtype name, dimensions, layout and bits of an element in memory.
+    """The type of one array.
 
-    The table of a tuple is an array of dtype "tuple": a pointer for each of its entries.
+    The table of a tuple is an array of dtype "tuple" with one pointer for each entry.
 
     Attributes:
+        dtype: XLA's name.
+        dims: sizes of the dimensions.
         layout: dimensions from the fastest to the slowest.
-        tiles: sizes of the blocks that the elements lie in one after the other, each of the last dimensions of the
-            shape before it; none but on TPUs. A negative size joins a dimension with the next one.
+        bits: bits of one element in memory.
+        tiles: sizes of nested blocks of contiguous elements; each tile divides the last dimensions of the shape that
+            the previous tile leaves. Only TPUs have tiles. A negative size joins a dimension with the next one.
     """
 
     dtype: str
@@ -38,7 +41,7 @@ class Array:
 
     @cached_property
     def padded_bytes(self) -> int:
-        """Bytes in memory: tiles are whole, and elements that are not there fill them.
+        """Bytes in memory, including the padding that fills the last tile of each dimension.
 
         Source: openxla/xla, docs/tiled_layout.md.
         """
@@ -46,8 +49,8 @@ class Array:
         for tile in self.tiles:
             for i, size in enumerate(tile):
                 if size < 0:
-                    place = len(shape) - len(tile) + i
-                    shape[place : place + 2] = [1, shape[place] * shape[place + 1]]
+                    position = len(shape) - len(tile) + i
+                    shape[position : position + 2] = [1, shape[position] * shape[position + 1]]
             shape = [1] * (len(tile) - len(shape)) + shape
             sizes = [max(1, size) for size in tile]
             blocks = [-(-size // block) for size, block in zip(shape[-len(tile) :], sizes, strict=True)]
@@ -56,11 +59,11 @@ class Array:
 
     @property
     def row_major(self) -> bool:
-        """Whether the elements lie in the order of their positions: the last dimension is the fastest."""
+        """True if memory order is row-major: the last dimension is the fastest."""
         return self.layout == tuple(reversed(range(len(self.dims)))) and (len(self.dims) < 2 or not self.tiles)
 
     def same_order(self, other: "Array") -> bool:
-        """Whether the elements of both, which have the same dimensions, lie in the same order."""
+        """True if two arrays of equal dimensions have the same memory order."""
         return self.layout == other.layout and (self.tiles == other.tiles or self.count == 1)
 
     def __str__(self) -> str:

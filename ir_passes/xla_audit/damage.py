@@ -1,11 +1,11 @@
-"""The error of an executable that the audit cannot read, and its place at the boundary of every reader."""
+"""The error for an executable that the audit cannot read; each reader runs inside `hlo_errors`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class HloError(ValueError):
-    """The executable does not give out what the audit reads; says what is missing."""
+    """The executable lacks data that the audit reads; the message names the missing part."""
 
 
 # fmt: off
@@ -13,18 +13,18 @@ UNEXPECTED = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError
 )
 # fmt: on
-"""Errors from references, shapes and numbers that do not fit together."""
+"""Errors that inconsistent references, shapes or numbers cause."""
 
 
 @contextmanager
 def hlo_errors(part: str) -> Iterator[None]:
-    """Raise HloError for an unexpected error of a reader.
+    """Convert unexpected errors of a reader to HloError.
 
     Args:
-        part: what is read, for the message.
+        part: name of the part of the executable, for the message.
 
     Raises:
-        HloError: of a damaged protobuf, or one whose fields have other numbers than `hlo_schema` has.
+        HloError: the protobuf is damaged, or has other field numbers than `hlo_schema`.
     """
     try:
         yield

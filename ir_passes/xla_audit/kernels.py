@@ -4,7 +4,8 @@ XLA's own cost analysis is not given out by the compilers of accelerators. This 
 every scheduled operation. If a fusion reads an operand through slices or gathers, or updates a result in place, only
 the rows that are read or written count. An operand that an earlier operation has left in a cache of the device counts
 all the same. Values that a TPU's program keeps in the memory on the chip do not: the buffer assignment names them.
-Arithmetic is that of products and convolutions.
+A Pallas kernel for GPUs reads the bytes that its metadata declares, or without it each operand once. Arithmetic is that
+of products and convolutions.
 """
 
 import re
@@ -36,6 +37,10 @@ NEW: dict[str, Index] = {COPYING: (0,), STARTED: (1,)}
 """The result that an operation writes beside others."""
 CUBLAS = "__cublas$"
 """Beginning of the targets of cuBLAS products, whose last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
+TRITON = "__gpu$xla.gpu.triton"
+"""Target of Pallas kernels for GPUs."""
+DECLARED_READS = re.compile(rb'serialized_metadata = "[^"]*\\22read\\22: \\22(\d+)\\22')
+"""Bytes that a kernel reads, by `pallas_call(..., metadata={"read": "123"})`."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
@@ -252,6 +257,8 @@ def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
 def _plain(one: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
     """Bytes that an operation outside fusions reads and writes; the workspace of a cuBLAS product is neither."""
     result = _bytes(one)
+    if one.target == TRITON and (declared := DECLARED_READS.search(one.backend_config)):
+        return int(declared[1]), result
     if one.target.startswith(CUBLAS) and (1,) in one.arrays:
         result -= one.arrays[max(one.arrays)].bytes
     if one.opcode in ROWS:

@@ -1,6 +1,7 @@
-"""The check that no pool is copied or rebuilt: no value outside a pool's bytes holds as many of its elements.
+"""Check that a compiled program neither copies nor rebuilds a pool.
 
-The limit is all rows but one: the rows of every sequence, in a pool with a null row.
+No value outside a pool's bytes may hold the elements of all rows except one. In a pool with a null row, these are the
+rows of every sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +37,11 @@ class PoolCopy:
     """A copy of a whole pool.
 
     Attributes:
-        instruction: its name.
-        pools: paths of the pools whose elements are copied.
-        bytes: written each time.
-        op_name, source: JAX's name and the source line of the operation that it was made for.
-        looped: it runs inside a loop, possibly many times.
+        instruction: name of the instruction that copies.
+        pools: paths of the copied pools.
+        bytes: number of bytes written by each run of the instruction.
+        op_name, source: JAX's name and source line of the operation that XLA compiled to this instruction.
+        looped: the instruction runs inside a loop, possibly many times.
     """
 
     instruction: str
@@ -51,20 +52,22 @@ class PoolCopy:
     looped: bool
 
     def __str__(self) -> str:
-        often = " in every iteration" if self.looped else ""
-        return f"{self.bytes} bytes{often} by %{self.instruction}, for {self.op_name or 'no operation'}, {self.source}"
+        frequency = " in every iteration" if self.looped else ""
+        return (
+            f"{self.bytes} bytes{frequency} by %{self.instruction}, for {self.op_name or 'no operation'}, {self.source}"
+        )
 
 
 @dataclass(frozen=True)
 class WholePool:
-    """A value outside a pool's bytes that holds all rows of the pool, or all but one.
+    """A value outside a pool's bytes with at least all rows except one.
 
     Attributes:
         pools: paths of the pools.
-        type: of the pools on one device, as XLA prints it.
-        copied: the elements are copied, perhaps back into the pool's bytes; otherwise computed.
-        converted: they are copied from or to another dtype.
-        looped: it is written inside a loop.
+        type: type of the pools on one device, as XLA prints it.
+        copied: the elements are copied, perhaps back into the pool's bytes; otherwise they are computed.
+        converted: the elements are converted from or to another dtype.
+        looped: an instruction inside a loop writes the value.
     """
 
     value: LiveValue
@@ -75,7 +78,7 @@ class WholePool:
     looped: bool
 
     def as_copy(self, executable: Executable) -> PoolCopy:
-        """The copy, for the report."""
+        """Return the copy for the report."""
         instruction = self.value.instruction
         return PoolCopy(
             instruction.name,
@@ -87,64 +90,74 @@ class WholePool:
 
 
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[WholePool]:
-    """Return the values that copy a whole pool, or rebuild it outside its bytes, in the order in which they run.
+    """Return the values that copy or rebuild a whole pool, in order of execution.
 
-    If a pool has one row per lane, in total or on each device, the step computes every row. Its new rows may be as
-    large as the pool; only copies count against it. Values on a TPU's chip take no memory of the device: a small pool
-    is read and written through them.
+    If a pool has one row per lane, in total or on each device, the step computes every row. The new rows may be as
+    large as the pool, so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored: they
+    take no device memory, and XLA reads and writes small pools through them.
     """
     values = PoolValues(executable, live)
-    found: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
+    copies: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
     for i, pool in _pools(executable, bound).items():
-        last = values.backwards(pool, bound.successors[i]) if i in bound.successors else frozenset[int]()
-        judge = _Judge(executable, live, pool, values.onwards(pool), last)
-        for position in judge.held.keys() | last:
-            copied = judge.is_copied(position)
-            if copied or judge.is_rebuilt(position):
+        successor_values = values.backwards(pool, bound.successors[i]) if i in bound.successors else frozenset[int]()
+        check = _PoolCheck(executable, live, pool, values.onwards(pool), successor_values)
+        for position in check.elements.keys() | successor_values:
+            copied = check.is_copied(position)
+            if copied or check.is_rebuilt(position):
                 key = position, copied, str(pool.array)
-                found.setdefault(key, ([], judge.is_converted(position)))[0].append(bound.inputs[i].path)
+                copies.setdefault(key, ([], check.is_converted(position)))[0].append(bound.inputs[i].path)
     return [
-        WholePool(live.values[at], tuple(paths), type, copied, converted, live.values[at].instruction.id in live.looped)
-        for (at, copied, type), (paths, converted) in sorted(found.items())
+        WholePool(
+            live.values[position],
+            tuple(paths),
+            type,
+            copied,
+            converted,
+            live.values[position].instruction.id in live.looped,
+        )
+        for (position, copied, type), (paths, converted) in sorted(copies.items())
     ]
 
 
-def findings(wholes: Sequence[WholePool], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding for each copy of pools that do not all match a pattern of `allowed`, and each rebuilt pool."""
-    for whole in wholes:
-        value, paths = whole.value, ", ".join(whole.pools)
+def findings(pools: Sequence[WholePool], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding for each rebuilt pool and each copy that `allowed` does not permit.
+
+    A copy is permitted if the path of every copied pool matches a pattern of `allowed`.
+    """
+    for pool in pools:
+        value, paths = pool.value, ", ".join(pool.pools)
         instruction = where(value.instruction, executable.module)
-        if not whole.copied:
+        if not pool.copied:
             yield Finding(
                 FindingKind.SECOND_POOL,
                 instruction,
                 f"{value} has as many elements as {paths} and is computed in {value.slice}, not in the pool's bytes",
                 "Update the rows that the slot map names and leave the others where they are.",
-                whole.pools,
+                pool.pools,
             )
             continue
-        # brackets are those of paths, and no sets of characters
-        if all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in whole.pools):
+        # escape brackets: in a path they are indices, not sets of characters
+        if all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in pool.pools):
             continue
-        advice = REMEDY_CONVERTED if whole.converted and executable.platform == CPU else ""
+        advice = REMEDY_CONVERTED if pool.converted and executable.platform == CPU else ""
         yield Finding(
             FindingKind.POOL_COPY,
             instruction,
-            f"a whole pool is copied ({paths}, {whole.type}): {whole.as_copy(executable)}",
-            advice + REMEDY.format(pools=list(whole.pools)),
-            whole.pools,
+            f"a whole pool is copied ({paths}, {pool.type}): {pool.as_copy(executable)}",
+            advice + REMEDY.format(pools=list(pool.pools)),
+            pool.pools,
         )
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
-    """Pools that the program reads, by argument, as one device has them.
+    """Return argument number -> type on one device, for each pool that the program reads.
 
-    A pool of one number per lane is left out: it is no larger than the list of lanes.
+    A pool of one number per lane is skipped: it is no larger than the list of lanes.
     """
     maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
     mapped = {name for entry in maps for name in entry.names}
     paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}
-    found: dict[int, PoolType] = {}
+    pools: dict[int, PoolType] = {}
     for i, argument in enumerate(bound.inputs):
         number = executable.parameters.get(i)
         if not isinstance(argument.entry, Pool) or number is None:
@@ -154,76 +167,78 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
         by_lane = argument.entry.group not in mapped or bound.lanes in (argument.shape[argument.entry.axis], rows)
         if by_lane and array.count == rows:
             continue
-        found[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged)
-    return found
+        pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged)
+    return pools
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """The judgement of the values that hold elements of one pool.
+class _PoolCheck:
+    """The check of the values that hold elements of one pool.
 
     Attributes:
-        held: elements of the pool in each value, by position in `live.values`.
-        last: positions of the values that become the pool's successor.
+        elements: position in `live.values` -> elements of the pool in that value.
+        ancestors: positions of the values that become the pool's successor.
     """
 
     executable: Executable
     live: LiveValues
     pool: PoolType
-    held: Mapping[int, Held]
-    last: AbstractSet[int]
+    elements: Mapping[int, Held]
+    ancestors: AbstractSet[int]
 
     def is_copied(self, position: int) -> bool:
-        """True if an instruction moves the whole pool out of its bytes, or back into them."""
+        """True if an instruction copies the whole pool from or to its bytes."""
         value = self.live.values[position]
         if not self._is_written(value):
             return False
-        sources = [self.live.values[at] for at in self._sources(value.instruction)]
+        sources = [self.live.values[source] for source in self._sources(value.instruction)]
         if any(self.executable.on_chip(source.slice) for source in sources):
             return False
-        if self.held.get(position, NOTHING).moved >= self.pool.least:
-            back = any(not self._in_pool(source) for source in sources) and self._only(
+        if self.elements.get(position, NOTHING).moved >= self.pool.least:
+            writes_pool = any(not self._in_pool(source) for source in sources) and self._only(
                 value.instruction, MOVES | CONVERSIONS
             )
-            return back or not self._in_pool(value)
-        alike = value.array.dtype == self.pool.array.dtype and value.array.count == self.pool.array.count
-        return alike and bool(sources) and self._only(value.instruction, MOVES)
+            return writes_pool or not self._in_pool(value)
+        same_type = value.array.dtype == self.pool.array.dtype and value.array.count == self.pool.array.count
+        return same_type and bool(sources) and self._only(value.instruction, MOVES)
 
     def is_rebuilt(self, position: int) -> bool:
-        """True if the whole pool, of more rows than the step's lanes, is computed outside its bytes."""
+        """True if a pool with more rows than lanes is computed outside its bytes."""
         value = self.live.values[position]
         return (
             not self.pool.by_lane and self._is_written(value) and self._is_whole(position) and not self._in_pool(value)
         )
 
     def is_converted(self, position: int) -> bool:
-        """True if a value that holds the whole pool has another dtype than one that it was copied from."""
+        """True if the dtype of a whole pool differs from a source's dtype."""
         value = self.live.values[position]
-        return any(self.live.values[at].array.dtype != value.array.dtype for at in self._sources(value.instruction))
+        return any(
+            self.live.values[source].array.dtype != value.array.dtype for source in self._sources(value.instruction)
+        )
 
     def _is_written(self, value: LiveValue) -> bool:
-        """True if an instruction writes a value into memory of the device, but not over its own operand."""
+        """True if an instruction writes a value to device memory, not in place."""
         if value.slice is None or value.array.dtype == "tuple" or self.executable.on_chip(value.slice):
             return False
         if value.instruction.opcode in (*HANDING_OVER, "parameter", "constant"):
             return False
-        return all(self.live.values[at].slice != value.slice for at in self._sources(value.instruction))
+        return all(self.live.values[source].slice != value.slice for source in self._sources(value.instruction))
 
     def _sources(self, instruction: Instruction) -> list[int]:
-        """Positions of the operands that hold the whole pool."""
-        return [at for at in positions(instruction.operands, self.live) if self._is_whole(at)]
+        """Return the positions of the operands with the whole pool."""
+        return [source for source in positions(instruction.operands, self.live) if self._is_whole(source)]
 
     def _is_whole(self, position: int) -> bool:
-        return position in self.last or max(self.held.get(position, NOTHING)) >= self.pool.least
+        return position in self.ancestors or max(self.elements.get(position, NOTHING)) >= self.pool.least
 
     def _in_pool(self, value: LiveValue) -> bool:
-        place = value.slice
+        slice = value.slice
         return (
-            place is not None and self.executable.buffers.allocations[place.allocation].parameter == self.pool.parameter
+            slice is not None and self.executable.buffers.allocations[slice.allocation].parameter == self.pool.parameter
         )
 
     def _only(self, instruction: Instruction, moves: AbstractSet[str]) -> bool:
-        """True for an operation that moves its operand, and a fusion of such operations."""
+        """True for an operation of `moves`, or a fusion of such operations and views."""
         if instruction.opcode != "fusion":
             return instruction.opcode in moves
         opcodes = {inner.opcode for inner in self.executable.module.computations[instruction.called[0]].instructions}

@@ -1,8 +1,8 @@
-"""The elements of a pool that an instruction hands from its operands to its results.
+"""Transfer of a pool's elements from the operands of an instruction to its results.
 
-Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Products, calls
-and reads of the rows that an input names have new results. A reduction's result holds at most its own number of
-elements.
+Elements are moved (copied, converted, transposed, sliced, concatenated) or computed (by arithmetic). Matrix
+products, reads of rows selected by an input, and custom calls without a result of the pool's type pass on no elements.
+The result of a reduction holds at most as many elements of the pool as its own size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,43 +22,44 @@ MOVING = frozenset({
     "transpose",
 })
 # fmt: on
-"""Opcodes whose results hold elements of their operands, perhaps in another order, layout or dtype."""
+"""Opcodes that copy elements of their operands, perhaps in another order, layout or dtype."""
 ENDING = frozenset({"custom-call", "fft", "ragged-dot", "rng", "rng-bit-generator", "topk", "triangular-solve"})
-"""Opcodes with new results, as those of products."""
+"""Opcodes with new results, like matrix products."""
 NAMED_READS = ("gather", "dynamic-slice")
+"""Opcodes that read rows selected by an operand."""
 
 
 class Held(NamedTuple):
-    """Elements of a pool that a value holds.
+    """Numbers of a pool's elements in a value.
 
     Attributes:
-        moved: copied, or only converted to another dtype.
-        computed: results of arithmetic on them.
+        moved: elements that were copied or converted to another dtype.
+        computed: results of arithmetic on elements.
     """
 
     moved: int = 0
     computed: int = 0
 
-    def within(self, most: int) -> "Held":
-        """Bound both by the size of a value."""
-        return Held(min(self.moved, most), min(self.computed, most))
+    def within(self, limit: int) -> "Held":
+        """Bound both numbers by the size of a value."""
+        return Held(min(self.moved, limit), min(self.computed, limit))
 
 
 NOTHING = Held()
 Leaves = Mapping[Index, Held]
-"""Elements held by each entry of a result."""
+"""Entry of a result -> elements in it."""
 
 
 @dataclass(frozen=True)
 class PoolType:
-    """The facts of a pool that its flow depends on.
+    """The properties of a pool that its dataflow depends on.
 
     Attributes:
         parameter: number of its entry parameter.
-        array: its type on one device.
-        rows: number of its rows on one device.
-        by_lane: every row is a lane's, so that a step computes all of them.
-        paged: page tables name its rows, any number of them.
+        array: type of the pool on one device.
+        rows: number of rows on one device.
+        by_lane: every row belongs to a lane, so a step computes all rows.
+        paged: page tables select the rows, any number of them.
     """
 
     parameter: int
@@ -69,69 +70,93 @@ class PoolType:
 
     @property
     def least(self) -> int:
-        """Elements of all rows but one; of a pool with one row all elements."""
-        return self.array.count - (self.array.count // self.rows if self.rows > 1 else 0)
+        """Number of elements in all rows except one; in one or two rows, all elements.
+
+        One of two rows is as large as a block of half the positions of both rows, which attention reads.
+        """
+        return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def size(self, array: Array) -> int:
-        """Elements of the pool that have room in an array: as many as its elements, or its bytes if these are more."""
+        """Return how many elements of the pool fit into an array.
+
+        The larger of the array's number of elements and its bytes divided by the bytes of an element of the pool.
+        """
         return max(array.count, array.padded_bytes * self.array.count // max(1, self.array.padded_bytes))
 
 
 @dataclass(frozen=True)
 class PoolFlow:
-    """The transfer of a pool's elements through one instruction, and through the instructions of a fusion."""
+    """Transfer of a pool's elements through one instruction, or through each instruction of a fusion.
+
+    Attributes:
+        computations: of the program, by id.
+        pool: type of the pool.
+        whole_writes: count written rows only if the write replaces all rows.
+    """
 
     computations: Mapping[int, Computation]
     pool: PoolType
-    back: bool
+    whole_writes: bool
 
     def results(
-        self, instruction: Instruction, operands: Sequence[Leaves], arrays: list[Array], named: list[bool]
+        self, instruction: Instruction, operands: Sequence[Leaves], arrays: list[Array], from_inputs: list[bool]
     ) -> dict[Index, Held]:
-        """Return what each entry of a result holds.
+        """Return the elements in each entry of a result.
 
         Args:
-            instruction: a fusion or any other instruction, but no loop or branch.
-            operands: what the operands hold.
-            arrays: their types.
-            named: whether each is computed from an argument of the program.
+            instruction: a fusion or any other instruction, except loops and branches.
+            operands: elements in each operand.
+            arrays: types of the operands.
+            from_inputs: whether each operand is computed from an argument of the program.
         """
         if instruction.opcode == "tuple":
-            return {(i, *index): held for i, leaves in enumerate(operands) for index, held in leaves.items()}
+            return {(i, *index): elements for i, leaves in enumerate(operands) for index, elements in leaves.items()}
         if instruction.opcode == "get-tuple-element":
-            return {index[1:]: held for index, held in operands[0].items() if index[:1] == (instruction.tuple_index,)}
+            return {
+                index[1:]: elements
+                for index, elements in operands[0].items()
+                if index[:1] == (instruction.tuple_index,)
+            }
         if instruction.opcode in ("fusion", STARTED, "call") and instruction.called:
-            inside = self._inside(self.computations[instruction.called[0]], operands, named)
-            return {((1, *index) if instruction.opcode == STARTED else index): held for index, held in inside.items()}
-        found: dict[Index, Held] = {}
+            fused = self._inside(self.computations[instruction.called[0]], operands, from_inputs)
+            return {
+                ((1, *index) if instruction.opcode == STARTED else index): elements for index, elements in fused.items()
+            }
+        results: dict[Index, Held] = {}
         for index, array in instruction.arrays.items():
             if array.dtype == "tuple":
                 continue
-            parts = [self._carried(instruction, index, i, leaves, arrays, named) for i, leaves in enumerate(operands)]
+            parts = [
+                self._carried(instruction, index, i, leaves, arrays, from_inputs) for i, leaves in enumerate(operands)
+            ]
             if any(map(any, parts)):
-                joined = sum if instruction.opcode == "concatenate" else max
-                held = Held(joined(part.moved for part in parts), joined(part.computed for part in parts))
-                most = array.count if instruction.opcode.startswith("reduce") else self.pool.size(array)
-                found[index] = held.within(most)
-        return found
+                join = sum if instruction.opcode == "concatenate" else max
+                elements = Held(join(part.moved for part in parts), join(part.computed for part in parts))
+                limit = array.count if instruction.opcode.startswith("reduce") else self.pool.size(array)
+                results[index] = elements.within(limit)
+        return results
 
-    def _inside(self, fused: Computation, operands: Sequence[Leaves], named: list[bool]) -> dict[Index, Held]:
-        """Return what each result of a fusion holds; an operand that is a tuple keeps its entries."""
-        held: dict[int, dict[Index, Held]] = {}
-        inputs: dict[int, bool] = {}
+    def _inside(self, fused: Computation, operands: Sequence[Leaves], from_inputs: list[bool]) -> dict[Index, Held]:
+        """Return the elements in each result of a fusion; a tuple operand keeps its entries."""
+        results: dict[int, dict[Index, Held]] = {}
+        from_input: dict[int, bool] = {}
         for instruction in fused.instructions:
             if instruction.opcode == "parameter":
-                held[instruction.id], inputs[instruction.id] = (
+                results[instruction.id], from_input[instruction.id] = (
                     dict(operands[instruction.parameter]),
-                    named[instruction.parameter],
+                    from_inputs[instruction.parameter],
                 )
                 continue
-            inputs[instruction.id] = any(inputs[operand] for operand in instruction.operands)
-            leaves = [held[operand] for operand in instruction.operands]
+            from_input[instruction.id] = any(from_input[operand] for operand in instruction.operands)
+            operand_elements = [results[operand] for operand in instruction.operands]
             arrays = [fused.by_id[operand].array for operand in instruction.operands]
-            named_operands = [inputs[operand] for operand in instruction.operands]
-            held[instruction.id] = self.results(instruction, leaves, arrays, named_operands) if any(leaves) else {}
-        return held[fused.root]
+            operands_from_inputs = [from_input[operand] for operand in instruction.operands]
+            results[instruction.id] = (
+                self.results(instruction, operand_elements, arrays, operands_from_inputs)
+                if any(operand_elements)
+                else {}
+            )
+        return results[fused.root]
 
     def _carried(
         self,
@@ -140,38 +165,38 @@ class PoolFlow:
         operand: int,
         leaves: Leaves,
         arrays: list[Array],
-        named: list[bool],
+        from_inputs: list[bool],
     ) -> Held:
-        """Return what an entry of a result holds of one operand's elements."""
-        held = leaves.get((), NOTHING)
-        if held == NOTHING or multiplies(instruction):
+        """Return the elements that one operand passes to one entry of the result."""
+        elements = leaves.get((), NOTHING)
+        if elements == NOTHING or multiplies(instruction):
             return NOTHING
         opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
-            # What a call writes is unknown; a result of the pool's own type may be the pool.
+            # The output of a call is unknown; a result of the pool's type may be the pool.
             if any(output == index and number == operand for output, number, _ in instruction.aliasing):
-                return held
-            alike = (instruction.arrays[index].dtype, instruction.arrays[index].dims) == (
+                return elements
+            same_type = (instruction.arrays[index].dtype, instruction.arrays[index].dims) == (
                 pool.array.dtype,
                 pool.array.dims,
             )
-            return Held(0, max(held)) if alike and max(held) >= pool.least else NOTHING
+            return Held(0, max(elements)) if same_type and max(elements) >= pool.least else NOTHING
         if opcode in ENDING:
             return NOTHING
         if opcode in NAMED_READS:
-            few = pool.by_lane or pool.paged or instruction.array.count < pool.array.count
-            if operand or (few and any(named[1:])):
+            reads_few_rows = pool.by_lane or pool.paged or instruction.array.count < pool.array.count
+            if operand or (reads_few_rows and any(from_inputs[1:])):
                 return NOTHING
         elif opcode in ("dynamic-update-slice", "scatter"):
-            bases = 1 if opcode == "dynamic-update-slice" else (len(arrays) - 1) // 2
-            first = bases if opcode == "dynamic-update-slice" else bases + 1
-            if not (operand < bases or first <= operand < first + bases):
+            pools = 1 if opcode == "dynamic-update-slice" else (len(arrays) - 1) // 2
+            first_update = pools if opcode == "dynamic-update-slice" else pools + 1
+            if not (operand < pools or first_update <= operand < first_update + pools):
                 return NOTHING
-            if self.back and operand >= bases and arrays[operand].count < pool.array.count:
+            if self.whole_writes and operand >= pools and arrays[operand].count < pool.array.count:
                 return NOTHING
         elif opcode == "sort" and len(arrays) > 1 and index != (operand,):
             return NOTHING
-        # Rows that a lane's mask chooses are its own new rows, as those of arithmetic.
+        # Rows selected by a lane's mask are new rows of that lane, like results of arithmetic.
         if opcode in MOVING and not (opcode == "select" and (operand == 0 or pool.by_lane)):
-            return held
-        return Held(0, max(held)) if max(held) >= pool.least else NOTHING
+            return elements
+        return Held(0, max(elements)) if max(elements) >= pool.least else NOTHING

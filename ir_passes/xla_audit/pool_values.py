@@ -1,6 +1,6 @@
-"""The values of a compiled program that hold a pool's elements, found by dataflow and not by dtype or shape.
+"""Dataflow of a pool's elements through the values of a compiled program.
 
-A rotary table, or the queries of an attention, may have as many elements as a pool and hold none of it.
+Dtype and shape do not tell: a rotary table or the queries of an attention may have as many elements as a pool.
 """
 
 import heapq
@@ -12,13 +12,13 @@ from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow, PoolType
 from ir_passes.xla_audit.program import Executable, Instruction
 
 HANDING_OVER = ("while", "conditional")
-"""Opcodes that only hand values over."""
+"""Opcodes that pass values through unchanged."""
 
 
 class PoolValues:
     """The flow of pools' elements through one program.
 
-    Fusions are decoded only if a pool's elements reach them.
+    A fusion is decoded only if elements of a pool reach it.
     """
 
     def __init__(self, executable: Executable, live: LiveValues):
@@ -27,102 +27,114 @@ class PoolValues:
         for tick, instruction in enumerate(live.executed):
             for position in positions(instruction.operands, live):
                 self._readers[position].append(tick)
-        self._handed: dict[int, list[tuple[int, int]]] = {
+        self._handovers: dict[int, list[tuple[int, int]]] = {
             instruction.id: list(self._handed_over(instruction))
             for instruction in live.executed
             if instruction.opcode in HANDING_OVER
         }
-        self._named = self._derived_from_inputs()
+        self._from_inputs = self._derived_from_inputs()
 
     def onwards(self, pool: PoolType) -> dict[int, Held]:
-        """Return the elements of a pool in each value that holds any, by position in `live.values`."""
+        """Return the elements of a pool by position in `live.values`.
+
+        Values without elements of the pool are absent.
+        """
         start = self._live.of[self._module.main.parameters[pool.parameter].id][()]
-        held = {start: Held(pool.array.count)}
+        elements = {start: Held(pool.array.count)}
         waiting = sorted(self._readers[start])
         while waiting:
             instruction = self._live.executed[heapq.heappop(waiting)]
-            for position, found in self._results(instruction, held, pool):
-                before = held.get(position, NOTHING)
-                after = Held(*map(max, before, found))
-                if after != before:
-                    held[position] = after
+            for position, increase in self._results(instruction, elements, pool):
+                old = elements.get(position, NOTHING)
+                new = Held(*map(max, old, increase))
+                if new != old:
+                    elements[position] = new
                     for tick in self._readers[position]:
                         heapq.heappush(waiting, tick)
-        return held
+        return elements
 
     def backwards(self, pool: PoolType, successor: int) -> set[int]:
-        """Return positions in `live.values` of what becomes the successor of a pool, by values of its size all the way.
+        """Return positions in `live.values` of the values that become the successor of a pool.
+
+        Every value on the way to the output has at least the pool's size.
 
         Args:
             pool: the pool.
             successor: number of the output.
         """
         results = self._live.of[self._module.main.root]
-        # The table of a tuple points to every output; a single output is there without one.
-        last = results[(successor,)] if (successor,) in results else results[()]
-        makers = self._makers()
-        found, waiting = {last}, [last]
+        # A tuple's table points to every output; a program with a single output has no table.
+        end = results[(successor,)] if (successor,) in results else results[()]
+        sources_of = self._makers()
+        ancestors, waiting = {end}, [end]
         while waiting:
             position = waiting.pop()
-            for source in makers(position):
+            for source in sources_of(position):
                 array = self._live.values[source].array
-                if source in found or pool.size(array) < pool.least:
+                if source in ancestors or pool.size(array) < pool.least:
                     continue
-                instruction, alone = self._live.values[position].instruction, {source: Held(pool.size(array))}
+                instruction, operands = self._live.values[position].instruction, {source: Held(pool.size(array))}
                 if instruction.opcode in HANDING_OVER or instruction.opcode == "parameter":
-                    reached = True
+                    is_ancestor = True
                 else:
-                    reached = any(
-                        at == position and max(held) >= pool.least
-                        for at, held in self._results(instruction, alone, pool, True)
+                    is_ancestor = any(
+                        result == position and max(elements) >= pool.least
+                        for result, elements in self._results(instruction, operands, pool, True)
                     )
-                if reached:
-                    found.add(source)
+                if is_ancestor:
+                    ancestors.add(source)
                     waiting.append(source)
-        return found
+        return ancestors
 
     def sources(self, instruction: Instruction) -> set[int]:
-        """Positions in `live.values` of the operands of an instruction."""
+        """Return the positions in `live.values` of the operands of an instruction."""
         return positions(instruction.operands, self._live)
 
     def _makers(self) -> Callable[[int], Iterable[int]]:
-        handed: dict[int, set[int]] = defaultdict(set)
-        for pairs in self._handed.values():
+        handovers: dict[int, set[int]] = defaultdict(set)
+        for pairs in self._handovers.values():
             for source, result in pairs:
-                handed[result].add(source)
+                handovers[result].add(source)
 
-        def makers(position: int) -> Iterable[int]:
+        def sources_of(position: int) -> Iterable[int]:
             instruction = self._live.values[position].instruction
-            own = () if instruction.opcode in (*HANDING_OVER, "parameter") else self.sources(instruction)
-            return {*own, *handed[position]}
+            operands = () if instruction.opcode in (*HANDING_OVER, "parameter") else self.sources(instruction)
+            return {*operands, *handovers[position]}
 
-        return makers
+        return sources_of
 
     def _results(
-        self, instruction: Instruction, held: Mapping[int, Held], pool: PoolType, back: bool = False
+        self, instruction: Instruction, elements: Mapping[int, Held], pool: PoolType, whole_writes: bool = False
     ) -> Iterator[tuple[int, Held]]:
-        """Yield the values that an instruction defines, each with what it holds.
+        """Yield the position of each result of an instruction, with its elements of the pool.
 
         Args:
-            held: by position in `live.values`.
-            back: new rows that are written into others count only if they are all rows.
+            elements: of the pool in each value, by position in `live.values`.
+            whole_writes: count written rows only if the write replaces all rows.
         """
         if instruction.opcode in HANDING_OVER:
-            yield from ((result, held[source]) for source, result in self._handed[instruction.id] if source in held)
+            yield from (
+                (result, elements[source]) for source, result in self._handovers[instruction.id] if source in elements
+            )
             return
         live = self._live
         operands = [
-            {index: held[at] for index, at in live.of[operand].items() if at in held}
+            {index: elements[position] for index, position in live.of[operand].items() if position in elements}
             for operand in instruction.operands
         ]
-        named = [bool(self._named & set(live.of[operand].values())) for operand in instruction.operands]
+        from_inputs = [bool(self._from_inputs & set(live.of[operand].values())) for operand in instruction.operands]
         arrays = [self._module.instructions[operand].array for operand in instruction.operands]
-        made = PoolFlow(self._module.computations, pool, back).results(instruction, operands, arrays, named)
-        yield from ((at, made[index]) for index, at in live.made_by(instruction) if index in made)
+        results = PoolFlow(self._module.computations, pool, whole_writes).results(
+            instruction, operands, arrays, from_inputs
+        )
+        yield from ((position, results[index]) for index, position in live.made_by(instruction) if index in results)
 
     def _handed_over(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
-        """Yield the values that a loop or branch hands over; each keeps its place in the tuple."""
-        of, computations = self._live.of, [self._module.computations[id] for id in instruction.called]
+        """Yield (source, result) for each value that a loop or branch passes through.
+
+        Values keep their index in the tuple.
+        """
+        positions, computations = self._live.of, [self._module.computations[id] for id in instruction.called]
         if instruction.opcode == "while":
             body, condition = computations
             pairs = [(instruction.operands[0], body), (body.root, body), (instruction.operands[0], condition)]
@@ -130,29 +142,29 @@ class PoolValues:
         else:
             pairs = list(zip(instruction.operands[1:], computations, strict=True))
             results = [computation.root for computation in computations]
-        places = [(source, computation.parameters[0].id) for source, computation in pairs]
-        for source, target in [*places, *((result, instruction.id) for result in results)]:
-            for index, position in of[target].items():
-                if index in of[source] and of[source][index] != position:
-                    yield of[source][index], position
+        pairs_of_tuples = [(source, computation.parameters[0].id) for source, computation in pairs]
+        for source, target in [*pairs_of_tuples, *((result, instruction.id) for result in results)]:
+            for index, position in positions[target].items():
+                if index in positions[source] and positions[source][index] != position:
+                    yield positions[source][index], position
 
     def _derived_from_inputs(self) -> set[int]:
-        """Positions in `live.values` of what is computed from an argument of the program."""
+        """Return the positions in `live.values` of values that depend on an argument of the program."""
         live, main = self._live, self._module.main
-        found = positions((instruction.id for instruction in main.parameters.values()), live)
-        waiting = [tick for position in found for tick in self._readers[position]]
+        derived = positions((instruction.id for instruction in main.parameters.values()), live)
+        waiting = [tick for position in derived for tick in self._readers[position]]
         while waiting:
             instruction = live.executed[waiting.pop()]
             if instruction.opcode in HANDING_OVER:
-                results = {result for source, result in self._handed[instruction.id] if source in found}
+                results = {result for source, result in self._handovers[instruction.id] if source in derived}
             else:
                 results = {position for _, position in live.made_by(instruction)}
-            for position in results - found:
-                found.add(position)
+            for position in results - derived:
+                derived.add(position)
                 waiting += self._readers[position]
-        return found
+        return derived
 
 
 def positions(instructions: Iterable[int], live: LiveValues) -> set[int]:
-    """Positions in `live.values` of all values of some instructions."""
+    """Return the positions in `live.values` of all values of some instructions."""
     return {position for instruction in instructions for position in live.of[instruction].values()}

@@ -62,6 +62,29 @@ def read_heads(reader: ConfigReader, default_kv_heads: int | None = None) -> tup
     return heads, kv_heads, max(hidden // heads, 1)
 
 
+PLACEHOLDERS = tuple(
+    f"{part}_token_{end}"
+    for part in ("image", "img_context", "video", "video_context", "audio", "sound_context", "ts", "time_series")
+    for end in ("id", "index")
+)
+"""Fields with the id of a token whose embedding another part of the model replaces."""
+
+
+def read_placeholders(reader: ConfigReader, defaults: Mapping[str, int]) -> tuple[int, ...]:
+    """Read the ids of the tokens that stand for images, audio or video, in order.
+
+    Args:
+        reader: of the outer config.json.
+        defaults: fields that transformers has a default for.
+    """
+    ids = {
+        token
+        for name in PLACEHOLDERS
+        for token in (reader.integers(name) if name in reader else (defaults[name],) if name in defaults else ())
+    }
+    return tuple(sorted(ids))
+
+
 def read_dtype(*places: ConfigReader) -> str:
     """Read the dtype of the weights from the first config that has one."""
     for place in places:

@@ -74,6 +74,7 @@ class DecoderConfig:
             branch, and on the logits.
         head: branches of the one layer of the multi-token-prediction (MTP) head (`models.decoder.mtp`), None for a
             model without it.
+        placeholders: ids of tokens whose embeddings another part of the checkpoint replaces, such as an image's.
         devices: that shard the model; all sizes are local ones, `vocab_size` the rows of a shard of the vocabulary.
     """
 
@@ -92,6 +93,7 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     head: tuple[BranchConfig, ...] | None = None
+    placeholders: tuple[int, ...] = ()
     devices: Devices = SINGLE_DEVICE
 
     @property

@@ -140,4 +140,5 @@ BAILING_HYBRID = Family(
     modules=MODULES,
     # Ling 2.5 and 2.6 have this model_type, too, and lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
     architectures=text_classes("BailingMoeV3", "BailingHybrid"),
+    mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
 )

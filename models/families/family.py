@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,9 @@ from flax import nnx
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.weights.sources import Weight
+
+MAX_MTP_LAYERS = 8
+"""Layers of multi-token prediction behind the decoder's layers, at most; published models have one to three."""
 
 
 class _OneKey(nnx.Rngs):
@@ -35,6 +38,10 @@ class Family:
         with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
             have one; None where heads of the family are not implemented.
         root: first part of the names of the decoder's tensors.
+        mtp_counts: fields of config.json with the number of MTP layers that are numbered behind the decoder's layers;
+            `of` skips their tensors.
+        renamed: regular expression -> replacement, for the start of a tensor's name in the file; the first match
+            counts, before `prefixes`.
         architectures: supported classes of transformers and of published Python files; a config.json with another class
             is refused.
         modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
@@ -51,6 +58,17 @@ class Family:
     root: str = "model."
     modules: tuple[tuple[str, str], ...] = ()
     architectures: tuple[str, ...] = ()
+    mtp_counts: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def of(self, config: Mapping[str, Any]) -> "Family":
+        """Return the family that also skips the MTP layers of this config.json, at most `MAX_MTP_LAYERS`."""
+        layers = config.get("num_hidden_layers")
+        count = next((config[name] for name in self.mtp_counts if name in config), None)
+        if not isinstance(layers, int) or not isinstance(count, int) or count < 1:
+            return self
+        numbers = "|".join(str(layers + i) for i in range(min(count, MAX_MTP_LAYERS)))
+        return replace(self, skipped=(*self.skipped, rf"{re.escape(self.root)}layers\.({numbers})\..*"))
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         """Build a model with random parameters."""
@@ -62,6 +80,10 @@ class Family:
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor as in `weights`, from its name in the file."""
+        for pattern, replacement in self.renamed:
+            if match := re.match(pattern, name):
+                name = match.expand(replacement) + name[match.end() :]
+                break
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 return self.root + name.removeprefix(prefix)

@@ -81,8 +81,7 @@ def read_feed_forward(
 
 
 def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bool) -> LatentAttentionConfig:
-    """Read the sizes of latent attention; a compressed query is not implemented."""
-    reader.choice("q_lora_rank", [None], None)
+    """Read the sizes of latent attention; `q_lora_rank` is null where queries are not compressed."""
     reader.choice("attention_bias", [False], False)
     heads = reader.integer("num_attention_heads")
     # Absent it is 32 in transformers.
@@ -96,6 +95,7 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
         reader.integer("v_head_dim"),
         rope,
         head_gate,
+        query_rank=None if reader.get("q_lora_rank") is None else reader.integer("q_lora_rank"),
     )
 
 
@@ -166,12 +166,10 @@ def latent_attention_weights(
         both = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
         return np.swapaxes(both[:, : c.key_size], 1, 2), both[:, c.key_size :]
 
+    query = f"{name}.{'q_proj' if c.query_rank is None else 'q_b_proj'}.weight"
+    query_shape = (len(of_queries), c.query_rank or hidden)
     weights = [
-        Weight(
-            (*at, "q_proj"),
-            (len(of_queries), hidden),
-            (rows(f"{name}.q_proj.weight", (len(of_queries), hidden), of_queries),),
-        ),
+        Weight((*at, "q_proj"), query_shape, (rows(query, query_shape, of_queries),)),
         Weight((*at, "row_proj"), row_shape, (rows(row, row_shape, of_row),)),
         tensor((*at, "row_norm", "weight"), f"{name}.kv_a_layernorm.weight", (c.rank,), float32=True),
         Weight(
@@ -186,6 +184,10 @@ def latent_attention_weights(
         ),
         tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]
+    if c.query_rank is not None:
+        weights.append(tensor((*at, "query_down"), f"{name}.q_a_proj.weight", (c.query_rank, hidden)))
+        norm = f"{name}.q_a_layernorm.weight"
+        weights.append(tensor((*at, "query_norm", "weight"), norm, (c.query_rank,), float32=True))
     if c.head_gate:
         weights.append(tensor((*at, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
     return weights

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_dtype
+from models.config.fields import paired, read_attending, read_dtype, read_placeholders
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -106,6 +106,7 @@ def read_decoder(
     types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
     # Where both are there and differ, transformers follows the outer one.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
+    placeholders = read_placeholders(outer, {})
     return DecoderConfig(
         family=family,
         vocab_size=reader.integer("vocab_size"),
@@ -115,6 +116,7 @@ def read_decoder(
         eps=eps,
         norm_offset=1.0,
         tied=tied,
+        placeholders=placeholders,
         eos_token_ids=(reader if "eos_token_id" in reader else outer).integers("eos_token_id"),
         dtype=read_dtype(reader, outer),
         unknown_keys=outer.close(),

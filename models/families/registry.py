@@ -1,12 +1,9 @@
 """Registry of the families that can be loaded."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from models.config.reader import ConfigError
-from models.decoder.decoder import DecoderConfig
 from models.families.architectures import named_classes
 from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
@@ -18,6 +15,7 @@ from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
+from models.families.wrappers import TEXT_CONFIGS, WRAPPERS, wrapper_of
 
 FAMILIES = (
     QWEN3_NEXT,
@@ -36,14 +34,6 @@ FAMILIES = (
 )
 
 
-JEV = "jev"
-"""`model_type` of a decision model that transformers saved: another model, whose config.json is its `text_config`, with
-a linear head beside it."""
-JEV_CLASSES = ("JevForDecision",)
-JEV_HEAD = (r"proj\.weight", r"proj\.bias")
-"""Tensors of that head, which are no part of the model below it."""
-
-
 class UnsupportedModel(ValueError):
     """Error for a config.json with a `model_type` or a class of no family."""
 
@@ -55,15 +45,21 @@ def family_of(config: Mapping[str, Any]) -> Family:
         UnsupportedModel: no family has that `model_type`, or the family does not compute a class of `architectures` or
             `auto_map`. The message names the class and the nearest family.
     """
+    if (wrapper := wrapper_of(config)) is None:
+        return _text_family(config)
+    outer = {name: value for name, value in config.items() if name not in TEXT_CONFIGS}
+    _check_classes(wrapper.model_types[0], wrapper.architectures, outer)
+    return wrapper.family(_text_family(wrapper.text_config(config)))
+
+
+def _text_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a text model's config.json; raises as `family_of`."""
     model_type = config.get("model_type")
-    if model_type == JEV:
-        _check_classes(JEV, JEV_CLASSES, {name: value for name, value in config.items() if name != "text_config"})
-        return _of_jev(config)
     for family in FAMILIES:
         if model_type in family.model_types:
             _check_classes(family.name, family.architectures, config)
-            return family
-    supported = ", ".join(sorted([JEV, *(name for family in FAMILIES for name in family.model_types)]))
+            return family.of(config)
+    supported = ", ".join(sorted(name for entry in (*FAMILIES, *WRAPPERS) for name in entry.model_types))
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
@@ -94,20 +90,3 @@ def _similar(model_type: Any, classes: list[Any]) -> str:
         for match in get_close_matches(str(name)[:100], names, 1, 0.65):
             return f"; the nearest supported family is {names[match]}"
     return ""
-
-
-def _of_jev(config: Mapping[str, Any]) -> Family:
-    """Return the family of the model below a head, which reads its own part of config.json and skips the head."""
-    inner = config.get("text_config")
-    if not isinstance(inner, Mapping):
-        raise ConfigError(JEV, [f"text_config: expected an object, found {inner!r}"])
-    below = family_of(inner)
-
-    def below_a_head(family: Family) -> Family:
-        def read(fields: Mapping[str, Any]) -> DecoderConfig:
-            return family.read_config(fields["text_config"])
-
-        return replace(family, read_config=read, skipped=(*family.skipped, *JEV_HEAD))
-
-    drafting = None if below.with_head is None else below_a_head(below.with_head)
-    return replace(below_a_head(below), with_head=drafting)

@@ -120,6 +120,8 @@ def attend(
     each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
     span = width * KV_BLOCK
+    # The last turn begins earlier where turns do not divide the cache; it skips positions of the turn before.
+    divided = cache.key.shape[2] % span == 0
 
     def read(rows: Array, start: Array) -> Array:
         own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
@@ -128,17 +130,22 @@ def attend(
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
-        start = index * span
+        begin = index * span
+        start = begin if divided else jnp.minimum(begin, cache.key.shape[2] - span)
         k = read(cache.key, start)
         v = k if cache.value is None else read(cache.value, start)
         v = v if v.shape[3] == value_size else v[..., :value_size]
         at = start + jnp.arange(span, dtype=jnp.int32)
+
+        def visible(at: Array, limit: Array) -> Array:
+            return at <= limit if divided else (at <= limit) & (at >= begin)
+
         if summed:
-            seen = [(at[None, None] <= limit[:, :, i])[..., None] for i in range(tokens)]
+            seen = [visible(at[None, None], limit[:, :, i])[..., None] for i in range(tokens)]
             return summed_block(each, k, v, seen, carry)
-        seen = at[None, None, :, None] <= last
+        seen = visible(at[None, None, :, None], last)
         scores = _scores(q, k.astype(jnp.float32), platform)
-        scores = jnp.where(at[None, None, None, :] <= limit, scores, -jnp.inf)
+        scores = jnp.where(visible(at[None, None, None, :], limit), scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)

@@ -32,8 +32,9 @@ class LatentAttentionConfig:
         value_size: `v_head_dim`.
         rope: rotary embedding of the shared entries, None for attention without positions.
         head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
-        eps: of the norm of the compressed entries.
+        eps: of the norms of the compressed entries and the compressed query.
         score_factor: on the scores, beside the inverse square root of the size of a query.
+        query_rank: `q_lora_rank`, size of the compressed query; None for queries made from the token directly.
         devices: that shard the layer; the heads are the local ones. Every device has all of the compressed rows.
     """
 
@@ -46,6 +47,7 @@ class LatentAttentionConfig:
     head_gate: bool = False
     eps: float = 1e-6
     score_factor: float = 1.0
+    query_rank: int | None = None
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -97,7 +99,9 @@ class LatentAttention(Stateful):
         self.config = config
         heads = (shard_outputs(Segment(c.heads, c.heads)),)
         queries, values = (Segment(c.heads * size, c.heads) for size in (c.query_size, c.value_size))
-        self.q_proj = matrix(rngs, queries.size, hidden, sharded=(shard_outputs(queries),))
+        self.query_down = matrix(rngs, c.query_rank, hidden) if c.query_rank is not None else None
+        self.query_norm = RMSNorm(c.query_rank, c.eps) if c.query_rank is not None else None
+        self.q_proj = matrix(rngs, queries.size, c.query_rank or hidden, sharded=(shard_outputs(queries),))
         self.row_proj = matrix(rngs, c.row_size, hidden)
         self.row_norm = RMSNorm(c.rank, c.eps)
         self.key_up = matrix(rngs, c.heads, c.rank, c.key_size, sharded=heads)
@@ -124,7 +128,10 @@ class LatentAttention(Stateful):
         c = self.config
         lanes, tokens, _ = x.shape
         at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
-        q = linear(x, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, c.query_size))
+        query_input = x
+        if self.query_down is not None and self.query_norm is not None:
+            query_input = self.query_norm(linear(x, self.query_down[...], c.devices))
+        q = linear(query_input, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, c.query_size))
         q, q_shared = q[..., : c.key_size], q[..., c.key_size :]
         row = linear(x, self.row_proj[...], c.devices)
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]

@@ -1,9 +1,10 @@
 """A kernel for attention of a few tokens over the rows of a KV cache, each read once and up to its lane's end.
 
 `models.mixers.kv_cache.attend` defines it. One program instance has all query rows of one lane and key/value head, and
-a part of the positions; the parts are put together afterwards (flash decoding). The online softmax is the one of
-`attend`. Entries of the cache behind a row's position, stale or NaN, have no influence, and nothing copies values to
-mask them.
+a part of the positions; the parts are put together afterwards (flash decoding). Blocks of positions are dealt to the
+parts in turn: the parts of a sequence of any length have equal work, and the bits of a row do not depend on the other
+rows of its lane. The online softmax is the one of `attend`. Entries of the cache behind a row's position, stale or NaN,
+have no influence, and nothing copies values to mask them.
 """
 
 from functools import partial
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
+from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.state.shapes import KeyCache, ValueCache
@@ -25,9 +27,11 @@ MAX_SIZE = 512
 MAX_ACCUMULATED = 1 << 14
 """Numbers that an instance accumulates, rows times the size of a value: what fits into registers."""
 MIN_PART = 128
-"""Positions of one program instance, of which there are no fewer in a block of the cache."""
+"""Positions of a cache for each part; a cache has a whole number of them."""
 MIN_INSTANCES = 256
 """Program instances for which positions are split into parts: two for each processor of a GPU."""
+SHARED_SPARE = 4096
+"""Bytes of shared memory for reductions."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
@@ -56,6 +60,27 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
     if padded_rows(rows) * value_size > MAX_ACCUMULATED:
         return f"{rows} rows of {value_size}: expected at most {MAX_ACCUMULATED} numbers"
+    if turn_size(padded_rows(rows), query.shape[3], value_size, key.dtype.itemsize) is None:
+        return f"{rows} rows of {query.shape[3]}: expected operands in {shared_memory()} bytes of shared memory"
+    return None
+
+
+def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
+    """Return the positions of an iteration, and for how many it loads ahead; None where no size fits.
+
+    Shared memory has the queries as three numbers of bfloat16, keys and values of each iteration that is loaded, and
+    their weights, and values that are float32, as three numbers.
+
+    Args:
+        rows: query rows that the kernel multiplies.
+        size, value_size: of a key and of a value.
+        itemsize: bytes of a number of the caches.
+    """
+    most = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+    for block, stages in [(most, 2), (max(MIN_ROWS, most // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
+        loaded = stages * block * (size + value_size) * itemsize + (6 * block * value_size if itemsize == 4 else 0)
+        if 6 * rows * (size + block) + loaded + SHARED_SPARE <= shared_memory():
+            return block, stages
     return None
 
 
@@ -67,18 +92,41 @@ def padded_rows(rows: int) -> int:
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
+def part_count(heads: int, context: int) -> int:
+    """Return the number of parts of the positions.
+
+    Args:
+        heads: lanes times key/value heads.
+        context: positions of a cache.
+    """
+    return min(-(-MIN_INSTANCES // heads), context // MIN_PART)
+
+
+def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
+    """Return the number of blocks that a part visits: the block of its own number, and each `parts`-th block behind it.
+
+    Args:
+        last: last position that a row sees, -1 for none.
+        part: number of the part.
+        parts: number of parts.
+        block: positions of a block.
+    """
+    visited = lax.div(last + np.int32(block), np.int32(block))
+    return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
+
+
 def decode_attention_kernel(
-    limit: Any, query: Any, key: Any, *rest: Any, part: int, block: int, sizes: tuple[int, ...], value_size: int
+    limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...], value_size: int
 ) -> None:
     """Attend from the rows of one lane and key/value head to a part of the positions.
 
     Args:
         limit: last position that each row sees, -1 for none, int32[row].
         query: [row, key]; fewer rows than the kernel multiplies.
-        key: [position, key] of the part.
-        rest: values [position, value] of the part, unless keys hold them; then the results of the part: the largest
-            score [row], the sum of the exponentials [row] and their sum over values [row, value].
-        part: positions of the part.
+        key: [position, key].
+        rest: values [position, value], unless keys hold them; then the results of the part: the largest score [row],
+            the sum of the exponentials [row] and their sum over values [row, value].
+        parts: number of parts.
         block: positions of an iteration.
         sizes: of the parts of a key.
         value_size: size of a value.
@@ -86,7 +134,7 @@ def decode_attention_kernel(
     from jax.experimental import pallas as pl  # takes a while to import
 
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
-    start = pl.program_id(2) * part
+    part, blocks = pl.program_id(2), key.shape[0] // block
     rows, count = limit.shape[0], padded_rows(limit.shape[0])
     row = lax.broadcasted_iota(jnp.int32, (count,), 0)
     real, own = row < rows, jnp.minimum(row, rows - 1)
@@ -95,13 +143,13 @@ def decode_attention_kernel(
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     columns = [begin + lax.broadcasted_iota(jnp.int32, (size,), 0) for begin, size in zip(starts, sizes, strict=True)]
     queries = [query[own[:, None], column[None]] for column in columns]
-    turns = jnp.clip(lax.div(last + block - start, np.int32(block)), 0, part // block)
+    turns = jnp.clip(part_turns(last, part, parts, block), 0, -(-blocks // parts))
 
     def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         top, total, seen = carry
         # the bound says nothing that the loop does not: it is what the proof can read
-        first = jnp.clip(index, 0, part // block - 1) * block
-        at = start + first + lax.broadcasted_iota(jnp.int32, (block,), 0)
+        first = jnp.clip(index * parts + part, 0, blocks - 1) * block
+        at = first + lax.broadcasted_iota(jnp.int32, (block,), 0)
         keys = [key[pl.ds(first, block), pl.ds(begin, size)] for begin, size in zip(starts, sizes, strict=True)]
         values = keys[0] if value is key else value[pl.ds(first, block), :]
         values = jnp.where((at <= last)[:, None], values, jnp.zeros_like(values))
@@ -135,22 +183,18 @@ def decode_attention(
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, kv_heads, rows, size = query.shape
     context, count = key.shape[2], padded_rows(rows)
-    wanted = min(-(-MIN_INSTANCES // (lanes * kv_heads)), context // MIN_PART)
-    parts = next(one for one in range(wanted, 0, -1) if context % (one * MIN_PART) == 0)
-    part, block = context // parts, 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
+    parts = part_count(lanes * kv_heads, context)
+    turn = turn_size(count, size, value_size, key.dtype.itemsize)
+    assert turn is not None, "by `unsupported`"
+    block, stages = turn
 
     def cut(*sizes: int) -> Any:
         """Blocks of a lane and head, and of what follows."""
         sizes_of = pl.Squeezed(), pl.Squeezed(), *sizes
         return pl.BlockSpec(sizes_of, lambda lane, head, part: (lane, head, *(0 for _ in sizes)))
-
-    def positions(width: int) -> Any:
-        block = pl.Squeezed(), pl.Squeezed(), part, width
-        return pl.BlockSpec(block, lambda lane, head, part: (lane, head, part, 0))
 
     def result(*sizes: int) -> Any:
         block = pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), *sizes
@@ -160,17 +204,18 @@ def decode_attention(
     written = 1 << (rows - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
     sizes = key_parts(size, value_size, value is None)
-    top, total, out = pl.pallas_call(
-        partial(decode_attention_kernel, part=part, block=block, sizes=sizes, value_size=value_size),
+    top, total, out = gpu_call(
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size),
         grid=(lanes, kv_heads, parts),
         in_specs=[
             pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
             cut(rows, size),
-            *(positions(one.shape[3]) for one in caches),
+            *(cut(*cache.shape[2:]) for cache in caches),
         ],
         out_specs=[result(*one) for one in shapes],
         out_shape=[result_like((lanes, kv_heads, parts, *one), jnp.float32, key) for one in shapes],
-        compiler_params=plgpu.CompilerParams(num_warps=8 if count * value_size > 4096 else 4, num_stages=2),
+        warps=8 if count * value_size > 4096 else 4,
+        stages=stages,
         interpret=interpret,
         name=KERNEL.name,
     )(limit, query, *caches)

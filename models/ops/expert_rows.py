@@ -2,8 +2,8 @@
 
 `expert_dot.grouped_product` defines it. There is no capacity: the rows of an expert may begin and end inside of a tile,
 which then meets two experts or more, and takes of each product the rows that are the expert's. A tile of weights is
-read once for each tile of rows that has its expert, of packed weights as codes and scales. Gate and up are one matrix,
-multiplied in one pass.
+read once for each tile of rows with a row of its expert, of packed weights as codes and scales. The experts of each
+tile are listed outside of the kernel. Gate and up are one matrix, multiplied in one pass.
 """
 
 from functools import partial
@@ -14,12 +14,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
+from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
 
 MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 64, 128, 64
 """Rows and columns of one program instance, and what it multiplies at once."""
+STAGES = 3
+"""Iterations for which operands are loaded ahead."""
+MIN_INSTANCES = 128
+"""Program instances that are about as many as a GPU's processors."""
 
 
 def unsupported(weight: Any) -> str | None:
@@ -32,11 +37,13 @@ def unsupported(weight: Any) -> str | None:
 KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
 
 
-def expert_rows_kernel(expert: Any, x: Any, *refs: Any, terms: int, weight: Any) -> None:
+def expert_rows_kernel(members: Any, count: Any, expert: Any, x: Any, *refs: Any, terms: int, weight: Any) -> None:
     """Multiply some rows by some columns of their experts.
 
     Args:
-        expert: of each row, in order; the number of experts for none, int32[row].
+        members: experts of the rows, each once, in the first places, int32[row].
+        count: number of these experts, int32[1].
+        expert: of each row; the number of experts for none, int32[row].
         x: [row, in], in the dtype of the weights.
         refs: the arrays of the weight [expert, out, in], in full; the result [row, column], some of its columns.
         terms: that are multiplied at once.
@@ -48,9 +55,8 @@ def expert_rows_kernel(expert: Any, x: Any, *refs: Any, terms: int, weight: Any)
     own, last, inputs = expert[...], arrays[0].shape[0] - 1, x.shape[1]
     columns = pl.ds(pl.program_id(0) * out.shape[1], out.shape[1])
 
-    def meet(index: Any, found: Any) -> Any:
-        # the bounds say nothing that the loop does not: they are what the proof could read
-        number = jnp.clip(index, 0, last)
+    def meet(index: Any, total: Any) -> Any:
+        number = jnp.clip(members[index], 0, last)
 
         def add(turn: Any, total: Any) -> Any:
             spans = [pl.ds(*turn_span(array.shape[2], inputs, terms, turn)) for array in arrays]
@@ -59,10 +65,37 @@ def expert_rows_kernel(expert: Any, x: Any, *refs: Any, terms: int, weight: Any)
             return total + kernel_product(x[:, pl.ds(turn * terms, terms)], matrix, 1)
 
         product = lax.fori_loop(0, inputs // terms, add, jnp.zeros(out.shape, jnp.float32))
-        return jnp.where((own == number)[:, None], product, found)
+        return jnp.where((own == number)[:, None], product, total)
 
-    first, end = jnp.min(own), jnp.minimum(jnp.max(own), last) + 1
-    out[...] = lax.fori_loop(first, end, meet, jnp.zeros(out.shape, jnp.float32))
+    out[...] = lax.fori_loop(0, count[0], meet, jnp.zeros(out.shape, jnp.float32))
+
+
+def tile_members(
+    expert: Int32[Array, "tile row"], experts: int
+) -> tuple[Int32[Array, "tile row"], Int32[Array, "tile"]]:
+    """Return the experts of each tile, each once, and their number.
+
+    Args:
+        expert: of each row, in ascending order; the number of experts for none.
+        experts: number of experts.
+
+    Returns:
+        Experts in the first places of each tile, the number of experts in the others; experts of each tile.
+    """
+    earlier = jnp.pad(expert[:, :-1], [(0, 0), (1, 0)], constant_values=-1)
+    members = jnp.where(expert != earlier, expert, experts)
+    return jnp.sort(members, axis=1), jnp.sum(members < experts, axis=1, dtype=jnp.int32)
+
+
+def matrix_reads(rows: int, tile: int, experts: int) -> int:
+    """Return the most matrices that the tiles of all rows read together.
+
+    Args:
+        rows: of all experts, sorted by expert.
+        tile: rows of a tile.
+        experts: number of experts.
+    """
+    return min(rows, experts + -(-rows // tile) - 1)
 
 
 def expert_rows(
@@ -77,33 +110,55 @@ def expert_rows(
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     (count, inputs), (experts, outputs, _) = x.shape, weight.shape
     order = jnp.argsort(expert, stable=True)
     rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-count // experts) - 1).bit_length()))
     more = -count % rows
+    tiles = (count + more) // rows
     own = jnp.pad(expert[order], (0, more), constant_values=experts)
+    members, met = tile_members(own.reshape((tiles, rows)), experts)
     sorted_rows = jnp.pad(x[order].astype(weight.dtype), [(0, more), (0, 0)])
-    columns, terms = _divisor(outputs, MAX_COLUMNS), turn_terms([weight], MAX_TERMS)
+    columns = _columns(outputs, tiles)
+    terms = turn_terms([weight], _terms(rows + columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
-    found = pl.pallas_call(
+    reads = matrix_reads(count, rows, experts)
+    sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
+    by_row = pl.BlockSpec((rows,), lambda column, row: (row,))
+    product = gpu_call(
         partial(expert_rows_kernel, terms=terms, weight=tree),
-        grid=(outputs // columns, (count + more) // rows),
+        grid=(outputs // columns, tiles),
         in_specs=[
-            pl.BlockSpec((rows,), lambda column, row: (row,)),
+            by_row,
+            pl.BlockSpec((1,), lambda column, row: (row,)),
+            by_row,
             pl.BlockSpec((rows, inputs), lambda column, row: (row, 0)),
             *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays),
         ],
         out_specs=pl.BlockSpec((rows, columns), lambda column, row: (row, column)),
         out_shape=result_like((count + more, outputs), jnp.float32, sorted_rows),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
+        warps=4,
+        stages=STAGES,
         interpret=interpret,
         name=KERNEL.name,
-    )(own, sorted_rows, *arrays)
-    return found[jnp.argsort(order)]
+        reads={4 + number: reads * size for number, size in enumerate(sizes)},
+    )(members.reshape(-1), met, own, sorted_rows, *arrays)
+    return product[jnp.argsort(order)]
 
 
-def _divisor(size: int, most: int) -> int:
-    """Return the largest power of two that divides a size, up to `most`."""
-    return min(size & -size, most)
+def _terms(width: int, itemsize: int) -> int:
+    """Return the most terms of an iteration for which its operands fit into shared memory.
+
+    Args:
+        width: rows and columns of a program instance.
+        itemsize: bytes of a number; of float32 there are three numbers of bfloat16 beside it.
+    """
+    each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
+    return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)
+
+
+def _columns(outputs: int, tiles: int) -> int:
+    """Return the columns of a program instance: the most with `MIN_INSTANCES` instances, or the fewest."""
+    sizes = [MAX_COLUMNS >> k for k in range((MAX_COLUMNS // MIN_ROWS).bit_length())]
+    sizes = [size for size in sizes if outputs % size == 0]
+    return next((size for size in sizes if outputs // size * tiles >= MIN_INSTANCES), sizes[-1])

@@ -7,6 +7,7 @@ step with them is proved from the inside. Those for CPUs are C++ (`models.cpu_ke
 the inside of a function that is declared row-wise.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ import jax
 MODES = ("off", "auto", "interpret")
 """Plain forms everywhere; kernels where the platform has them; Pallas kernels everywhere, run by its interpreter."""
 
+MAX_OFFSET = 1 << 31
+"""Numbers of an array that offsets of 32 bits with a sign reach."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -23,7 +27,8 @@ class Kernel:
 
     Attributes:
         name: of its function, by which certificates list it.
-        platforms: that it is compiled for.
+        platforms: that it is compiled for. A kernel for GPUs alone takes no array whose offsets wrap: of more than 2^31
+            numbers in up to 2^32 bytes, such as codes of one byte.
         unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
         interpreted: whether it is a Pallas kernel, which runs on any platform in the mode "interpret".
     """
@@ -45,8 +50,18 @@ class Kernel:
             ValueError: there is no such mode.
         """
         check_mode(mode)
+        if self.platforms == ("gpu",) and any(map(_wraps, jax.tree.leaves(operands))):
+            return False
         here = (mode == "interpret" and self.interpreted) or (mode == "auto" and platform in self.platforms)
         return here and self.unsupported(*operands) is None
+
+
+def _wraps(operand: Any) -> bool:
+    """Whether Triton's offsets into an array wrap: 32 bits with a sign, up to 2^32 bytes (Pallas' Triton lowering)."""
+    if not hasattr(operand, "shape") or not hasattr(operand, "dtype"):
+        return False
+    numbers = math.prod(operand.shape)
+    return numbers > MAX_OFFSET and numbers * operand.dtype.itemsize <= 2 * MAX_OFFSET
 
 
 def default_mode(platform: str) -> str:

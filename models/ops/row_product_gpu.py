@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.chunk_decay import power_of_two
@@ -35,7 +36,7 @@ class TileSizes:
         rows: the most; fewer are filled up to a power of two.
         columns: outputs, of which the first is taken of which there are `MIN_INSTANCES`, or the last.
         terms: the most numbers of a row that are multiplied at once.
-        warps, stages: as of `plgpu.CompilerParams`.
+        warps, stages: as of `gpu_call`.
     """
 
     rows: int
@@ -118,7 +119,6 @@ def row_product(
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     (inputs, outputs), rows = (x.shape[-1], weights[0].shape[0]), math.prod(x.shape[:-1])
     arrays, tree = jax.tree.flatten(list(weights))
@@ -144,13 +144,14 @@ def row_product(
             lambda lane, part, column: (*(lane for _ in lead), part, place(column)),
         )
 
-    found = pl.pallas_call(
+    found = gpu_call(
         partial(row_product_kernel, terms=terms, weights=tree, joined=joined),
         grid=(apart, parts, instances),
         in_specs=[block(inputs, lambda _: 0), *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays)],
         out_specs=block(columns, lambda column: column),
         out_shape=result_like((*given.shape[:-1], instances * columns), dtype, given),
-        compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=sizes.stages),
+        warps=sizes.warps,
+        stages=sizes.stages,
         interpret=interpret,
         name=KERNEL.name,
     )(given, *arrays)

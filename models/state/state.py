@@ -36,9 +36,8 @@ def kv_blocks(positions: int) -> int:
 
 
 def turn_blocks(blocks: int, platform: str) -> int:
-    """Return the number of blocks of a KV cache of `blocks` that attention visits at a time: a divisor of `blocks`."""
-    most = MAX_TURN_BLOCKS if platform == "gpu" else 1
-    return next(count for count in range(most, 0, -1) if blocks % count == 0)
+    """Return the number of blocks of a KV cache of `blocks` that attention visits at a time."""
+    return min(MAX_TURN_BLOCKS, blocks) if platform == "gpu" else 1
 
 
 def cache_positions(context: int) -> int:

@@ -74,12 +74,13 @@ def test_a_sample_does_not_depend_on_batch_mates(text_lm: hybridlm.LM) -> None:
 
 def test_n_completions_of_one_prompt_are_sampled_independently(text_lm: hybridlm.LM) -> None:
     assert text_lm.tokenizer is not None
-    completions = text_lm.generate(["ab", "cd"], n=3, temperature=1.5, **FREE)
+    settings = {"temperature": 1.5, "seed": 0, **FREE}
+    completions = text_lm.generate(["ab", "cd"], n=3, **settings)
     assert [c.prompt_token_ids for c in completions] == [
         text_lm.tokenizer.encode(p) for p in ("ab", "ab", "ab", "cd", "cd", "cd")
     ]
     assert len({tuple(c.token_ids) for c in completions}) == 6
-    assert completions == text_lm.generate(["ab", "ab", "ab", "cd", "cd", "cd"], temperature=1.5, **FREE)
+    assert completions == text_lm.generate(["ab", "ab", "ab", "cd", "cd", "cd"], **settings)
 
 
 def test_a_stop_token_is_in_the_ids_and_not_in_the_text(text_lm: hybridlm.LM) -> None:

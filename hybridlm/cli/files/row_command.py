@@ -33,6 +33,8 @@ Texts = Annotated[
     ),
 ]
 
+MIN_TOKEN_SHARE = 0.5
+"""Share of tokens among the computed places below which a smaller chunk is advised."""
 EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 
@@ -72,6 +74,12 @@ class RowRun(Loading):
             f"(compilation included)",
             err=True,
         )
+        if (share := report.token_share) is not None and share < MIN_TOKEN_SHARE:
+            typer.echo(
+                f"{report.output}: {share:.0%} of the {report.step_places:,} computed places were tokens, the rest was "
+                "padding: give a smaller --chunk for short texts",
+                err=True,
+            )
         if report.shifted:
             typer.echo(
                 f"{report.output}: {report.shifted:,} completions are scored from within the prompt, because a token "

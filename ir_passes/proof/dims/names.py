@@ -15,12 +15,11 @@ from jax.ad_checkpoint import checkpoint_name
 from ir_passes.contract.contract import BoundContract, Opaque, Pool
 from ir_passes.contract.declared import opaque_of
 from ir_passes.contract.opaque import donors, fits
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
 from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
-_WRITES = {*ir.SCATTERS, "dynamic_update_slice"}
 Leaves = list[int | None]
 _REMEDY = "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')"
 
@@ -105,7 +104,7 @@ class _Walk:
         name = eqn.primitive.name
         nothing: Leaves = [None] * len(eqn.outvars)
         try:
-            if name in _WRITES and pools[0] is not None:
+            if name in primitives.WRITES and pools[0] is not None:
                 self._write(jaxpr, index, operands, pools[0])
                 return [operands[0]], [pools[0]]
             if name == "name" and eqn.params["name"].startswith(NAMED):

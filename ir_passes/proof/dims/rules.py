@@ -7,8 +7,8 @@ pool with named dimensions.
 from collections.abc import Callable
 from typing import Any
 
-from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.mesh import array_axes_of
+from ir_passes.jaxpr.primitives import CUMULATIVE, DEVICE_SUMS, ELEMENTWISE, IDENTITIES, REDUCTIONS, SCATTERS
 from ir_passes.proof.dims.classes import (
     Dimension,
     beside,
@@ -20,7 +20,6 @@ from ir_passes.proof.dims.classes import (
     tie,
     unify,
 )
-from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, SUMS
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
@@ -43,7 +42,7 @@ def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-@_rule(*ELEMENTWISE, "reduce_precision")
+@_rule(*(ELEMENTWISE - {"select_n"}))
 def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     shape = eqn.outvars[0].aval.shape
     result = []
@@ -85,7 +84,7 @@ def _same(eqn: Any, x: Dims) -> list[Dims]:
     return [x]
 
 
-@_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@_rule(*CUMULATIVE)
 def _running(eqn: Any, x: Dims) -> list[Dims]:
     along = int(eqn.params["axis"])
     return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
@@ -120,7 +119,7 @@ def _transpose(eqn: Any, x: Dims) -> list[Dims]:
     return [tuple(x[int(axis)] for axis in eqn.params["permutation"])]
 
 
-@_rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split())
+@_rule(*REDUCTIONS)
 def _reduce(eqn: Any, x: Dims) -> list[Dims]:
     gone = {int(axis) for axis in eqn.params["axes"]}
     return [tuple(dim for axis, dim in enumerate(x) if axis not in gone)]
@@ -173,7 +172,7 @@ def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
     return [(*result[:axis], Dimension(len(parts)), *result[axis:])]
 
 
-@_rule(*SUMS, "pmax", "pmin")
+@_rule(*DEVICE_SUMS, "pmax", "pmin")
 def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
     gone = array_axes_of(eqn)
     return [tuple(dim for axis, dim in enumerate(x) if axis not in gone) for x in operands]
@@ -221,7 +220,7 @@ def _indexed(dim: Dimension) -> Dimension:
     return Dimension(dim.size, lost="") if merged else _varying(dim)
 
 
-@_rule(*ir.SCATTERS)
+@_rule(*SCATTERS)
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
     return _put(x, window_of_scatter(eqn, x, indices, updates))
 

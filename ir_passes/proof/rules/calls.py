@@ -3,7 +3,7 @@
 from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
 from ir_passes.contract.statements import Assumption
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site, interpret
@@ -19,7 +19,7 @@ symbolic_zeros
 """Parameters of a call beside its body: of its compilation, its derivatives and its batching."""
 
 
-@rule(*ir.CALLS, reads=" ".join(ir.CALLS.values()), ignores=_AROUND_THE_BODY)
+@rule(*primitives.CALLS, reads=" ".join(primitives.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
     """Apply the declaration of a row-wise function; interpret the body of any other."""
     declaration = declaration_of(site.eqn)

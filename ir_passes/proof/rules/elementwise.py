@@ -11,12 +11,13 @@ from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
+from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
 from ir_passes.proof.agreement import compares_devices
 from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
-from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES, rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
@@ -62,12 +63,14 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = frozenset("max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type".split())
+_OWN_RULES = frozenset(
+    "max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type select_n".split()
+)
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
 
 
-@rule(*(set(ELEMENTWISE) - _OWN_RULES), ignores=_PLACE_BY_PLACE)
+@rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
     """Join the owners."""
     owner, bounds = combined(site, operands), bounds_of(site, operands)

@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
+from ir_passes.jaxpr.primitives import DEVICE_SUMS
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, moved
-from ir_passes.proof.registry import SUMS, rule
+from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Value
 from ir_passes.proof.violations import ViolationKind
 
-_REDUCTIONS = (*SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
+_REDUCTIONS = (*DEVICE_SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
 _GATHERS = ("all_gather", "all_gather_invariant")
 _MOVES = (*_GATHERS, "all_to_all", "ppermute")
 
@@ -77,7 +78,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
             message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
             return site.mixed(message, f"sum it over {held}", ViolationKind.COLLECTIVE)
         return replace(owner, held=())
-    return _along(site, owner, shape) if site.name not in (*SUMS, "pmax", "pmin", "ppermute") else owner
+    return _along(site, owner, shape) if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute") else owner
 
 
 def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> LaneRows | OneLane | None:

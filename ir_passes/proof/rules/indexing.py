@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from ir_passes.contract.contract import SlotMap
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import primitives
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
@@ -209,7 +209,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
 
 
 @rule(
-    *ir.COMBINING,
+    *primitives.COMBINING,
     reads=_READS,
     ignores=f"{_IGNORES} update_jaxpr",
     accepts={"mode": MODES, "update_consts": ((),)},

@@ -9,7 +9,7 @@ from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import exact_name, same_body, short_name
 from ir_passes.contract.statements import Assumption, Note, Statement
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.registry import rule
@@ -22,7 +22,7 @@ from ir_passes.proof.values import PageEntry, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
-@rule(*ir.OPAQUE, everything=True)
+@rule(*primitives.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
     """Apply the declaration in the contract, found by the name of the call's target."""
     found = opaque_of(site.eqn, site.prover.bound.opaque)
@@ -65,7 +65,8 @@ def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKer
     """Read the kernels of a program, but for those that are declared and what is inside of declared functions."""
 
     def believed(eqn: ir.JaxprEqn) -> bool:
-        return declaration_of(eqn) is not None or (eqn.primitive.name in ir.OPAQUE and bool(opaque_of(eqn, opaque)))
+        is_opaque = eqn.primitive.name in primitives.OPAQUE
+        return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, opaque)))
 
     return read_kernels(program, keep=believed)
 

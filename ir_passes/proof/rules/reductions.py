@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ir_passes.jaxpr.primitives import CUMULATIVE, REDUCTIONS
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
@@ -27,7 +28,7 @@ def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
 
 
 @rule(
-    *"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
+    *REDUCTIONS,
     reads="axes index_dtype",
     ignores="out_sharding",
 )
@@ -60,7 +61,7 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
     return [Value(owner) for _ in site.eqn.outvars]
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", reads="axis", ignores="reverse")
+@rule(*CUMULATIVE, reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
     """Reduce cumulatively along one axis."""
     owner = x.owner

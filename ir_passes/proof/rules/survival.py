@@ -1,4 +1,4 @@
-"""The facts that outlive an operation: one table of facts, operations and dtypes, which all rules consult."""
+"""The table of facts that survive an operation, shared by all rules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,36 +12,42 @@ from ir_passes.proof.values import Absent, Fact, Finite, OneHot, TokenPairs
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
-    """Return the fact that holds of the result of an operation on an array; None if nothing is known.
+    """Return the fact about the result of an operation; None for no fact.
 
     Args:
-        fact: of the first operand. The other operands depend on the row's lane only.
-        name: of the primitive.
+        fact: fact about the first operand. The other operands depend on the row's lane only.
+        name: name of the primitive.
         source, target: dtypes of the first operand and of the result.
     """
-    lasting = _TABLE.get((type(fact), name))
-    return None if lasting is None else lasting(fact, source, target)
+    rule = _TABLE.get((type(fact), name))
+    return None if rule is None else rule(fact, source, target)
 
 
 def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any) -> bool:
-    """True if every element is finite, also as an operand of a product, which may round it.
+    """True if every element is finite, also after rounding by a product.
 
     Args:
-        fact: of the operand.
-        dtype, result: of the operand and of the product.
-        precision: the parameter of the product; an algorithm names the dtype that operands are rounded to.
+        fact: fact about the operand.
+        dtype, result: dtypes of the operand and of the product.
+        precision: parameter of `dot_general`; an algorithm names the dtype that operands are rounded to.
     """
-    rounded = [result]
+    dtypes = [result]
     if isinstance(precision, DotAlgorithm):
-        rounded += [precision.lhs_precision_type, precision.rhs_precision_type]
+        dtypes += [precision.lhs_precision_type, precision.rhs_precision_type]
     if isinstance(precision, DotAlgorithmPreset):
-        rounded += [_ROUNDED[part] for part in precision.name.split("_")[:2] if part in _ROUNDED]
+        dtypes += [_OPERAND_DTYPES[part] for part in precision.name.split("_")[:2] if part in _OPERAND_DTYPES]
     finite = isinstance(fact, Finite) or is_whole(dtype)
-    return finite and all(stays_finite(dtype, other) for other in rounded)
+    return finite and all(stays_finite(dtype, target) for target in dtypes)
 
 
-_ROUNDED = {"F16": jnp.float16, "BF16": jnp.bfloat16, "TF32": jnp.bfloat16, "F32": jnp.float32, "F64": jnp.float64}
-"""Part of an algorithm's name -> a dtype with the same or a smaller greatest number than the operands then have."""
+_OPERAND_DTYPES = {
+    "F16": jnp.float16,
+    "BF16": jnp.bfloat16,
+    "TF32": jnp.bfloat16,
+    "F32": jnp.float32,
+    "F64": jnp.float64,
+}
+"""Part of an algorithm's name -> dtype of the rounded operands, or a dtype with a smaller greatest number."""
 
 
 def _converted_mask(fact: Absent, source: Any, target: Any) -> Absent | None:
@@ -55,12 +61,12 @@ _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
         fact if holds(target, 0) and holds(target, 1) else None
     ),
     (TokenPairs, "convert_element_type"): lambda fact, source, target: fact,
-    # minus infinity less anything is minus infinity or nan, and its exponential is zero
+    # minus infinity minus any number is minus infinity or nan; the exponential of minus infinity is zero
     (Absent, "sub"): lambda fact, source, target: None if fact.zero else fact,
     (Absent, "exp"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
     (Absent, "exp2"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
     (Absent, "mul"): lambda fact, source, target: fact if fact.zero else None,
-    # zero divided by zero is nan; of integers it is -1
+    # zero divided by zero is nan for floats and -1 for integers
     (Absent, "div"): lambda fact, source, target: fact if fact.zero and not is_whole(target) else None,
 }
-"""(fact, primitive) -> the fact of the result. A pair that is not listed keeps nothing."""
+"""(fact, primitive) -> rule for the fact of the result. No fact survives an operation without an entry."""

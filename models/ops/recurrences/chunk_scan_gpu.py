@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
@@ -146,7 +147,6 @@ def chunk_scan(
         Outputs and the new state, None with `keep_state`.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, heads, values, keys = inputs.state.shape
     count, _, _, places, _ = operands.scores.shape
@@ -182,14 +182,15 @@ def chunk_scan(
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
     matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
     result = result_like((lanes, count, places, heads, values), jnp.float32, inputs.state)
-    out, *state = pl.pallas_call(
+    out, *state = gpu_call(
         partial(chunk_scan_kernel, given=tuple(given), by_channel=by_channel),
         grid=(lanes, heads, values // rows),
         in_specs=[whole, whole, *(specs[name] for name in given), matrix],
         out_specs=[value] if keep_state else [value, matrix],
         out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
-        input_output_aliases={} if keep_state else {len(given) + 2: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        aliases={} if keep_state else {len(given) + 2: 1},
+        warps=4,
+        stages=1,
         interpret=interpret,
         name=KERNEL.name,
     )(inputs.fresh.astype(jnp.int32), inputs.lengths, *given.values(), inputs.state)
@@ -242,7 +243,6 @@ def chunk_products(
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, count, places, heads, size = keys.shape
     tokens = pl.BlockSpec(
@@ -253,13 +253,14 @@ def chunk_products(
         lambda lane, head, chunk: (chunk, lane, head, 0, 0),
     )
     result = result_like((count, lanes, heads, places, places), jnp.float32, inputs.state)
-    found = pl.pallas_call(
+    found = gpu_call(
         chunk_products_kernel,
         grid=(lanes, heads, count),
         in_specs=[pl.BlockSpec(memory_space=pl.ANY), tokens, tokens],
         out_specs=[square] * (1 + both),
         out_shape=[result] * (1 + both),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        warps=4,
+        stages=1,
         interpret=interpret,
         name="chunk_products_kernel",
     )(inputs.lengths, queries, keys)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Int32
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel, result_like
 from models.state.shapes import ConvState, LaneMask
 
@@ -122,7 +123,6 @@ def conv_step(
         Outputs, zero at padding tokens, and the new state or None; that of a lane of length 0 is unchanged.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, tokens, channels = x.shape
     width = next(one for one in _halves(MAX_CHANNELS) if channels % one == 0)
@@ -140,14 +140,15 @@ def conv_step(
         in_specs.append(pl.BlockSpec((pl.Squeezed(), width), lambda lane, part: (0, part)))
         operands.append(bias[None])
     result = result_like(x.shape, jnp.float32, state)
-    out, *new = pl.pallas_call(
+    out, *new = gpu_call(
         partial(conv_step_kernel, biased=bias is not None, activation=activation),
         grid=(lanes, channels // width),
         in_specs=in_specs,
         out_specs=[shown] if keep_state else [shown, window],
         out_shape=[result] if keep_state else [result, result_like(state.shape, state.dtype, state)],
-        input_output_aliases={} if keep_state else {4: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        aliases={} if keep_state else {4: 1},
+        warps=4,
+        stages=1,
         interpret=interpret,
         name=KERNEL.name,
     )(*operands)

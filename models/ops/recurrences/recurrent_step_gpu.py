@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
 
@@ -104,7 +105,6 @@ def recurrent_step(
         Outputs and the new state, None with `keep_state`.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as plgpu
 
     lanes, heads, values, keys = inputs.state.shape
     tokens, by_channel = inputs.tokens, inputs.log_decay.ndim == inputs.key.ndim
@@ -131,7 +131,7 @@ def recurrent_step(
     )  # fmt: skip
     more = () if surroundings is None else surroundings
     result = result_like(inputs.value.shape, jnp.float32, inputs.state)
-    out, *state = pl.pallas_call(
+    out, *state = gpu_call(
         partial(
             recurrent_step_kernel,
             by_channel=by_channel,
@@ -153,8 +153,9 @@ def recurrent_step(
         ],
         out_specs=[value] if keep_state else [value, matrix],
         out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
-        input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        aliases={} if keep_state else {len(operands) - 1: 1},
+        warps=4,
+        stages=1,
         interpret=interpret,
         name=KERNEL.name,
     )(*operands, *more)

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import math
+import re
 import resource
 import signal
 import subprocess
@@ -110,6 +111,17 @@ def test_several_prompts(lm: hybridlm.LM):
     assert printed(*GENERATE, stdin="\r\n".join(prompts) + "\r\n\n") == expected
 
 
+def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
+    sampled = (*GENERATE, "--temperature", "1.5", "--max-tokens", "9", "--ignore-eos", "Ada")
+    first = run(*sampled)
+    seed = re.search(r"^seed: (\d+)", first.stderr, re.MULTILINE)
+    assert seed is not None and printed(*sampled, "--seed", seed[1]) == first.stdout
+    (row,) = rows(printed(*sampled, "--json"))
+    (again,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
+    assert again == row and row["seed"] != int(seed[1])
+    assert "seed:" not in run(*GENERATE, "Ada", "--max-tokens", "1").stderr
+
+
 def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Prompts of a file in every form; every field of completions that end out of order, in order."""
     lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
@@ -137,6 +149,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "finish_reason": "stop",
             "token_ids": [7, 8],
             "prompt_token_ids": [index],
+            "seed": None,
             "logprobs": [-0.5, None],
             "top_logprobs": [
                 [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],

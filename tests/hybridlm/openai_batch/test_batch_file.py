@@ -248,6 +248,49 @@ def test_a_bad_line_has_an_error_and_stops_nothing(text_lm: hybridlm.LM, tmp_pat
     assert found[-1]["error"]["message"] == f"line {last}: custom_id: 'good' is that of line {last - 1}, too"
 
 
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
+def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
+    whole = {"max_tokens": 4, "n": 2, "seed": 5, "top_k": -1, "min_tokens": 1, "stop_token_ids": [7]}
+    whole |= {"logprobs": 2} if endpoint == COMPLETIONS else {"logprobs": True, "top_logprobs": 2}
+    start = {"prompt": "x"} if endpoint == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    floats = {
+        name: value if value is True else [7.0] if name == "stop_token_ids" else float(value)
+        for name, value in whole.items()
+    }
+    read = [read_request(line("a", endpoint, **start, **fields), text_lm._inputs) for fields in (whole, floats)]
+    assert read[0] == read[1]
+    params = read[1].requests[0].params
+    assert [type(number) for number in (params.max_tokens, params.seed, params.top_k, params.min_tokens)] == [int] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 4.5),
+        ("max_tokens", "4"),
+        ("max_tokens", True),
+        ("max_tokens", -1.0),
+        ("max_tokens", 1e300),
+        ("seed", -1),
+        ("seed", -1.0),
+        ("seed", 0.5),
+        ("seed", 2.0**60),
+        ("n", 0.0),
+        ("n", [1]),
+        ("top_k", -2.0),
+        ("top_k", 1.5),
+        ("min_tokens", 0.1),
+        ("logprobs", 1.5),
+        ("stop_token_ids", [7.5]),
+        ("stop_token_ids", [True]),
+        ("temperature", "1"),
+    ],
+)
+def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
+    with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
+        read_request(line("a", prompt="x", **{name: value}), text_lm._inputs)
+
+
 def test_stop_strings_and_ids(text_lm: hybridlm.LM):
     found = read_request(line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm._inputs)
     params = found.requests[0].params
@@ -276,8 +319,8 @@ def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm
     finally:
         engine.params = clean
     assert [row["response"]["status_code"] for row in found] == [500, 500, 200]
-    assert found[0]["error"]["message"].startswith("line 1: choice 1: the logits for token 2 are not numbers")
-    assert found[1]["error"]["message"].startswith("line 2: prompt 0: the logits for token")
+    assert found[0]["error"]["message"].startswith("line 1: choice 1: token 2: expected finite numbers")
+    assert found[1]["error"]["message"].startswith("line 2: prompt 0: token")
 
 
 def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path: Path):
@@ -436,7 +479,7 @@ def test_answers_have_their_forms(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     message = chat["response"]["body"]["choices"][0]
     assert (message["message"]["content"], message["finish_reason"]) == ("3", "stop")
     assert (dead["response"]["status_code"], dead["error"]["code"]) == (500, "grammar_error")
-    assert dead["error"]["message"].startswith("line 4: choice 0: no token is possible in place 2: bad_words")
+    assert dead["error"]["message"].startswith("line 4: choice 0: no token is possible in place 2")
 
 
 def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hybridlm.sampling import filter_cutoffs as module
-from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
+from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_LANES, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.sharding.devices import Devices
 
-LANES = 12
+LANES = MIN_LANES
 VOCABULARIES = (16, 300, 5000)
 """One block, and blocks that do not divide it."""
 KERNELS = Devices(platform="gpu", kernels="interpret")
@@ -92,5 +92,8 @@ def test_kernel_is_proved_from_the_inside() -> None:
     assert note.about.startswith(KERNEL.name)
 
 
-def test_a_small_vocabulary_is_left_to_the_plain_form() -> None:
-    assert KERNEL.unsupported(np.zeros((1, MIN_VOCAB - 1))) and not KERNEL.unsupported(np.zeros((1, MIN_VOCAB)))
+def test_a_small_vocabulary_and_few_lanes_are_left_to_the_plain_form() -> None:
+    """An instance has one lane: few of them would leave most processors of a GPU idle."""
+    assert not KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB)))
+    assert KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB - 1)))
+    assert KERNEL.unsupported(np.zeros((MIN_LANES - 1, MIN_VOCAB)))

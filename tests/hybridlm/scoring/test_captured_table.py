@@ -53,7 +53,7 @@ def test_rows_of_scores(text_lm: hybridlm.LM, tmp_path: Path, positions: Any, mo
 
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_rows_of_completions(text_lm: hybridlm.LM, tmp_path: Path, positions: str) -> None:
-    asked: dict[str, Any] = {**READ, "positions": positions, "max_tokens": 4, "n": 2, "temperature": 0.8}
+    asked: dict[str, Any] = {**READ, "positions": positions, "max_tokens": 4, "n": 2, "temperature": 0.8, "seed": 0}
     memory = text_lm.generate(TEXTS[:2], **asked)
     assert text_lm.generate(TEXTS[:2], **asked, capture_to=tmp_path / "read.parquet") == memory
     check_rows(tmp_path / "read.parquet", [one.captured for one in memory])

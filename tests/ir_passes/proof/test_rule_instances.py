@@ -15,7 +15,7 @@ from numpy_interpreter import in_numpy
 from predicted_owners import faults, predictions
 from xla_equations import apply
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels.memory import KERNEL_INDEX, UNINITIALIZED
 from ir_passes.proof.owners import LaneRows, OneLane, PoolRows
 from ir_passes.proof.rules.all import RULES
@@ -31,7 +31,7 @@ NOT_TRIED = {
         "of meshes and placements, not run on a CPU or without an effect there: the sharded programs and their mutants",
     ),
     **dict.fromkeys(
-        ir.OPAQUE,
+        primitives.OPAQUE,
         "believed as declared, not looked into: tests of declarations",
     ),
     **dict.fromkeys((UNINITIALIZED, KERNEL_INDEX), "of kernels: tests/ir_passes/kernels and their mutants"),

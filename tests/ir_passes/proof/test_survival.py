@@ -13,10 +13,10 @@ from jax import lax
 
 from ir_passes import LaneContract, Packed, Pool, SlotMap
 from ir_passes.jaxpr import conversions, ir
+from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import COMMON, LaneRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.registry import ELEMENTWISE, IDENTITIES
 from ir_passes.proof.rules import survival
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES

@@ -61,16 +61,14 @@ def ones():
     return jnp.ones((4, 6))
 
 
-def test_reports_and_kept_jaxprs(graph: Graph) -> None:
-    done = PassPipeline((DropDead(),), keep=True).run(graph)
+def test_reports(graph: Graph) -> None:
+    done = PassPipeline((DropDead(),)).run(graph)
     (report,) = done.reports
     assert report.changed
     assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch" == done.report()
-    assert report.before is graph.program
-    assert report.after is done.graph.program
     assert_same(graph, done.graph)
     (again,) = PassPipeline((DropDead(),)).run(done.graph).reports
-    assert (again.changed, again.summary, again.before, again.after) == (False, "nothing to do", None, None)
+    assert (again.changed, again.summary) == (False, "nothing to do")
 
 
 def test_check_runs_on_the_first_graph_and_after_every_change(graph: Graph) -> None:
@@ -134,14 +132,10 @@ def test_what_types_cannot_tell_the_comparison_does(graph: Graph) -> None:
         assert_same(graph, done.graph)
 
 
-def test_passes_are_switched_off_by_name() -> None:
-    pipeline = PassPipeline()
-    assert pipeline.passes == DEFAULT_PASSES
-    assert PassPipeline().without(*pipeline.names).passes == ()
-    assert "drop-dead" not in pipeline.without("drop-dead").names
-    with pytest.raises(PassError, match=r"no pass is called rebach; passes: .*drop-dead"):
-        pipeline.without("rebach")
+def test_passes_have_different_names() -> None:
+    names = [rewrite.name for rewrite in PassPipeline().passes]
+    assert PassPipeline().passes == DEFAULT_PASSES
     with pytest.raises(PassError, match="drop-dead more than once"):
         PassPipeline((DropDead(), DropDead()))
-    assert len(set(pipeline.names)) == len(pipeline.names)
-    assert all(name == name.lower() and "_" not in name for name in pipeline.names)
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() and "_" not in name for name in names)

@@ -313,7 +313,7 @@ def test_left_alone_with_the_reason(step) -> None:
 
 
 def test_rows_by_two_maps_are_left_alone() -> None:
-    contract = LaneContract((Pool("p"), SlotMap("p", SLOTS), SlotMap("p", SLOTS), Lane()), ONE.outputs)
+    contract = LaneContract((Pool("p"), SlotMap("p", SLOTS), SlotMap("p", SLOTS, disjoint=True), Lane()), ONE.outputs)
     before = graph_of(two_maps, (pool(), slots(), slots(), x()), contract)
     after, report = rewrite(Rebatch(), before)
     assert after is before

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from audited_steps import ONE, gather_compute_scatter, pool, slots, x
+from jax.experimental import pallas as pl
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.experimental.pallas import triton
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ir_passes import compile_step, plan
@@ -30,7 +32,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Target:
     return read_target("nvidia-h100" if count == 1 else f"nvidia-h100:{count}")
 
 
-@pytest.mark.parametrize("name", ["nvidia-a100", "nvidia-l4", "nvidia-h100", "nvidia-h200", "nvidia-b200"])
+@pytest.mark.parametrize("name", GPUS)
 def test_gpus(name: str) -> None:
     one = read_target(name)
     assert (one.name, one.platform, one.count, one.is_local) == (name, "gpu", 1, False)
@@ -39,6 +41,23 @@ def test_gpus(name: str) -> None:
     text = GPUS[name].config()
     assert f'device_description_str: "{one.device_kind}"' in text and f"device_memory_size: {one.memory}\n" in text
     assert text.count("{") == text.count("}") and ("ACCELERATED_FEATURES" in text) == (GPUS[name].capability >= (9, 0))
+
+
+def double_kernel(x: Any, out: Any) -> None:
+    out[...] = 2 * x[...]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_pallas_kernels_are_lowered_without_a_device(name: str) -> None:
+    """Later versions of JAX ask for the GPU in the program."""
+
+    def doubled(x: jax.Array) -> jax.Array:
+        params = triton.CompilerParams(num_warps=1, num_stages=1)
+        return pl.pallas_call(double_kernel, out_shape=jax.typeof(x), compiler_params=params)(x)
+
+    with read_target(name).tracing():
+        traced = jax.jit(doubled).trace(jnp.ones(16))
+    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,11 @@ def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
     arrays = {(one.id, index): array for one in read.instructions.values() for index, array in one.arrays.items()}
     chip = {key for key in arrays if key[0] in {ids.get(name) for name in ("other", "done", "more", "sum", "part")}}
     chip |= {(ids["start"], index) for index in ((0,), (1,), (2,))} if "start" in ids else set()
-    slices = {key: Slice(i, 0, array.bytes) for i, (key, array) in enumerate(arrays.items())}
+    slices = {key: Slice(i, 0, array.padded_bytes) for i, (key, array) in enumerate(arrays.items())}
     allocations = {
-        slices[key].allocation: Allocation(slices[key].allocation, array.bytes, None, False, False, False, key in chip)
+        slices[key].allocation: Allocation(
+            slices[key].allocation, array.padded_bytes, None, False, False, False, key in chip
+        )
         for key, array in arrays.items()
     }
     for (name, index), (other, there) in (same or {}).items():

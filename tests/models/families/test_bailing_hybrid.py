@@ -36,6 +36,37 @@ def test_as_transformers_saves_it() -> None:
     assert read(saved).layers == read(LING).layers
 
 
+def test_layers_of_multi_token_prediction_behind_the_decoder_are_skipped() -> None:
+    """Published files number the layer of the MTP head 42, behind the 42 layers of the decoder."""
+    names = [f"model.layers.{layer}.mlp.gate.weight" for layer in (4, 41, 42, 43)]
+    skipped = [name for name in names if family_of(LING).skips(name)]
+    assert skipped == ["model.layers.42.mlp.gate.weight"]
+    saved = {name: value for name, value in LING.items() if name != "num_nextn_predict_layers"}
+    assert [name for name in names if family_of(saved | {"num_mtp_layers": 2}).skips(name)] == names[2:]
+    assert not any(map(family_of(LING | {"num_nextn_predict_layers": 0}).skips, names))
+    assert not any(map(family_of(LING | {"num_nextn_predict_layers": "1"}).skips, names))
+
+
+@pytest.mark.parametrize("rank", [None, 1536])
+def test_query_rank(rank: int | None) -> None:
+    """Queries come from the token or from its compressed query, which has its own norm."""
+    family, config = family_of(LING), read(LING | {"q_lora_rank": rank})
+    attention = config.layers[5][0]
+    assert isinstance(attention, LatentAttentionConfig) and attention.query_rank == rank
+    name = "model.layers.5.attention.q"
+    shapes = {n: shape for weight in family.weights(config) for n, shape in weight.options[0].shapes.items()}
+    queries = {n: shape for n, shape in shapes.items() if n.startswith(name)}
+    if rank is None:
+        assert queries == {f"{name}_proj.weight": (6144, 2560)}
+    else:
+        assert queries == {
+            f"{name}_a_proj.weight": (rank, 2560),
+            f"{name}_a_layernorm.weight": (rank,),
+            f"{name}_b_proj.weight": (6144, rank),
+        }
+    family.abstract(config)
+
+
 def test_a_fraction_of_the_head_that_is_the_rotated_part() -> None:
     assert read(LING | {"partial_rotary_factor": 0.5}).layers == read(LING).layers
 
@@ -49,7 +80,8 @@ def test_unbounded_decay() -> None:
     ("change", "message"),
     [
         ({"kda_lower_bound": 0.0}, "kda_lower_bound: expected a negative number"),
-        ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
+        ({"q_lora_rank": 0}, "q_lora_rank: expected a whole number of at least 1"),
+        ({"q_lora_rank": True}, "q_lora_rank: expected a whole number of at least 1"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: expected one of 'default'"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor: expected qk_rope_head_dim (64) of the 128 values"),
         ({"rope_interleave": False}, "rope_interleave: expected one of True"),

@@ -41,7 +41,8 @@ def test_published_and_saved_spellings_are_one_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q_lora_rank": 64}, "q_lora_rank: expected one of None"),
+        ({"q_lora_rank": 0}, "q_lora_rank: expected a whole number of at least 1"),
+        ({"q_lora_rank": True}, "q_lora_rank: expected a whole number of at least 1"),
         ({"mla_use_nope": False}, "mla_use_nope: expected one of True"),
         ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func: expected one of 'sigmoid'"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: expected one of 1"),

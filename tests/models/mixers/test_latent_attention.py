@@ -17,6 +17,7 @@ from models.state.state import KV_BLOCK, TPU_COLUMNS, kv_blocks
 HIDDEN = 12
 PLAIN = LatentAttentionConfig(heads=3, rank=7, shared_size=4, key_size=5, value_size=6)
 GATED = LatentAttentionConfig(2, 5, 6, 4, 3, rope=Rope(6, 100.0), head_gate=True)
+COMPRESSED = replace(PLAIN, query_rank=9)
 ON_A_TPU = replace(PLAIN, devices=Devices(platform="tpu"))
 
 
@@ -48,7 +49,12 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     def of(parameter) -> np.ndarray:
         return np.asarray(parameter[...], np.float64)
 
-    q = (x @ of(mixer.q_proj).T).reshape(tokens, c.heads, c.query_size)
+    query_input = x
+    if mixer.query_down is not None and mixer.query_norm is not None:
+        query_input = x @ of(mixer.query_down).T
+        query_input = query_input / np.sqrt((query_input**2).mean(-1, keepdims=True) + c.eps)
+        query_input = query_input * of(mixer.query_norm.weight)
+    q = (query_input @ of(mixer.q_proj).T).reshape(tokens, c.heads, c.query_size)
     row = x @ of(mixer.row_proj).T
     latent = row[:, : c.rank]
     latent = latent / np.sqrt((latent**2).mean(-1, keepdims=True) + c.eps) * of(mixer.row_norm.weight)
@@ -67,7 +73,7 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     return out.reshape(tokens, -1) @ of(mixer.o_proj).T
 
 
-@pytest.mark.parametrize("config", [PLAIN, GATED, ON_A_TPU])
+@pytest.mark.parametrize("config", [PLAIN, GATED, COMPRESSED, ON_A_TPU])
 def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
     """A sequence longer than a block of the cache, beside a short one, in a cache full of NaN."""
     mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
@@ -82,6 +88,6 @@ def test_equals_attention_with_keys_and_values_written_out(config: LatentAttenti
     assert jax.tree.leaves(new)[0].shape == (2, 1, 2 * KV_BLOCK, stored)
 
 
-@pytest.mark.parametrize("config", [PLAIN, pytest.param(GATED, marks=pytest.mark.long)])
+@pytest.mark.parametrize("config", [PLAIN, COMPRESSED, pytest.param(GATED, marks=pytest.mark.long)])
 def test_steps_equal_single_tokens_at_every_length(config: LatentAttentionConfig) -> None:
     check_lengths(layer(config), HIDDEN, (1, 4, KV_BLOCK + 2), 2e-5, {"key": 2e-5}, blocks=2)

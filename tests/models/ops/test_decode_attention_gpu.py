@@ -1,5 +1,6 @@
 """The kernel for attention of a few tokens computes what the plain form does, and keeps lanes apart."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, attend
-from models.ops.decode_attention_gpu import KERNEL, MAX_ROWS
+from models.ops.decode_attention_gpu import KERNEL, MAX_ROWS, part_count, part_turns
 
 CONTEXT = 256
 LENGTHS = (0, 1, 127, 128, 129, 250)
@@ -20,16 +21,18 @@ KINDS = {"grouped": (6, 2, 16, 32), "one head": (1, 1, 32, 16), "latent": (4, 1,
 """Heads, key/value heads, sizes of key and value."""
 
 
-def operands(kind: str, tokens: int, dtype: Any = jnp.float32) -> tuple[Any, ...]:
+def operands(
+    kind: str, tokens: int, dtype: Any = jnp.float32, context: int = CONTEXT, lengths: Sequence[int] = LENGTHS
+) -> tuple[Any, ...]:
     """Random lanes of different lengths, behind whose last token the caches hold NaN; the first one is idle."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
-    lanes, lengths = len(LENGTHS), np.array(LENGTHS, np.int32)
+    lanes, ends = len(lengths), np.array(lengths, np.int32)
     query = rng.normal(size=(lanes, tokens, heads, size)).astype(np.float32)
-    key, value = (rng.normal(size=(lanes, kv_heads, CONTEXT, one)).astype(np.float32) for one in (size, value_size))
-    first = np.maximum(lengths - tokens, 0)
-    valid = np.arange(tokens)[None] < (lengths - first)[:, None]
-    for lane, length in enumerate(LENGTHS):
+    key, value = (rng.normal(size=(lanes, kv_heads, context, one)).astype(np.float32) for one in (size, value_size))
+    first = np.maximum(ends - tokens, 0)
+    valid = np.arange(tokens)[None] < (ends - first)[:, None]
+    for lane, length in enumerate(lengths):
         key[lane, :, length:] = value[lane, :, length:] = np.nan
         query[lane, ~valid[lane]] = np.nan
     cache = KVCache(jnp.asarray(key, dtype), None if kind == "latent" else jnp.asarray(value, dtype))
@@ -37,9 +40,9 @@ def operands(kind: str, tokens: int, dtype: Any = jnp.float32) -> tuple[Any, ...
     return jnp.asarray(query), cache, jnp.asarray(at), jnp.asarray(valid)
 
 
-def run(kind: str, given: tuple[Any, ...], kernels: str = "interpret") -> np.ndarray:
-    value_size = KINDS[kind][3]
-    form = partial(attend, blocks=CONTEXT // 128, value_size=value_size, kernels=kernels)
+def run(kind: str, given: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
+    value_size, blocks = KINDS[kind][3], given[1].key.shape[2] // 128
+    form = partial(attend, blocks=blocks, value_size=value_size, platform=platform, kernels=kernels)
     return np.asarray(jax.jit(form)(*given))
 
 
@@ -51,6 +54,28 @@ def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
     found = run(kind, given)
     np.testing.assert_allclose(found, run(kind, given, "off"), rtol=2e-5, atol=2e-6)
     assert np.isfinite(found).all() and not found[~np.asarray(given[3])].any()
+
+
+@pytest.mark.parametrize("kernels", ["interpret", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
+    """Parts and turns that do not divide the cache, in the kernel and in the plain form for GPUs."""
+    given = operands(kind, 2, context=5 * 128, lengths=(0, 3, 511, 513, 640))
+    found = run(kind, given, kernels, "gpu")
+    np.testing.assert_allclose(found, run(kind, given, "off"), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("last", [-1, 0, 63, 64, 8191, 131071])
+def test_parts_of_a_sequence_have_equal_work(last: int) -> None:
+    """Each visited block is of one part; a short sequence has work for all parts of a long context."""
+    parts, block = part_count(16, 131072), 64
+    assert parts == 16
+    turns = [int(part_turns(jnp.int32(last), jnp.int32(part), parts, block)) for part in range(parts)]
+    assert sum(turns) == (last + block) // block and max(turns) - min(turns) <= 1
+
+
+def test_the_number_of_parts_needs_no_divisor() -> None:
+    assert [part_count(16, 128 * blocks) for blocks in (2, 17, 13)] == [2, 16, 13]
 
 
 @pytest.mark.parametrize("kind", KINDS)

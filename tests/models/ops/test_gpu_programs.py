@@ -201,12 +201,23 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     assert scratch < 2 * beside
 
 
+@pytest.mark.parametrize("rows", [8, 64, 2048])
+def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
+    """Few rows read few of the matrices; many tiles read some of them again."""
+    experts, outputs, inputs = 256, 64, 128
+    operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
+    _, found = compiled(partial(expert_dot, platform="gpu", kernels="auto"), *operands)
+    (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
+    matrices = (kernel.read - 4 * rows * inputs) / (2 * outputs * inputs)
+    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
+
+
 def test_filters_read_the_logits_a_few_times() -> None:
     """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = jax.tree.map(lambda one: array(*one.shape, dtype=one.dtype), arrays)
+    types = [array(64, *one.shape[1:], dtype=one.dtype) for one in arrays]
     _, found = compiled(partial(operation, kernels="auto"), *types)
-    assert found.moved < 7 * 4 * arrays[0].size
+    assert found.moved < 7 * 4 * types[0].size
 
 
 @pytest.mark.parametrize("vocab", [32768, 248320])

@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_base": {},
     "kimi_base": {},
     "ling_base": {},
+    "ling_query_rank": {},
     "olmo_base": {},
     "olmo_grouped": {},
 }

@@ -313,6 +313,7 @@ KIMI = (
         stored="bfloat16",
     ),
     Variant("kimi_fused", "kimi_linear", KIMI_BASE | {"n_shared_experts": 2}, fused_experts=True),
+    Variant("kimi_query_rank", "kimi_linear", KIMI_BASE | {"q_lora_rank": 24}),
 )
 
 LING_BASE = (
@@ -350,6 +351,7 @@ LING = (
         fused_experts=True,
         stored="bfloat16",
     ),
+    Variant("ling_query_rank", "bailing_hybrid", LING_BASE | {"q_lora_rank": 24}),
 )
 
 OLMO_BASE = SMALL | {
@@ -424,6 +426,7 @@ GOLDEN = tuple(
         "falcon_base",
         "kimi_base",
         "ling_base",
+        "ling_query_rank",
         "olmo_base",
     )
 )

@@ -79,7 +79,12 @@ def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any])
         """Neighbours form the pairs: even entries first, then odd ones, then rotated in halves."""
         return rotate(np.concatenate([part[..., 0::2], part[..., 1::2]], axis=-1), shared, rope["rope_theta"])
 
-    q = (x @ weights["q_proj.weight"].T).reshape(tokens, heads, own + shared)
+    if config.get("q_lora_rank") is None:
+        q = x @ weights["q_proj.weight"].T
+    else:
+        q = rms_norm(x @ weights["q_a_proj.weight"].T, weights["q_a_layernorm.weight"], 1e-6)
+        q = q @ weights["q_b_proj.weight"].T
+    q = q.reshape(tokens, heads, own + shared)
     q = np.concatenate([q[..., :own], turned(q[..., own:])], axis=-1)
     row = x @ weights["kv_a_proj_with_mqa.weight"].T
     latent = rms_norm(row[:, :rank], weights["kv_a_layernorm.weight"], 1e-6)

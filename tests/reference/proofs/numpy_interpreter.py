@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy_indexing import COMBINE, dynamic_slice, dynamic_update_slice, gather, scatter
 
-from ir_passes.jaxpr import ir
+from ir_passes.jaxpr import ir, primitives
 
 Value = np.ndarray
 Params = dict[str, Any]
@@ -294,7 +294,7 @@ CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
 
 def in_numpy(name: str) -> bool:
     """Whether there is a rule for a primitive; there is none for some of its parameters."""
-    return any(name in table for table in (ELEMENTWISE, IDENTITY, COMBINE, RULES, CONTROL, ir.CALLS))
+    return any(name in table for table in (ELEMENTWISE, IDENTITY, COMBINE, RULES, CONTROL, primitives.CALLS))
 
 
 def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = None) -> list[Value]:

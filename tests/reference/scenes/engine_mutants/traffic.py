@@ -55,7 +55,7 @@ REQUESTS = (
     Asked(6, 11, {"max_tokens": 6, "temperature": 0.9, "top_k": 5, "seed": 9, "priority": 1}),
     Asked(8, 1, {"max_tokens": 6}),
     Asked(9, 10, {"max_tokens": 60}),
-    Asked(9, 3, {"max_tokens": 9, "temperature": 1.2, "stop": STOPS}),
+    Asked(9, 3, {"max_tokens": 9, "temperature": 1.2, "seed": 0, "stop": STOPS}),
     Asked(12, 15, {"max_tokens": 5}),
 )
 STEMS = tuple(tuple(3 + (5 * i * i + 17 * i + 7 * stem) % 90 for i in range(40)) for stem in range(4))

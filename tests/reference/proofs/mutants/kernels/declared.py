@@ -1,6 +1,7 @@
 """Kernels and functions that are declared, and called with something else than what is declared of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +76,7 @@ def kernels(group: str = "seq") -> dict[str, Opaque]:
 CONTRACT = LaneContract(rows.STEP.inputs, rows.STEP.outputs, opaque=kernels())
 LENGTH = LaneContract(rows.LENGTH.inputs, rows.LENGTH.outputs, opaque=kernels())
 TWO = LaneContract(rows.TWO.inputs, rows.TWO.outputs, opaque=kernels("a"))
-COUPLED = LaneContract((POOL, POOL, SLOTMAP, SLOTMAP, Lane()), (POOL, POOL), opaque=kernels())
+COUPLED = LaneContract((POOL, POOL, SLOTMAP, replace(SLOTMAP, disjoint=True), Lane()), (POOL, POOL), opaque=kernels())
 TAKEN = LaneContract((POOL, SLOTMAP, Pool("rows"), Lane()), (Lane(),), opaque=kernels())
 
 
@@ -354,7 +355,7 @@ MUTANTS = (
         "kernels-by-two-maps",
         "kernels write the pools of one group by two maps",
         by_two_maps,
-        Kind.COUPLING,
+        Kind.WRONG_ROW,
         evidence=Evidence.FAULT,
         contract=COUPLED,
         draw=draw_coupled,

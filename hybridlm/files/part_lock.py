@@ -1,0 +1,61 @@
+"""The lock of a folder of parts: one process writes to it, and nobody else can."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from ir_passes.files.trust import UntrustedError, require_own
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path]:
+    """Hold an exclusive lock on a folder of parts (`fcntl.flock`); yield the path of the lock.
+
+    Raises:
+        ValueError: another process holds the lock, or another user could have written the parts.
+        OSError: the folder cannot be created or written to.
+    """
+    import fcntl  # imported here because Windows has none
+
+    path = folder / "lock"
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            _require_own(folder)
+            file = path.open("ab")
+        except FileNotFoundError:
+            continue  # another process has just deleted the folder
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(
+                f"{folder}: another process is writing to it; wait for it, or give another output"
+            ) from None
+        except OSError:
+            file.close()
+            raise
+        if _is_open(path, file):
+            break
+        file.close()  # deleted between opening and locking
+    with file:
+        yield path
+
+
+def _require_own(folder: Path) -> None:
+    """Raise ValueError if somebody else can write a folder of parts, or has made it."""
+    try:
+        if stat.S_ISLNK((status := folder.lstat()).st_mode):
+            raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)
+        require_own(folder, status, folder=True)
+    except UntrustedError as error:
+        raise ValueError(f"{folder}: parts are not continued: {error}; or delete it, or give another output") from error
+
+
+def _is_open(path: Path, file: IO[bytes]) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False

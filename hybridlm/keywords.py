@@ -1,0 +1,103 @@
+"""Unknown keyword arguments: an error with the name in this package or the closest one."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import ParamSpec, TypeVar, get_args, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "max_tokens": ("max_new_tokens", "max_completion_tokens", "max_length", "max_gen_toks", "n_predict", "num_predict"),
+    "min_tokens": ("min_new_tokens", "min_length"),
+    "n": ("num_return_sequences", "num_samples"),
+    "stop": ("stop_strings", "stop_sequences", "until"),
+    "stop_token_ids": ("eos_token_id",),
+    "seed": ("random_seed", "manual_seed"),
+    "repetition_penalty": ("repeat_penalty",),
+    "bad_words": ("bad_words_ids", "suppress_tokens"),
+    "logit_bias": ("sequence_bias",),
+    "thinking_budget": ("max_think_tokens", "thinking_token_budget"),
+    "structured_outputs": ("guided_decoding", "guided_json", "guided_regex", "guided_choice",
+                           "response_format", "grammar"),
+    "sampling_params": ("params", "generation_config"),
+    "prompts": ("prompt", "inputs", "prompt_token_ids", "input_ids"),
+    "texts": ("text", "prompts", "prompt", "inputs", "input_ids"),
+    "top_logprobs": ("logprobs", "prompt_logprobs", "num_logprobs"),
+    "logits_processor": ("logits_processors",),
+    "progress": ("use_tqdm", "verbose"),
+    "speculate": ("speculative_config", "speculative_model", "assistant_model"),
+    "draft_tokens": ("num_speculative_tokens",),
+    "lanes": ("max_num_seqs", "batch_size", "max_batch_size"),
+    "context": ("max_model_len", "max_seq_len", "n_ctx"),
+    "chunk": ("max_num_batched_tokens", "chunk_size", "chunked_prefill_size"),
+    "dtype": ("torch_dtype",),
+    "mesh": ("tensor_parallel_size", "data_parallel_size", "device_map"),
+    "prefix_cache": ("enable_prefix_caching",),
+    "dequantise": ("dequantize",),
+    "adapter": ("lora", "lora_path", "enable_lora"),
+}  # fmt: skip
+"""Name of an argument -> names of vLLM, transformers, llama.cpp and OpenAI for it."""
+
+NOTES: Mapping[str, str] = {
+    "n": "it is an argument of generate and stream",
+    "best_of": "all completions are returned; n of generate and stream is their number",
+    "num_beams": "beam search is not supported; n gives several samples",
+    "use_beam_search": "beam search is not supported; n gives several samples",
+    "do_sample": "temperature above 0 samples, 0 takes the most likely token",
+    "prompt_logprobs": "score gives the log-probabilities of a prompt",
+    "truncate_prompt_tokens": "prompts are never truncated",
+    "quantization": "the checkpoint says how its weights are quantised",
+    "trust_remote_code": "code of a checkpoint is never run",
+    "gpu_memory_utilization": "lanes and context decide the memory",
+    "lora_request": "load and merge_adapter take an adapter, for all requests",
+}
+"""Names without an argument of the same effect -> advice."""
+
+
+def unknown_keyword(name: str, known: Collection[str]) -> str:
+    """Return the fault of an unknown keyword, with the argument for it or the closest name."""
+    targets = [target for target, names in SYNONYMS.items() if name in names and target in known]
+    if not targets and name in NOTES:
+        return f"{name}: no such argument; {NOTES[name]}"
+    if targets := targets or difflib.get_close_matches(name, known, n=1):
+        return f"{name}: no such argument; did you mean {targets[0]}?"
+    return f"{name}: no such argument; arguments are {', '.join(known)}"
+
+
+def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse unknown keywords of a call with a suggestion.
+
+    Known are the names in the function's signature and, for `**options: Unpack[Options]`, the keys of the TypedDict.
+
+    Raises:
+        TypeError: by a call with unknown keywords; names all of them. Nothing has been computed.
+    """
+
+    @functools.cache
+    def known() -> list[str]:
+        names = list[str]()
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                (options,) = get_args(get_type_hints(function)[name])
+                names += get_type_hints(options)
+            elif name != "self":
+                names.append(name)
+        return names
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if unknown := [name for name in kwargs if name not in known()]:
+            raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def suggests_fields(cls: type[T]) -> type[T]:
+    """Refuse unknown keywords of a class with a suggestion."""
+    cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]  # the signature stays
+    return cls

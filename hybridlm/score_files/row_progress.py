@@ -1,0 +1,120 @@
+"""Progress over a file of texts: the share of its bytes, and within a part the tokens that have been computed."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from hybridlm import progress
+from hybridlm.progress import (
+    FileProgress,
+    Lines,
+    Speed,
+    Tokens,
+    every,
+    lines_or_bar,
+    no_tokens,
+    progress_bar,
+)
+
+
+class Amount(NamedTuple):
+    """Rows of a file and their size in bytes of text."""
+
+    rows: int
+    size: int
+
+
+class RowProgress:
+    """Progress over the rows of a file; without a bar or lines the methods show nothing.
+
+    Long and short rows count by their bytes. Within a part progress follows the computed tokens, by the tokens for each
+    byte in the parts before it.
+
+    Args:
+        bar: None for no bar.
+        lines: None for no lines.
+        tokens: counts the computed tokens.
+    """
+
+    def __init__(self, bar: Progress | None, lines: Lines | None, tokens: Tokens):
+        self._bar, self._lines, self._count, self._rate = bar, lines, tokens, Speed(tokens)
+        self._task = None if bar is None else bar.add_task("reading", total=None, rate="", rows="", left="")
+        self._done = self._total = self._kept = self._part = Amount(0, 0)
+        self._first = self._tokens = self._bytes = 0
+        self._lock = threading.Lock()
+
+    def read(self, rows: int) -> None:
+        """Show the number of rows of the first pass."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, rows=f"{rows:,} rows")
+
+    def begin(self, total: Amount, kept: Amount) -> None:
+        """Begin the rows of a file, some of which an earlier run has done."""
+        self._done, self._kept, self._total = kept, kept, total
+        self._rate.begin()
+        if self._lines is not None:
+            self._lines.begin(kept.size, total.size, kept.size)
+        if self._bar is not None and self._task is not None:
+            self._bar.reset(self._task, total=total.size, completed=kept.size, description="scoring")
+        self._show()
+
+    def begin_part(self, part: Amount) -> None:
+        """Begin the rows of a part."""
+        self._part, self._first = part, self._count()
+
+    def end_part(self) -> None:
+        """Add the rows of the part."""
+        with self._lock:
+            self._tokens, self._bytes = self._tokens + self._count() - self._first, self._bytes + self._part.size
+            self._done = Amount(self._done.rows + self._part.rows, self._done.size + self._part.size)
+            self._part = Amount(0, 0)
+            self._show()
+
+    def tick(self) -> None:
+        """Show the current state: a part may take hours."""
+        with self._lock:
+            if self.done < self._total.size:
+                self._show()
+            if self._lines is not None:
+                self._lines.tick()
+
+    @property
+    def done(self) -> int:
+        """Bytes of text that are done, in a part estimated from its computed tokens and less than all of it."""
+        if not self._part.size or not self._tokens:
+            return self._done.size
+        estimate = (self._count() - self._first) * self._bytes // self._tokens
+        return self._done.size + min(estimate, self._part.size - 1)
+
+    def _show(self) -> None:
+        done = self.done
+        if self._lines is not None:
+            self._lines.advance(done, self._total.size, self._kept.size)
+        if self._bar is not None and self._task is not None and self._total.rows:
+            rows, left = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
+            self._bar.update(self._task, completed=done, rate=str(self._rate), rows=rows, left=left)
+
+
+@contextmanager
+def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[RowProgress]:
+    """Show a bar of the share that is done, rows, tokens per second and the time left, or lines."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]}"),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    lines, show_bar = lines_or_bar(show)
+    with progress_bar(show_bar, *columns) as bar:
+        rows = RowProgress(bar, Lines("scoring", tokens) if lines else None, tokens)
+        if not lines and bar is None:
+            yield rows
+            return
+        with every(progress.SECONDS_BETWEEN_LINES if lines else progress.SECONDS_BETWEEN_RATES, rows.tick):
+            yield rows

@@ -1,0 +1,118 @@
+"""The table of JAX's primitives and their classes, which proof, sanitizer, liveness and rewrites share.
+
+A primitive is in one row of the table, and a row names all classes of its primitives:
+
+* elementwise: an element of a result depends on the elements of the operands at the same place alone.
+* identity: each result is the operand at the same position.
+* move: every result holds all elements of one operand, in another shape, order or dtype. Zeros stay zeros.
+* part: a result holds some elements of one operand, in their order.
+* view: where operand and result have as many bytes, a result is the bytes of its operand.
+* keeps_rows: the proof's rule follows the rows of a pool. Every other primitive changes all rows.
+* indexed: operands are indices, or indices and updates. Rows are those of the first operand.
+* write: the result is the first operand with updates at the indices.
+* scatter: a write by an array of indices.
+* combining: a scatter named for the function that combines old and new elements.
+* reduction: the parameter `axes` names axes that the result lacks.
+* cumulative: running results along the parameter `axis`.
+* device_sum: a sum over the devices of mesh axes.
+* body: programs inside it run on its operands.
+* scalar_body: a program inside it combines two scalars, without scratch memory.
+* opaque: its inside is another language.
+* kernel: it is a kernel of Pallas.
+* unsupported: the proof has no rule.
+
+A primitive in a row without classes has a rule of its own in the proof and nothing in common with others.
+"""
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_vmap_call": "call",
+}
+"""Calls that only name a computation: primitive -> the parameter with the body."""
+
+_ROWS = {
+    "elementwise": """
+        abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
+        conj cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac
+        imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter
+        not one_minus_square or philox2x32 philox4x32 polygamma polynomial population_count pow real rem round rsqrt
+        shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh threefry2x32
+        threefry4x32 xor zeta
+    """,
+    "elementwise keeps_rows": "select_n",
+    "elementwise move keeps_rows": "convert_element_type",
+    "elementwise move": "reduce_precision",
+    "identity move keeps_rows": "copy device_put layout_constraint optimization_barrier reshard",
+    "identity move view keeps_rows": "name pvary sharding_constraint stop_gradient",
+    "move view keeps_rows": "reshape squeeze broadcast_in_dim",
+    "move view": "bitcast_convert_type",
+    "move keeps_rows": "transpose rev",
+    "move": "tile",
+    "part keeps_rows": "slice split unstack",
+    "keeps_rows": "pad",
+    "indexed keeps_rows": "gather dynamic_slice",
+    "indexed write keeps_rows": "dynamic_update_slice",
+    "indexed write scatter scalar_body keeps_rows": "scatter",
+    "indexed write scatter combining scalar_body keeps_rows":
+        "scatter-add scatter-mul scatter-min scatter-max scatter-sub",
+    "reduction": "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
+    "cumulative": "cumsum cumprod cummax cummin cumlogsumexp",
+    "scalar_body": "reduce reduce_window",
+    "scalar_body unsupported": "select_and_scatter",
+    "device_sum": "psum psum_invariant",
+    "body keeps_rows": "cond scan shard_map while " + " ".join(CALLS),
+    "kernel opaque keeps_rows": "pallas_call mpmd_map",
+    "opaque keeps_rows": "ffi_call pure_callback io_callback debug_callback debug_print",
+    "": """
+        all_gather all_gather_invariant all_to_all approx_top_k axis_index cholesky concatenate conv_general_dilated
+        create_token dot_general eig eigh empty empty2 fft householder_product iota lu lu_pivots_to_permutation
+        pbroadcast pmax pmin ppermute precv psend qr ragged_all_to_all ragged_dot_general random_bits random_clone
+        random_fold_in random_gamma random_seed random_split random_unwrap random_wrap reduce_scatter reduce_window_max
+        reduce_window_min reduce_window_sum regularized_incomplete_beta rng_bit_generator schur select_and_scatter_add
+        sort stack svd top_k triangular_solve tridiagonal tridiagonal_solve
+    """,
+    "unsupported": """
+        addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
+        custom_linear_solve dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper eval_jaxpr freeze from_edtype geqp3
+        geqrf get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
+        reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add
+        stage swap symmetric_product tie to_edtype unreduced_pmax unreduced_pmin unreduced_psum
+        unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p with_memory_space_constraint
+        xla_metadata_call xla_metadata_value
+    """,
+}  # fmt: skip
+
+PRIMITIVES = {name: frozenset(classes.split()) for classes, names in _ROWS.items() for name in names.split()}
+"""Primitive -> its classes, of jax 0.10 to 0.12."""
+
+
+def _having(label: str) -> frozenset[str]:
+    return frozenset(name for name, classes in PRIMITIVES.items() if label in classes)
+
+
+ELEMENTWISE = _having("elementwise")
+IDENTITIES = _having("identity")
+MOVES = _having("move")
+PARTS = _having("part")
+VIEWS = _having("view")
+KEEPS_ROWS = _having("keeps_rows")
+INDEXED = _having("indexed")
+WRITES = _having("write")
+SCATTERS = _having("scatter")
+COMBINING = _having("combining")
+REDUCTIONS = _having("reduction")
+CUMULATIVE = _having("cumulative")
+DEVICE_SUMS = _having("device_sum")
+WITH_BODIES = _having("body")
+SCALAR_BODIES = _having("scalar_body")
+OPAQUE = _having("opaque")
+KERNELS = _having("kernel")
+UNSUPPORTED = _having("unsupported")

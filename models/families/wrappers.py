@@ -1,0 +1,201 @@
+"""Models around a supported text model: outer config.json, names of tensors, other parts, placeholder tokens.
+
+Sources: classes of transformers 5.24 (and its `lfm2_audio`), names that its `conversion_mapping` and vLLM read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from models.config.fields import read_placeholders
+from models.config.reader import ConfigError, ConfigReader
+from models.decoder.decoder import DecoderConfig
+from models.families.family import Family
+
+TEXT_CONFIGS = ("text_config", "llm_config", "lfm")
+"""Keys of the text model's configuration in an outer config.json."""
+INHERITED = ("dtype", "torch_dtype", "eos_token_id")
+"""Fields of the outer config.json that the text model's configuration may leave out."""
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A model around a text model.
+
+    Attributes:
+        model_types: of the outer config.json.
+        architectures: classes of the whole model; without any, every class is accepted.
+        text: `model_type` of the text model where its configuration names none; None if it has to.
+        renamed: regular expression -> replacement, for the start of a tensor's name, to names of the text model's own
+            checkpoints.
+        skipped: regular expressions of tensors of the other parts, matched in full.
+        tied: default of the outer `tie_word_embeddings`, which decides; None if the text model's own field decides.
+        placeholders: ids of placeholder tokens where config.json has no field of that name.
+        text_types: `model_type`s of the text model's configuration that mean `text`.
+    """
+
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    text: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[str, ...] = ()
+    tied: bool | None = None
+    placeholders: tuple[tuple[str, int], ...] = ()
+    text_types: tuple[str, ...] = ()
+
+    def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the text model's config.json.
+
+        Raises:
+            ConfigError: config.json has no configuration of a text model, or several that differ.
+        """
+        keys = [key for key in TEXT_CONFIGS if config.get(key) is not None]
+        if not keys or any(not isinstance(config[key], Mapping) or config[key] != config[keys[0]] for key in keys):
+            found = ", ".join(f"{key}: {config[key]!r:.100}" for key in keys) or "none"
+            expected = f"text_config: expected an object (or {' or '.join(TEXT_CONFIGS[1:])}), one of them"
+            raise ConfigError(self.model_types[0], [f"{expected}, found {found}"])
+        inner = dict(config[keys[0]])
+        if inner.get("model_type") in (None, *self.text_types) and self.text is not None:
+            inner["model_type"] = self.text
+        inherited = {name: config[name] for name in INHERITED if config.get(name) is not None}
+        return inherited | {name: value for name, value in inner.items() if value is not None or name not in inherited}
+
+    def family(self, below: Family) -> Family:
+        """Return the family of the text model with the names of the whole model's files, of its head too."""
+
+        def read(fields: Mapping[str, Any]) -> DecoderConfig:
+            return self._read(below, fields)
+
+        return replace(
+            below,
+            read_config=read,
+            skipped=(*below.skipped, *self.skipped),
+            renamed=(*self.renamed, *below.renamed),
+            with_head=None if below.with_head is None else self.family(below.with_head),
+        )
+
+    def _read(self, below: Family, config: Mapping[str, Any]) -> DecoderConfig:
+        """Read the text model of an outer config.json."""
+        reader = ConfigReader(self.model_types[0], config)
+        tied = self.tied
+        if tied is not None:
+            tied = reader.flag("tie_embedding" if "tie_embedding" in reader else "tie_word_embeddings", tied)
+        placeholders = read_placeholders(reader, dict(self.placeholders))
+        reader.close()
+        decoder = below.read_config(self.text_config(config))
+        placeholders = tuple(sorted({*placeholders, *decoder.placeholders}))
+        return replace(decoder, tied=decoder.tied if tied is None else tied, placeholders=placeholders)
+
+
+def _parts(*names: str) -> tuple[str, ...]:
+    """Return regular expressions of the tensors of these modules, with and without `model.`."""
+    return tuple(rf"(model\.)?{name}\..*" for name in names)
+
+
+LANGUAGE_MODEL = ((r"model\.language_model\.", "model."), (r"language_model\.", ""))
+"""The text model inside transformers' classes: below the head, or with its own head as in older files."""
+_MINICPM_PARTS = _parts("vision_tower", "merger")
+JEV = "jev"
+"""`model_type` of a decision model that transformers saved: a text model with a linear head beside it."""
+JEV_HEAD = (r"proj\.weight", r"proj\.bias")
+"""Tensors of that head, which are no part of the model below it."""
+
+WRAPPERS = (
+    Wrapper((JEV,), ("JevForDecision",), skipped=JEV_HEAD),
+    Wrapper(
+        ("lfm2_vl", "lfm2-vl"),
+        ("Lfm2VlForConditionalGeneration", "Lfm2VlModel"),
+        "lfm2",
+        LANGUAGE_MODEL,
+        _parts("vision_tower", "multi_modal_projector"),
+        tied=True,
+        placeholders=(("image_token_id", 396),),
+    ),
+    Wrapper(
+        ("lfm2_audio",),
+        ("Lfm2AudioForConditionalGeneration", "Lfm2AudioModel"),
+        "lfm2",
+        ((r"(model\.)?lfm\.", "model."),),
+        _parts("conformer", "audio_adapter", "audio_embedding", "depthformer", "depth_linear", "depth_embeddings"),
+        tied=True,
+        placeholders=(("audio_token_id", 133),),
+    ),
+    *(
+        Wrapper(
+            (name,), (f"{stem}ForConditionalGeneration", f"{stem}Model"), "qwen3_5_text", LANGUAGE_MODEL, parts, tied
+        )
+        for name, stem, parts, tied in (
+            ("minicpmv4_6", "MiniCPMV4_6", _MINICPM_PARTS, False),
+            ("minicpmv4_7", "MiniCPMV4_7", _MINICPM_PARTS, False),
+            ("minicpm_ocr", "MiniCPMOcr", _MINICPM_PARTS, True),
+        )
+    ),
+    Wrapper(
+        (
+            "nemotron_h_omni",
+            "NemotronH_Nano_VL_V2",
+            "NemotronH_Nano_Omni_Reasoning_V3",
+            "NemotronH_Super_Omni_Reasoning_V3",
+        ),
+        (
+            "NemotronH_Omni_Reasoning_V3",
+            "NemotronH_Nano_VL_V2",
+            "NemotronH_Nano_Omni_Reasoning_V3",
+            "NemotronH_Super_Omni_Reasoning_V3",
+        ),
+        "nemotron_h",
+        LANGUAGE_MODEL,
+        _parts(
+            *("vision_model", "vision_projector", "vision_final_layernorm", "mlp1", "multi_modal_projector"),
+            *("sound_encoder", "sound_projection", "audio_tower", "embed_audio"),
+        ),
+    ),
+    Wrapper(
+        ("nemo_speechlm", "nemotron3_5_transcribe"),
+        ("Nemotron3_5TranscribeForConditionalGeneration", "Nemotron3_5TranscribeModel"),
+        "nemotron_h",
+        (
+            # As NeMo exports it: parts of the decoder are renamed, and some parameters have a module of their own.
+            (r"llm\.model\.embed_tokens\.", "backbone.embeddings."),
+            (r"llm\.model\.norm\.", "backbone.norm_f."),
+            (r"llm\.model\.(layers\.\d+\.mixer\.)_fp32_params\.", r"backbone.\1"),
+            (r"llm\.model\.", "backbone."),
+            (r"llm\.", ""),
+            *LANGUAGE_MODEL,
+        ),
+        (
+            *_parts("audio_tower", "multi_modal_projector", "word_timestamp_encoder", "word_timestamp_head"),
+            *_parts("perception", "ctc_timestamp"),
+            r".*\._extra_state",
+        ),
+        tied=False,
+        placeholders=(("audio_token_id", 131_072),),
+    ),
+    Wrapper(
+        ("intern_s2", "intern_s2_preview", "interns2_preview"),
+        ("InternS2PreviewForConditionalGeneration", "InternS2PreviewForCausalLM", "InternS2PreviewModel"),
+        "qwen3_5_moe_text",
+        LANGUAGE_MODEL,
+        _parts("visual", "time_series", "time_series_forecaster"),
+        tied=False,
+        text_types=("intern_s2_preview_text", "interns2_preview_text"),
+    ),
+    Wrapper(
+        ("bailing_moe_v3_vl",),
+        ("BailingMoeV3VLForConditionalGeneration", "BailingMoeV3VLModel"),
+        "bailing_hybrid",
+        LANGUAGE_MODEL,
+        _parts("visual", "linear_proj"),
+    ),
+)
+"""Every model around a supported text model."""
+
+
+def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
+    """Return the wrapper of an outer config.json; None for a text model."""
+    return next((wrapper for wrapper in WRAPPERS if config.get("model_type") in wrapper.model_types), None)
+
+
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text model's part of a config.json; empty if there is none."""
+    return next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), Mapping)), {})

@@ -1,0 +1,60 @@
+"""Progress over files of texts: rows count by their bytes, and within a part by the computed tokens."""
+
+import re
+from pathlib import Path
+
+import pytest
+from toy_scorer import write_lines
+
+import hybridlm
+from hybridlm.progress import Lines
+from hybridlm.score_files.row_progress import Amount, RowProgress
+
+
+def test_long_rows_count_more_and_tokens_within_a_part() -> None:
+    tokens = [0]
+    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    progress.begin(Amount(30, 1000), Amount(0, 0))
+    progress.begin_part(Amount(20, 100))
+    tokens[0] = 40
+    assert progress.done == 0, "without a finished part the tokens of a byte are not known"
+    tokens[0] = 50
+    progress.end_part()
+    assert progress.done == 100, "two thirds of the rows, a tenth of the bytes"
+    progress.begin_part(Amount(10, 900))
+    tokens[0] = 50 + 225
+    assert progress.done == 100 + 450
+    tokens[0] = 50 + 900
+    assert progress.done == 999, "a part that has not ended is not done"
+    progress.end_part()
+    assert progress.done == 1000
+
+
+def test_the_time_left_follows_the_tokens_of_a_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, now = [0], [0.0]
+    monkeypatch.setattr("hybridlm.progress.time.monotonic", lambda: now[0])
+    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    progress.begin(Amount(20, 1000), Amount(5, 200))
+    progress.begin_part(Amount(10, 100))
+    now[0], tokens[0] = 100.0, 200
+    progress.end_part()
+    progress.begin_part(Amount(5, 700))
+    now[0], tokens[0] = 400.0, 800
+    progress.tick()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"scoring: 60% after 400 s, 800 tokens, 0:06:40 left", line), line
+
+
+def test_the_report_has_the_share_of_tokens(tmp_path: Path, text_lm: hybridlm.LM) -> None:
+    """Chunks of 5 tokens in 3 lanes: a text of 3 tokens takes 2 of 5 places, texts of 11 tokens take all."""
+    shares = []
+    for length in (3, 11):
+        path = write_lines(tmp_path / f"{length}.jsonl", [{"token_ids": [5 + i] * length} for i in range(6)])
+        report = text_lm.score_file(path, tmp_path / f"{length}.out.jsonl")
+        shares.append(report.token_share)
+        assert report.step_tokens == 6 * (length - 1)
+    assert shares == [2 / 5, 1.0]
+    path = write_lines(tmp_path / "one.jsonl", [{"token_ids": [5]}])
+    assert text_lm.score_file(path, tmp_path / "one.out.jsonl").token_share is None

@@ -1,0 +1,56 @@
+"""Limits of kernels for GPUs: shared memory of the card that is traced for, and arrays whose offsets wrap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ir_passes.targets import read_target
+from ir_passes.targets.gpus import GPUS
+from models.ops.decode_attention_gpu import KERNEL as ATTENTION
+from models.ops.decode_attention_gpu import turn_size
+from models.ops.gpu_call import shared_memory
+from models.ops.kernels import Kernel
+from models.ops.row_product_gpu import KERNEL as PRODUCT
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_shared_memory_is_that_of_the_target(name: str) -> None:
+    with read_target(name).tracing():
+        assert shared_memory() == GPUS[name].block_shared
+
+
+def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
+    """Requests that XLA reported for 64 rows of 128, float32: 188,416 bytes with 64 positions, loaded twice ahead."""
+    sizes = {}
+    for name in ("nvidia-l4", "nvidia-a100", "nvidia-h100"):
+        with read_target(name).tracing():
+            sizes[name] = turn_size(64, 128, 128, 4)
+    assert sizes["nvidia-h100"] in [(64, 2), (32, 2)]
+    assert sizes["nvidia-l4"] in [(16, 2), (16, 1)]
+
+
+@pytest.mark.parametrize(("name", "taken"), [("nvidia-l4", False), ("nvidia-rtx4090", False), ("nvidia-h100", True)])
+def test_queries_that_do_not_fit_are_left_to_the_plain_form(name: str, taken: bool) -> None:
+    query = jax.ShapeDtypeStruct((8, 1, 32, 576), jnp.float32)
+    key = jax.ShapeDtypeStruct((8, 1, 1024, 576), jnp.bfloat16)
+    with read_target(name).tracing():
+        assert (ATTENTION.unsupported(query, key, None, 512) is None) == taken
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "taken"),
+    [
+        (1 << 31, np.int8, True),
+        ((1 << 31) + 16, np.int8, False),
+        (1 << 32, np.uint8, False),
+        ((1 << 32) + 16, jnp.float8_e4m3fn, True),
+        ((1 << 31) + 16, jnp.bfloat16, True),
+    ],
+)
+def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, taken: bool) -> None:
+    array = jax.ShapeDtypeStruct((numbers // 16, 16), dtype)
+    for platforms in (("gpu",), ("cpu",)):
+        kernel = Kernel("a_kernel", platforms, lambda array: None)
+        assert kernel.chosen("auto", platforms[0], array) == (taken or platforms == ("cpu",))
+    assert not PRODUCT.chosen("auto", "gpu", jax.ShapeDtypeStruct((16, 16), jnp.float32), array) or taken

@@ -63,7 +63,7 @@ def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
         warnings.warn(
             f"{path}: config.json has fields that {family.name} does not know and that are not used: "
             + ", ".join(config.unknown_keys),
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -51,7 +51,15 @@ class Inputs:
             item, where: as for `encode`.
             continues: as for `to_token_ids`.
         """
-        return to_token_ids(item, where, self.tokenizer, self.vocab_size, continues, self.placeholders)
+        ids = to_token_ids(item, where, self.tokenizer, self.vocab_size, continues)
+        for i, token in enumerate(ids if self.placeholders else ()):
+            if token in self.placeholders:
+                text = "" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+                raise ValueError(
+                    f"{where}: token id {token} ({text!r:.100}) at index {i} stands for an image, audio or video, and "
+                    "only the text model of this checkpoint is loaded; remove it from the prompt"
+                )
+        return ids
 
     def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of every item of a list; raises as `encode`.

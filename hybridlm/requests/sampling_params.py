@@ -172,7 +172,7 @@ def _is_for_each(name: str, value: Any) -> bool:
         return any(item is None or isinstance(item, list | tuple) for item in value)
     if name == "bad_words":
         # A word is a string or a list of token ids.
-        return any(isinstance(item, list | tuple) and not (item and all(map(_is_id, item))) for item in value)
+        return any(isinstance(item, list | tuple) and not all(map(_is_id, item)) for item in value)
     return True
 
 

@@ -2,7 +2,7 @@
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -43,12 +43,7 @@ def to_items(items: Any, what: str) -> list[Any]:
 
 
 def to_token_ids(
-    item: Any,
-    where: str,
-    tokenizer: Tokenizer | None,
-    vocab_size: int,
-    continues: bool = False,
-    placeholders: Collection[int] = (),
+    item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
 ) -> tuple[int, ...]:
     """Return the token ids of one item.
 
@@ -58,11 +53,10 @@ def to_token_ids(
         tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.
         continues: it follows other tokens: it may be empty, and text gets no special tokens.
-        placeholders: ids of tokens that stand for images, audio or video.
 
     Raises:
         TypeError: neither a string nor a list of token ids.
-        ValueError: empty, a string without a tokenizer, an id outside the vocabulary, or a placeholder.
+        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
     """
     if isinstance(item, str):
         if tokenizer is None:
@@ -81,12 +75,6 @@ def to_token_ids(
     for i, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise ValueError(f"{where}: token id {token} at index {i} is outside the vocabulary [0, {vocab_size})")
-        if token in placeholders:
-            name = "" if tokenizer is None else f" ({tokenizer.decode([token], skip_special_tokens=False)!r:.100})"
-            raise ValueError(
-                f"{where}: token id {token}{name} at index {i} stands for an image, audio or video, and only the text "
-                "model of this checkpoint is loaded; remove it from the prompt"
-            )
     return tuple(ids)
 
 

@@ -225,7 +225,7 @@ def _loop_invariant_inputs(eqn: ir.JaxprEqn, body: ir.Jaxpr) -> Iterator[tuple[i
         return
     if name == "cond":
         atoms = atoms[1:]
-    stop = eqn.params["num_consts"] if name == "scan" else len(atoms)
+    stop = ir.scan_counts(eqn)[0] if name == "scan" else len(atoms)
     if len(body.invars) == len(atoms):
         yield from zip(body.invars[:stop], atoms[:stop], strict=True)
 

@@ -164,7 +164,9 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
             continue
         array = executable.module.main.parameters[number].array
         rows = array.dims[argument.entry.axis]
-        by_lane = argument.entry.group not in mapped or bound.lanes in (argument.shape[argument.entry.axis], rows)
+        # The new rows of all lanes are as large as a pool, or a device's part of it, with one row more than lanes.
+        fewest = min(argument.shape[argument.entry.axis], rows)
+        by_lane = argument.entry.group not in mapped or fewest <= bound.lanes + 1
         if by_lane and array.count == rows:
             continue
         pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged)

@@ -41,6 +41,9 @@ ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 Describes = Callable[[DecoderConfig], list[Weight]]
 Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
+PLACEHOLDER_IDS = {"image_token_id": 248_056, "video_token_id": 248_057}
+"""Default ids of multimodal configs in transformers' Qwen3_5Config."""
+
 
 def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
     """Return readers of the outer config and of `text_config`, which are one where nothing is nested."""
@@ -106,7 +109,7 @@ def read_decoder(
     types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
     # Where both are there and differ, transformers follows the outer one.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
-    placeholders = read_placeholders(outer, {})
+    placeholders = read_placeholders(outer, {} if outer is reader else PLACEHOLDER_IDS)
     return DecoderConfig(
         family=family,
         vocab_size=reader.integer("vocab_size"),

@@ -198,7 +198,7 @@ def test_faults_of_the_config_and_of_the_weights_come_at_once(copied: pathlib.Pa
     assert any("hidden_act: expected" in fault for fault in config)
     assert any("num_hidden_layers: expected a whole number" in fault for fault in config)
     change(copied / "config.json", model_type="nothing")
-    with pytest.raises(CheckpointError, match="supported are: bailing_hybrid") as refused:
+    with pytest.raises(CheckpointError, match="supported are: .*bailing_hybrid") as refused:
         load(copied)
     assert refused.value.faults[0] == header and len(refused.value.faults) == 2
     (copied / "config.json").write_text("{")

@@ -4,6 +4,8 @@
 # pyright: reportMissingImports=false
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,13 @@ DOCS: dict[str, list[dict[str, Any]]] = {
     "pages": [{"page": "a b"}, {"page": "abcdefgh" * 32}, {"page": "Ben has the green kite. " * 30}],
     "lines": [{"question": f"Line {i}:" + " and so on" * (30 * (i == 2)), "answer": "x"} for i in range(5)],
 }
+
+
+def test_models_of_lm_eval_stay_known() -> None:
+    """lm_eval registers its own models when its registry is first used, unless another model is registered by then."""
+    program = "import hybridlm.evals; from lm_eval.api.registry import get_model; print(get_model('dummy').__name__)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers as hf
 from comparison import TOLERANCES, check_logits, padded
 from tiny_variants import variant
 
 import hybridlm
 
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.oracle
 IMAGE, VIDEO = 330, 329
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ from hybridlm.session import Event
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
 ROWS = [{"id": i, "text": f"text {i}", "custom_id": str(i)} for i in range(7)]
 REQUESTS = [{"id": i, "state": str(i), "questions": QUESTIONS} for i in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """SIGHUP ends the process, also where the tests were started by nohup, which ignores the signal."""
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, inherited)
 
 
 @pytest.fixture

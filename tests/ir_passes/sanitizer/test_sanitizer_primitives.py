@@ -48,6 +48,7 @@ def equation_of(name: str) -> ir.ClosedJaxpr:
                     operands = [jax.ShapeDtypeStruct((N, WIDTH), "bool"), *operands[1:], *operands[1:]][:3]
                 try:
                     program = ir.trace(partial(INSTALLED[name].bind, **params), *operands)
+                    jax.jit(ir.as_function(program)).lower(*operands)
                 except Exception:  # another dtype, number of operands or parameter
                     continue
                 if [eqn.primitive.name for eqn in program.jaxpr.eqns] == [name]:

@@ -58,7 +58,11 @@ def findings(fn: Callable[..., Any], contract: LaneContract, args: tuple[Any, ..
     return Step(fn, contract, args).audit().findings
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4], ids=["bfloat16", "float8", "int4"])
+in_place = pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="XLA:CPU of jax 0.11 writes bfloat16 in place")
+NARROW = [pytest.param(jnp.bfloat16, marks=in_place), jnp.float8_e4m3fn, jnp.int4]
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float8", "int4"])
 def test_a_scatter_for_which_the_whole_pool_is_converted_is_a_copy(dtype: Any) -> None:
     contract, args = slotted(SLOTS, 16, dtype=dtype)
     found = findings(cast_and_set, contract, args)
@@ -88,7 +92,7 @@ def test_caches_that_a_product_reads_transposed_are_copies() -> None:
 
 
 def test_a_converted_pool_with_one_number_per_row_is_a_copy() -> None:
-    contract, args = slotted(SLOTS, dtype=jnp.bfloat16)
+    contract, args = slotted(SLOTS, dtype=jnp.float8_e4m3fn)
     assert {finding.kind for finding in findings(cast_and_set, contract, args)} == COPY
 
 
@@ -209,7 +213,7 @@ def test_pages_that_a_table_names_are_read() -> None:
 
 
 def test_an_allowed_pool_may_be_copied_in_another_dtype() -> None:
-    step = Step(cast_and_set, *slotted(SLOTS, 16, dtype=jnp.bfloat16))
+    step = Step(cast_and_set, *slotted(SLOTS, 16, dtype=jnp.float8_e4m3fn))
     report = step.audit(may_copy=["args[0]"])
     assert report.findings == () and len(report.copies) == 2
     assert {copy.pools for copy in report.copies} == {("args[0]",)}

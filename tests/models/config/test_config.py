@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,7 +270,9 @@ def test_tied_embeddings_outside_or_inside(outer: bool | None, inner: bool | Non
 
 def test_a_flat_config_is_the_nested_one() -> None:
     for flat, outer in ((DENSE, "qwen3_5"), (SPARSE, "qwen3_5_moe")):
-        assert read({"model_type": outer, "text_config": flat}) == read(flat)
+        nested = read({"model_type": outer, "text_config": flat})
+        assert replace(nested, placeholders=()) == read(flat)
+        assert nested.placeholders == (248_056, 248_057), "of transformers' multimodal config"
         assert read(flat).family == outer
 
 

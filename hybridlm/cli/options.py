@@ -64,7 +64,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 def _loading_options() -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield name, annotation and default of each option; values of no plain type are read from text."""
+    """Yield name, annotation and default of each option of the command line."""
     types = get_type_hints(EngineConfig)
     for field in fields(EngineConfig):
         if field.metadata:

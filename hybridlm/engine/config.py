@@ -22,26 +22,26 @@ STEP_OPTIONS = ("lanes", "context", "dtype", "chunk", "mesh", "kernels")
 """Options that define the compiled steps of scoring: shapes, dtypes, devices and kernels."""
 
 
-def _option(default: Any, help: str, **shown: Any) -> Any:
+def _option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
         default: of the field.
         help: text of `--help`.
-        **shown: further arguments of `typer.Option`.
+        **arguments: further arguments of `typer.Option`.
     """
-    return field(default=default, metadata={"help": help, **shown})
+    return field(default=default, metadata={"help": help, **arguments})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Options of `hybridlm.load`, which takes them as keywords.
+    """Options of `hybridlm.load`: its keyword arguments.
 
     Attributes:
         lanes: maximum number of sequences that are computed at the same time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
         dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which most bytes of the
-            checkpoint are stored, whatever config.json says (a warning counts the other tensors). "float32" computes
+            checkpoint are stored, also against config.json (a warning counts the other tensors). "float32" computes
             every product in full float32, also on devices that would use TF32 by default.
         certify: "error": a step without a proof of isolation, or with a failed audit, raises IsolationError or
             AuditError on first use, and is never run; "warn" warns and runs it; "off" runs every step unchecked. If a
@@ -58,7 +58,7 @@ class EngineConfig:
             neither audited nor dispatched ahead, and are several times slower.
         speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the
             tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
-            of the checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object with `propose(token_ids, k)
+            of the checkpoint (Qwen3-Next, Qwen3.5), read only for this option; an object with `propose(token_ids, k)
             -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same. Drafts pause while
             they cost more time than they save. See docs/speculation.md.
         draft_tokens: maximum number of drafts of a sequence in a step; less than the context.
@@ -68,8 +68,8 @@ class EngineConfig:
             docs/prefix-cache.md.
         mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
             and "expert"; None for JAX's default device. See docs/devices.md.
-        kernels: "auto" runs kernels of our own where the platform has them: products of few rows on CPUs, states,
-            attention and experts on GPUs; "off" compiles the plain forms with XLA everywhere; "interpret" runs
+        kernels: "auto" runs the kernels of this library where the platform has them: products of few rows on CPUs,
+            states, attention and experts on GPUs; "off" compiles the plain forms with XLA everywhere; "interpret" runs
             kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
             elsewhere. The numbers are the same up to rounding. See docs/performance.md and docs/accelerators.md.
         dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
@@ -158,7 +158,7 @@ class EngineConfig:
     def resolved(
         self, model: DecoderConfig, dtype: str, placement: Placement, chunk: int = DEFAULT_CHUNK
     ) -> "ResolvedConfig":
-        """Return the options for a model and its devices, with numbers and a dtype for None.
+        """Resolve the options for a model and its devices.
 
         Args:
             model: configuration of the whole model.
@@ -182,7 +182,9 @@ class EngineConfig:
         return ResolvedConfig(**values)
 
     def texts(self, *without: str) -> dict[str, str]:
-        """Return the options as texts, which are equal in all processes; of a custom drafter the name of its class.
+        """Return the options as texts that are equal in all processes.
+
+        A custom drafter is represented by the name of its class.
 
         Args:
             *without: options that are left out.

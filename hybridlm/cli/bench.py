@@ -23,6 +23,7 @@ from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
+from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
@@ -93,9 +94,9 @@ def bench(
         if written is not None:
             replaceable(written)  # measuring takes minutes
     if with_start:
-        most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
-        given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
-        bench_start.bench_start(model, prompt, rounds, json_to, lanes=most, context=context, **given)
+        most = EngineConfig.lanes if lanes == DEFAULT_LANES else max(lanes)
+        options = {"lanes": most, "context": context, **loading.settings}
+        bench_start.bench_start(model, prompt, rounds, json_to, options)
         return
     context = DEFAULT_CONTEXT if context is None else context
     most = max(tokens * rounds, prefill) + prompt + tokens

@@ -42,6 +42,7 @@ from hybridlm.decision_models.settings import read_settings
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.arguments import assemble
+from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
@@ -1022,7 +1023,7 @@ class LM:
                 another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        origin = {**self._origin(), "prefix cache": self.engine.prefix_cache_limit}
+        origin = {**self._origin(), "prefix_cache": self.engine.options.texts()["prefix_cache"]}
         saved, begin = self._tokens_saved, self.engine.clear_prefix_cache
         model = BatchModel(
             self._inputs, self.session, self._scores, self.path.name, origin, saved, begin, self._tokens_computed
@@ -1310,7 +1311,8 @@ class LM:
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""
-        machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
+        machine, engine = Machine.here(), self.engine
+        options = engine.options.texts()
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
@@ -1318,10 +1320,7 @@ class LM:
             # A text without a token in front of it begins behind one of these.
             "end tokens": ", ".join(map(str, self.eos_token_ids)),
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
-            "lanes": engine.lanes,
-            "context": self.context,
-            "chunk": engine.chunk,
-            "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+            **{name: options[name] for name in STEP_OPTIONS},
             # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if engine.runner.certify == "off" else "certified",
             "products": engine.placement.kernels_name,

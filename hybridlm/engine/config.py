@@ -175,7 +175,7 @@ class EngineConfig:
         if context > limit:
             raise ValueError(f"context: {context} is more than the model's max_position_embeddings ({limit})")
         values = {option.name: getattr(self, option.name) for option in fields(self)}
-        values |= {"context": context, "dtype": dtype, "mesh": placement.mesh}
+        values |= {"context": context, "dtype": dtype, "mesh": placement.mesh, "kernels": placement.kernel_mode}
         values |= {"chunk": min(chunk, context) if self.chunk is None else self.chunk}
         if self.prefix_cache is not None:
             values["prefix_cache"] = cache_budget(self.prefix_cache, placement.several_processes)
@@ -184,7 +184,7 @@ class EngineConfig:
     def texts(self, *without: str) -> dict[str, str]:
         """Return the options as texts that are equal in all processes.
 
-        A custom drafter is represented by the name of its class.
+        A custom drafter is represented by the name of its class, a mesh by the sizes of its axes.
 
         Args:
             *without: options that are left out.
@@ -192,7 +192,9 @@ class EngineConfig:
         values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in without}
         if not isinstance(self.speculate, str | None):
             values["speculate"] = type(self.speculate).__qualname__
-        return {name: str(value) for name, value in values.items()}
+        if self.mesh is not None:
+            values["mesh"] = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        return {name: "none" if value is None else str(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +204,7 @@ class ResolvedConfig(EngineConfig):
     context: int = DEFAULT_CONTEXT
     dtype: str = "bfloat16"
     chunk: int = DEFAULT_CHUNK
+    kernels: str = "off"
     prefix_cache: CacheBudget | None = None
 
 

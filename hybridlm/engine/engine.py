@@ -84,6 +84,7 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        options: of `load`, as in `settings`.
         lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
         config: of the whole model.
         decisions: shares commands and decisions with the other processes, if there are any.
@@ -112,6 +113,7 @@ class Engine:
         runner: Runner | None = None,
         prefill_rows: int = MAX_PREFILL_ROWS,
     ):
+        self.options = settings
         self.lanes, self.context, self.chunk, self.dtype = (
             settings.lanes, settings.context, settings.chunk, settings.dtype,
         )  # fmt: skip
@@ -214,11 +216,6 @@ class Engine:
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
         return bytes_on_a_device(self._abstract(self.placement.data))
-
-    @property
-    def prefix_cache_limit(self) -> str:
-        """Bytes of the prefix cache on the device and in host memory; "none" without one."""
-        return "none" if self._cache_budget is None else f"{self._cache_budget.device}, {self._cache_budget.host} bytes"
 
     @property
     def mtp_drafts(self) -> int:

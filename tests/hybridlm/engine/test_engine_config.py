@@ -2,11 +2,13 @@
 
 import inspect
 from dataclasses import FrozenInstanceError, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from typer.models import CommandInfo
 
 import hybridlm
+from hybridlm.cli.main import app
 from hybridlm.cli.options import LOADING
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
@@ -34,11 +36,31 @@ def test_every_option_is_documented() -> None:
     assert [option.name for option in fields(EngineConfig) if f"\n    {option.name}: " not in documentation] == []
 
 
-def test_options_of_commands_are_fields_with_their_defaults() -> None:
-    defaults = {option.name: option.default for option in fields(EngineConfig)}
-    assert {name: default for name, (_, default) in LOADING.items()}.items() <= defaults.items()
-    assert set(STEP_OPTIONS) <= set(LOADING) and "adapter" in LOADING
-    assert defaults.keys() - LOADING.keys() == {"certify", "compilation_cache", "progress", "sanitize", "dequantise"}
+OTHER_DEFAULTS = {("verify", "lanes"): None, ("batch", "prefix_cache"): "512MB"}
+"""Defaults of commands that differ from those of the fields."""
+OTHER_OPTIONS = {("bench", "lanes"), ("bench", "context"), ("launch", "context")}
+"""Options of commands, or typer's context, that have the name of a field and another meaning."""
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_options_of_a_command_are_fields_with_their_defaults_and_help(command: CommandInfo) -> None:
+    assert command.callback is not None
+    name, options = command.callback.__name__, {option.name: option for option in fields(EngineConfig)}
+    for parameter in inspect.signature(command.callback).parameters.values():
+        if parameter.name in options and (name, parameter.name) not in OTHER_OPTIONS:
+            option = options[parameter.name]
+            _, shown = get_args(parameter.annotation)
+            assert {key: getattr(shown, key) for key in option.metadata} == option.metadata
+            assert parameter.default == OTHER_DEFAULTS.get((name, parameter.name), option.default)
+
+
+def test_commands_have_every_option_with_help() -> None:
+    signatures = [inspect.signature(command.callback or print) for command in app.registered_commands]
+    parameters = {name for signature in signatures for name in signature.parameters}
+    assert set(LOADING) <= parameters and set(STEP_OPTIONS) <= set(LOADING) and "adapter" in LOADING
+    assert {option.name for option in fields(EngineConfig)} - set(LOADING) == {
+        "certify", "compilation_cache", "progress", "sanitize", "dequantise",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Distributions:
 
 
 @dataclass(frozen=True)
-class Probes:
+class ProbeOptions:
     """Values of `LM.score_file` inside the model, and changes of them."""
 
     hidden_states: Annotated[
@@ -71,7 +71,7 @@ def score(
         ),
     ],
     distributions: Distributions,
-    probes: Probes,
+    probes: ProbeOptions,
     rows: RowOptions,
 ) -> None:
     """Write the log-probability of every token of every text of a file.

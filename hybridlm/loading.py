@@ -39,7 +39,7 @@ from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.keywords import suggests_keywords
-from hybridlm.lm import LM
+from hybridlm.lm import LM, LoadedFiles
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.many_processes import ManyProcesses
@@ -177,10 +177,8 @@ def load(
     start.ended("memory")
     for line in [] if tokenizer is None else _other_ends(tokenizer, end):
         _log.warning(line)
-    return LM(
-        model, config, structure, named, engine, tokenizer, end, engine.row_arrays.dtype, directory.path, fingerprint,
-        start, adapters, classifier, has_vocabulary_head,
-    )  # fmt: skip
+    files = LoadedFiles(directory.path, fingerprint, tokenizer, end, adapters, classifier, has_vocabulary_head)
+    return LM(model, named, engine, files, start)
 
 
 def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Start:

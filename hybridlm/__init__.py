@@ -21,6 +21,7 @@ try:
     from hybridlm.checkpoint import CheckpointError
     from hybridlm.decision_models.questions import Answer
     from hybridlm.devices.mesh import mesh
+    from hybridlm.engine.config import EngineConfig
     from hybridlm.engine.memory import InsufficientMemory
     from hybridlm.engine.prefix import Prefix
     from hybridlm.errors import GrammarError, MissingExtra, NumericalError
@@ -61,6 +62,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "Divergence",
+    "EngineConfig",
     "Event",
     "ForwardOutput",
     "GrammarError",

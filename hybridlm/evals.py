@@ -40,14 +40,18 @@ class HybridLM(TemplateLM):
 
     Args:
         pretrained: a checkpoint directory, a Hub id, or a loaded model.
-        batch_size: lanes of a model to be loaded; None or "auto" for 8.
-        context, dtype, chunk: arguments of `hybridlm.load`.
+        batch_size: lanes of a model to be loaded; None or "auto" for the default of `hybridlm.load`.
         seed: of tasks that sample.
         enable_thinking: for chat templates that ask it; None leaves it to the template.
         chat_template_args: other variables of the chat template.
         think_end_token: end marker of thoughts, if it is not a known one.
         thinking_budget: most tokens of thoughts. With any of these four but `chat_template_args`, tasks get the answer
             without the thoughts.
+        **options: further options of `hybridlm.load`.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+        TypeError: options for a model that is loaded already.
 
     Attributes:
         max_length: most tokens that predict another one, the model's context.
@@ -57,19 +61,20 @@ class HybridLM(TemplateLM):
         self,
         pretrained: str | LM,
         batch_size: int | str | None = None,
-        context: int | None = None,
-        dtype: str | None = None,
-        chunk: int | None = None,
         seed: int = 0,
         enable_thinking: bool | None = None,
         chat_template_args: Mapping[str, Any] | None = None,
         think_end_token: str | None = None,
         thinking_budget: int | None = None,
+        **options: Any,
     ):
         super().__init__()
+        if batch_size not in (None, "auto"):
+            options["lanes"] = int(batch_size)
         if not isinstance(pretrained, LM):
-            lanes = 8 if batch_size in (None, "auto") else int(batch_size)
-            pretrained = load(pretrained, lanes=lanes, context=context, dtype=dtype, chunk=chunk)
+            pretrained = load(pretrained, **options)
+        elif options:
+            raise TypeError(f"{', '.join(options)}: {pretrained!r} is loaded already; give options to hybridlm.load")
         if pretrained.tokenizer is None:
             raise ValueError(f"{pretrained.path}: has no tokenizer.json; the tasks of lm_eval are texts")
         self.lm = pretrained

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -42,6 +42,7 @@ from hybridlm.decision_models.settings import read_settings
 from hybridlm.devices.machine import Machine
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.arguments import assemble
+from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
@@ -82,7 +83,6 @@ from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, cla
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
-from hybridlm.steps.structure import Structure
 from hybridlm.text.chat_template import REASONING
 from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
@@ -91,13 +91,36 @@ from hybridlm.version import __version__
 from hybridlm.worker import open_session, run_worker
 from ir_passes import Certificate
 from ir_passes.jaxpr.forked import require_threads
-from models import Decoder, DecoderConfig, family_of
+from models import Decoder, family_of
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight
 from models.ops.quantised_weight import stored_form
 
 BATCH_LINES_PER_LANE = 16
 """Lines of a batch file that are answered together, by lane: more lose more work in a kill, fewer leave lanes idle."""
+
+
+@dataclass(frozen=True)
+class LoadedFiles:
+    """Contents of the files of a model, without its weights.
+
+    Attributes:
+        path: directory of the checkpoint.
+        fingerprint: of the configuration and the weights.
+        tokenizer: None if the checkpoint has none.
+        eos_token_ids: tokens that end a completion.
+        adapters: merged into the weights.
+        classifier: head of texts; None without.
+        has_vocabulary_head: False for a model that computes no logits of tokens.
+    """
+
+    path: Path
+    fingerprint: Fingerprint
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    adapters: Sequence[Adapter] = ()
+    classifier: Classifier | None = None
+    has_vocabulary_head: bool = True
 
 
 class LM:
@@ -117,30 +140,21 @@ class LM:
     def __init__(
         self,
         model: Decoder,
-        config: DecoderConfig,
-        structure: Structure,
         params: dict[str, jax.Array],
         engine: Engine,
-        tokenizer: Tokenizer | None,
-        eos_token_ids: tuple[int, ...],
-        cache_dtype: Any,
-        path: Path,
-        fingerprint: Fingerprint,
+        source: LoadedFiles,
         start: Start | None = None,
-        adapters: Sequence[Adapter] = (),
-        classifier: Classifier | None = None,
-        has_vocabulary_head: bool = True,
     ):
         self.start = start
-        self.path, self._fingerprint, self._adapters = path, fingerprint, list(adapters)
-        self._source_fingerprint = fingerprint
-        self._types = {name: _type_of(one) for name, one in params.items()}
-        self.model, self.config = model, config
-        self.params, self.tokenizer = params, tokenizer
+        self.path, self._fingerprint, self._adapters = source.path, source.fingerprint, list(source.adapters)
+        self._source_fingerprint = source.fingerprint
+        self._types = {name: _type_of(param) for name, param in params.items()}
+        self.model, self.config = model, engine.config
+        self.params, self.tokenizer = params, source.tokenizer
         self.context = engine.context
-        self.eos_token_ids = eos_token_ids
-        self._structure, self._engine, self._cache_dtype = structure, engine, cache_dtype
-        self._classifier, self._has_vocabulary_head = classifier, has_vocabulary_head
+        self.eos_token_ids = source.eos_token_ids
+        self._structure, self._engine = engine.programs.structure, engine
+        self._classifier, self._has_vocabulary_head = source.classifier, source.has_vocabulary_head
 
     @property
     def fingerprint(self) -> str:
@@ -1022,7 +1036,7 @@ class LM:
                 another process, or were made from another input, by another model or with other settings.
             OSError: a file cannot be read or written.
         """
-        origin = {**self._origin(), "prefix cache": self.engine.prefix_cache_limit}
+        origin = {**self._origin(), "prefix_cache": self.engine.options.texts()["prefix_cache"]}
         saved, begin = self._tokens_saved, self.engine.clear_prefix_cache
         model = BatchModel(
             self._inputs, self.session, self._scores, self.path.name, origin, saved, begin, self._tokens_computed
@@ -1311,7 +1325,8 @@ class LM:
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""
-        machine, mesh, engine = Machine.here(), self.engine.placement.mesh, self.engine
+        machine, engine = Machine.here(), self.engine
+        options = engine.options.texts()
         return {
             "model": self.fingerprint,
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
@@ -1319,10 +1334,7 @@ class LM:
             # A text without a token in front of it begins behind one of these.
             "end tokens": ", ".join(map(str, self.eos_token_ids)),
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
-            "lanes": engine.lanes,
-            "context": self.context,
-            "chunk": engine.chunk,
-            "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+            **{name: options[name] for name in STEP_OPTIONS},
             # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if engine.runner.certify == "off" else "certified",
             "products": engine.placement.kernels_name,

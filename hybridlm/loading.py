@@ -1,7 +1,4 @@
-"""Load a checkpoint: from a directory or a hub id to a model that runs.
-
-More than 300 lines: a third is what `load` says of its arguments.
-"""
+"""Load a checkpoint: from a directory or a hub id to a model that runs."""
 
 import logging
 import os
@@ -9,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh
@@ -32,28 +29,19 @@ from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
-from hybridlm.devices.placement import Placement, place
+from hybridlm.devices.placement import place
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate
-from hybridlm.engine.arguments import (
-    assemble,
-    check_arguments,
-    check_commit,
-    check_drafting,
-    dtype_of_caches,
-    dtype_of_dequantised,
-    shards_of_model,
-    weight_types,
-)
+from hybridlm.engine.arguments import assemble, check_commit, shards_of_model, weight_types
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import admit_model, admit_steps, weight_bytes
 from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.keywords import suggests_keywords
-from hybridlm.lm import LM
+from hybridlm.lm import LM, LoadedFiles
 from hybridlm.multiprocess.process_group import ProcessGroup
-from hybridlm.prefix_cache.budget import cache_budget
-from hybridlm.programs.compilation_cache import STEPS, cache_of, is_cache
+from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
 from hybridlm.programs.runner import OneProcess, Runner
@@ -66,7 +54,6 @@ from hybridlm.version import __version__
 from ir_passes.compile.stored import ExecutableStore
 from ir_passes.jaxpr.forked import require_threads
 from models import DecoderConfig
-from models.ops.kernels import check_mode
 
 _log = logging.getLogger("hybridlm")
 
@@ -97,46 +84,7 @@ def load(
         path_or_hub_id: a directory with config.json and safetensors weights as written by Hugging Face or by `LM.save`,
             a GGUF file (docs/quantised.md), or the id of a model on the hub (kept in huggingface_hub's cache;
             HF_HUB_OFFLINE is respected).
-        lanes: maximum number of sequences that are computed at the same time.
-        context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which they are stored,
-            whatever config.json says: the one of most bytes, and a warning names how many have another. "float32"
-            computes every product in full float32, also on devices that would use TF32 by default.
-        certify: "error": a step that is not proved to keep its lanes apart, or whose compiled program fails its audit,
-            raises IsolationError or AuditError when it is first needed, and is never run; "warn" warns and runs it;
-            "off" runs every step unchecked. If a backend of XLA does not report its buffer assignment there is no
-            audit: the step runs, and its certificate says why (`not_audited`).
-        compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
-            (unless JAX has been given one), False for none. Certificates are kept, too: a proof is made once. Files
-            that somebody else could have written are not read; see docs/trust.md.
-        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
-        progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
-        sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
-            wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
-            neither audited nor dispatched ahead, and are several times slower.
-        speculate: drafter for speculative decoding, whose drafts a step then verifies all at once: "ngram" proposes the
-            tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
-            of the checkpoint (Qwen3-Next, Qwen3.5), which is not read otherwise; an object with `propose(token_ids, k)
-            -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same, and whether drafts
-            are worth their time is measured. See docs/speculation.md.
-        draft_tokens: maximum number of drafts of a sequence in a step.
-        prefix_cache: memory for the states of earlier prompts, "512MB" or a number of bytes: a prompt continues from
-            the deepest cached state of its first tokens. This much on the device and as much in host memory, where the
-            least recently used states go; {"device": size, "host": size} sets both. None disables the cache. See
-            docs/prefix-cache.md.
-        mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
-            and "expert"; None for JAX's default device. See docs/devices.md.
-        kernels: "auto" runs kernels of our own where the platform has them: products of few rows on CPUs, states,
-            attention and experts on GPUs; "off" compiles what XLA makes of the plain forms everywhere; "interpret" runs
-            kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
-            elsewhere. The numbers are the same up to rounding. See docs/performance.md and docs/accelerators.md.
-        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
-            they are read; None keeps matrices packed where they can be, which takes their memory instead. See
-            docs/quantised.md.
-        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
-            are rounded. None for the adapter that lies beside the weights, or that the files of a decision model name,
-            if there is one; False for the weights alone. A directory that holds an adapter alone is loaded with the
-            base model that it names. See docs/checkpoints/adapters.md.
+        lanes, context, ...: options; `EngineConfig` describes each.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
@@ -147,33 +95,29 @@ def load(
         InsufficientMemory: weights, rows and the steps' scratch exceed the available memory.
     """
     require_threads(f"load: {os.fspath(path_or_hub_id)}")
-    # The line that says what is loaded comes before anything is read or checked.
-    axes = getattr(mesh, "shape", None)
-    given = (lanes, context, chunk, dtype, certify, axes, sanitize, dequantise, adapter, kernels)
-    start = _say_so(path_or_hub_id, given, compilation_cache, progress)
-    path, adapter_path = _locate(path_or_hub_id, adapter)
-    directory, family, config = open_model(path, head=speculate == "mtp")
+    options = EngineConfig(
+        lanes=lanes, context=context, dtype=dtype, certify=certify, compilation_cache=compilation_cache, chunk=chunk,
+        progress=progress, sanitize=sanitize, speculate=speculate, draft_tokens=draft_tokens, prefix_cache=prefix_cache,
+        mesh=mesh, kernels=kernels, dequantise=dequantise, adapter=adapter,
+    )  # fmt: skip
+    start = _start(path_or_hub_id, options)
+    path, adapter_path = _locate(path_or_hub_id, options.adapter)
+    directory, family, config = open_model(path, head=options.speculate == "mtp")
     family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
     adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
-    bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
-    context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
-    check_drafting(speculate, draft_tokens, context)
-    placement = Placement(kernels=kernels) if mesh is None else place(mesh, lanes, sanitize, kernels)
-    check_mode(placement.kernel_mode)
-    budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
-    if dequantise is not None:
-        dtype = dtype_of_dequantised(dequantise, dtype)
-    asked, dtype = dtype, stored_dtype(directory) if dtype is None else dtype
-    cache = cache_of(compilation_cache)
+    bound = [bind(adapter, family, family.weights(config), config.tied) for adapter in adapters]
+    placement = place(options.mesh, options.lanes, options.sanitize, options.kernels)
+    dtype = options.chosen_dtype or stored_dtype(directory)
+    settings = options.resolved(config, dtype, placement)
+    cache = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
-    cache_dtype = dtype_of_caches(dtype, placement.platform)
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
-    if speculate is not None:
+    if settings.speculate is not None:
         check_commit(abstract)
     shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
     packed = PackedParameters(products)
-    if dequantise is None:
+    if settings.dequantise is None:
         packed = packed_parameters(directory, family, config, dtype, products, bound, shards)
     if packed.divided:
         _log.warning(
@@ -181,36 +125,37 @@ def load(
             len(packed.divided), dtype, dotted(packed.divided[0]),
         )  # fmt: skip
     size = weight_bytes(weights, dtype, shards, placement, packed.layouts)
-    demand = admit_model(abstract, size, cache_dtype, lanes, context, budget, placement)
+    demand = admit_model(abstract, size, settings, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
     certificates = None if cache.folder is None else cache.folder / "certificates"
     executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
     programs = Programs(
-        structure, certify, certificates, placement, cache.setting, executables, directory.path.resolve().name, config
-    )
+        structure, settings.certify, certificates, placement, cache.setting, executables,
+        directory.path.resolve().name, config,
+    )  # fmt: skip
     programs.on_compile = start.compiling
-    if not sanitize:
+    if not settings.sanitize:
         # Executables are loaded while the weights are read.
-        ahead = Engine(typed, types, programs, lanes, context, chunk, cache_dtype, "", dtype, placement=placement)
+        ahead = Engine(typed, types, programs, replace(settings, prefix_cache=None))
         programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
     start.ended("open")
-    with load_progress(progress) as report_progress:
+    with load_progress(settings.progress) as report_progress:
         arrays, report = load_parameters(
             directory, family, config, dtype, report_progress, shards, bound, packed=packed
         )
     start.ended("weights")
     unused = {pattern: count for pattern, count in report.skipped.items() if pattern not in READ_ELSEWHERE}
     report = replace(report, skipped=unused)
-    for line in report.lines() + ([] if asked is not None else report.conversions(dtype)):
+    for line in report.lines() + ([] if options.chosen_dtype else report.conversions(dtype)):
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    for one in bound:
-        _log.warning("%s", one.sentence)
+    for each in bound:
+        _log.warning("%s", each.sentence)
     fingerprint = fingerprint_of(directory, dtype, adapters, [dotted(path) for path in packed.layouts])
     tokenizer = Tokenizer.from_dir(directory.path)
-    runner: Runner = Sanitizer(programs, placement) if sanitize else OneProcess(programs, placement)
+    runner: Runner = Sanitizer(programs, placement) if settings.sanitize else OneProcess(programs, placement)
     if process_group is not None:
         runner = ManyProcesses(programs, placement, process_group)
         process_group.agree_on(
@@ -218,37 +163,13 @@ def load(
             {
                 "checkpoint": str(fingerprint),
                 "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
-                "lanes": lanes,
-                "context": context,
-                "chunk": chunk,
-                "dtype": dtype,
-                "mesh": placement.mesh,
-                "speculate": speculate,
-                "draft_tokens": draft_tokens,
-                "prefix_cache": budget,
+                **settings.texts("adapter", "compilation_cache", "progress"),
                 "jax": jax.__version__,
                 "hybridlm": __version__,
             },
         )
     # The types alone: weights that are replaced later are not kept by it.
-    engine = Engine(
-        typed,
-        params,
-        programs,
-        lanes,
-        context,
-        chunk,
-        cache_dtype,
-        fingerprint,
-        dtype,
-        runner,
-        speculate=speculate,
-        draft_tokens=draft_tokens,
-        prefix_cache=budget,
-        placement=placement,
-        decisions=None if process_group is None else process_group.decisions,
-        config=config,
-    )
+    engine = Engine(typed, params, programs, settings, fingerprint, runner)
     start.ended("engine")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
@@ -256,24 +177,17 @@ def load(
     start.ended("memory")
     for line in [] if tokenizer is None else _other_ends(tokenizer, end):
         _log.warning(line)
-    return LM(
-        model, config, structure, named, engine, tokenizer, end, cache_dtype, directory.path, fingerprint, start,
-        adapters, classifier, has_vocabulary_head,
-    )  # fmt: skip
+    files = LoadedFiles(directory.path, fingerprint, tokenizer, end, adapters, classifier, has_vocabulary_head)
+    return LM(model, named, engine, files, start)
 
 
-def _say_so(path_or_hub_id: str | os.PathLike[str], given: tuple[Any, ...], cache: Any, progress: bool | None) -> Start:
-    """Begin a start, with a line for the user.
-
-    Args:
-        path_or_hub_id, cache, progress: as `load` has them.
-        given: its other arguments, on which the seconds of a start depend.
-    """
+def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Start:
+    """Begin a start, with a line for the user."""
     began, named = time.perf_counter(), str(path_or_hub_id)
     path = Path(named).resolve()
     name, place = (path.name, str(path)) if path.exists() else (named, named)
-    settings = (place, *(one if one is None or isinstance(one, bool | int) else str(one) for one in given))
-    return Start(name, cache_of(cache).folder if is_cache(cache) else None, settings, progress, began)
+    settings = (place, *options.texts("compilation_cache", "progress").items())
+    return Start(name, cache_of(options.compilation_cache).folder, settings, options.progress, began)
 
 
 def _locate(

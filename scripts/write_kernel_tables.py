@@ -92,6 +92,7 @@ class Row:
 def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """Compile decoding, and of the first model prompts too, both ways; of prompts yield a line of its own, too."""
     from hybridlm.compiler.targets import read_target
+    from hybridlm.engine.config import EngineConfig
     from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.floor import floor_of
     from hybridlm.target_report.step_report import step_report
@@ -99,7 +100,9 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
 
     machine = read_target(target)
     for kernels in ("off", "auto"):
-        engine = target_engine(machine, config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels)
+        engine = target_engine(
+            machine, EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels), config=config
+        )
         shapes = [Shape("generate", LANES, 1)]
         if model == next(iter(MODELS)):
             shapes.append(Shape("generate", engine.prefill_rows, CHUNK))

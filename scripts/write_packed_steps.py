@@ -33,6 +33,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     """Compile the steps of a model; yield a line of the table, and findings."""
     from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
+    from hybridlm.engine.config import EngineConfig
     from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.floor import floor_of
     from hybridlm.target_report.step_report import step_report
@@ -44,9 +45,11 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
             shape, scratch, over, faults, least = Shape("generate", lanes, tokens), [], [], (), 0
             for kernels in ("off", "auto"):
                 engine = target_engine(
-                    machine, config=config, lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels,
+                    machine,
+                    EngineConfig(lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels),
+                    config=config,
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
-                )  # fmt: skip
+                )
                 of, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(of, shape, engine.placement, rows, CONTEXT)
                 report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)

@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import typer
@@ -17,12 +17,14 @@ from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
+from hybridlm.bench.measured import Measured
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns
+from hybridlm.bench.sides import Side, SideFailed, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
+from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
@@ -42,29 +44,81 @@ class Against(StrEnum):
     VLLM = "vllm"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Work that is measured."""
+
+    lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
+        default_factory=lambda: list(DEFAULT_LANES)
+    )
+    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither.")
+    ] = 0
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most tokens of a sequence.",
+            show_default="512, 2048 with --mixed, or with --start as for generate",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """Other engines and checkpoints."""
+
+    against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None
+    llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None
+    gguf: Annotated[
+        list[Path] | None,
+        typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
+    ] = None
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="Another checkpoint for this library, as a quantised copy of the model; may be repeated."),
+    ] = None
+
+    def check(self) -> None:
+        """Raise ValueError or MissingExtra unless every engine has its programs."""
+        if {Against.LLAMA_SERVER, Against.VLLM} & set(self.against or ()):
+            raise ValueError("--against llama-server and vllm run mixed batches; add --mixed")
+        if Against.LLAMA_CPP in (self.against or ()) and (self.llama_bench is None or not self.gguf):
+            raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
+        for engine in set(self.against or []) - {Against.LLAMA_CPP}:
+            for package in ("torch", "transformers"):
+                require_extra(f"--against {engine}", package, "bench")
+
+    def own_sides(self, model: str) -> dict[str, str]:
+        """Return side -> checkpoint, of the sides that this library computes; the model's first."""
+        paths = self.beside or []
+        sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in paths}
+        if len(sides) <= len(paths):
+            raise ValueError(f"--beside: expected folders of different names, got {', '.join(paths)}")
+        return sides
+
+    def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
+        """Return the sides of the other engines."""
+        sides: list[Side] = []
+        for engine in self.against or []:
+            if engine is Against.LLAMA_CPP:
+                assert self.llama_bench is not None
+                sides += [LlamaCppSide(self.llama_bench, gguf, lanes, prompt) for gguf in self.gguf or []]
+            else:
+                sides.append(TransformersSide(lm.path, engine.value.partition("-")[2], lanes, prompt, context))
+        return sides
+
+
 @loads("dtype", "chunk", "kernels", "adapter")
 def bench(
     loading: Loading,
     model: Model,
-    lanes: Annotated[
-        list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")
-    ] = DEFAULT_LANES,
-    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32,
-    prefill: Annotated[
-        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither.")
-    ] = 0,
-    against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None,
-    llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None,
-    gguf: Annotated[
-        list[Path] | None,
-        typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
-    ] = None,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(help="Another checkpoint for this library, as a quantised copy of the model; may be repeated."),
-    ] = None,
+    work: Work,
+    engines: Engines,
+    mixed: bench_mixed.Mixed,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None,
     with_profile: Annotated[
         bool,
@@ -76,27 +130,7 @@ def bench(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
     ] = False,
-    mixed: Annotated[
-        bool,
-        typer.Option(
-            "--mixed", help="Measure a mixed batch instead: prompts and completions of different lengths, --requests."
-        ),
-    ] = False,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of a mixed batch.")] = 64,
-    sampled: Annotated[
-        bool, typer.Option("--sampled", help="Sample the mixed batch: temperature 0.6, top_p 0.95, top_k 20.")
-    ] = False,
-    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed.")] = None,
-    vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment with vLLM, for --mixed.")] = None,
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most tokens of a sequence.",
-            show_default="512, 2048 with --mixed, or with --start as for generate",
-        ),
-    ] = None,
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
@@ -109,31 +143,27 @@ def bench(
 
     With --mixed, each engine runs the same requests, which are submitted at once; --against llama-server and vllm.
     """
+    lanes, tokens, rounds, prompt, prefill = work.lanes, work.tokens, work.rounds, work.prompt, work.prefill
     for written in (json_to, plot_to):
         if written is not None:
             replaceable(written)  # measuring takes minutes
     if with_start:
-        most = bench_start.DEFAULT_LANES if lanes == DEFAULT_LANES else max(lanes)
-        given = {name: loading.settings[name] for name in ("dtype", "chunk", "kernels")}
-        bench_start.bench_start(model, prompt, rounds, json_to, lanes=most, context=context, **given)
+        count = EngineConfig.lanes if lanes == DEFAULT_LANES else max(lanes)
+        options = {"lanes": count, "context": work.context, **loading.settings}
+        bench_start.bench_start(model, prompt, rounds, json_to, options)
         return
-    if mixed:
-        batch = bench_mixed.MixedBatch(requests, sampled, lanes[-1] if lanes == DEFAULT_LANES else max(lanes), context)
-        peers = bench_mixed.Peers({one.value for one in against or []}, llama_server, gguf or [], vllm_python)
-        bench_mixed.bench_mixed(loading, _own_sides(model, beside or []), batch, peers, rounds, json_to)
+    if mixed.mixed:
+        names = {engine.value for engine in engines.against or []}
+        peers = mixed.peers(names, engines.gguf or [])
+        batch = bench_mixed.MixedBatch(max(lanes), work.context, rounds)
+        bench_mixed.bench_mixed(loading, engines.own_sides(model), mixed, batch, peers, json_to)
         return
-    if against and {Against.LLAMA_SERVER, Against.VLLM} & set(against):
-        raise ValueError("--against llama-server and vllm run mixed batches; add --mixed")
-    context = DEFAULT_CONTEXT if context is None else context
+    context = DEFAULT_CONTEXT if work.context is None else work.context
     most = max(tokens * rounds, prefill) + prompt + tokens
     if most > context:
         raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
-    if against and Against.LLAMA_CPP in against and (llama_bench is None or not gguf):
-        raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
-    for one in set(against or []) - {Against.LLAMA_CPP}:
-        for package in ("torch", "transformers"):
-            require_extra(f"--against {one}", package, "bench")
-    own_sides = _own_sides(model, beside or [])
+    engines.check()
+    own_sides = engines.own_sides(model)
     limits = measure_limits()
     loaded = {
         name: loading.load(path, lanes=max(lanes), context=context, **({} if path == model else {"adapter": None}))
@@ -142,7 +172,7 @@ def bench(
     lm = loaded[EngineSide.name]
     console = console_for_table()
     _print_machine(console, lm, limits)
-    traffic = {name: Traffic.of(one.model, one.params, one._cache_dtype) for name, one in loaded.items()}
+    traffic = {name: Traffic.of(one.model, one.params, one.engine.row_arrays.dtype) for name, one in loaded.items()}
     found: list[Measured] = []
     failed = set[str]()
 
@@ -152,7 +182,7 @@ def bench(
 
     for number in lanes:
         sides: list[Side] = [EngineSide(one, number, prompt, name) for name, one in loaded.items()]
-        sides += _others(against or [], lm, number, prompt, context, llama_bench, gguf or [])
+        sides += engines.other_sides(lm, number, prompt, context)
         ours = sides[0]
         assert isinstance(ours, EngineSide)
         hosts: list[float] = []
@@ -191,63 +221,6 @@ def _step_seconds(side: Side, steps: int, ours: EngineSide, hosts: list[float]) 
     if side is ours:
         hosts.append(statistics.median(ours.engine_steps(steps)) - seconds)
     return seconds
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Timings of every side for one number of lanes.
-
-    Attributes:
-        what: "decode", "prefill" or "score".
-        lanes: sequences at a time.
-        tokens: that each side computed in one timing.
-        timings: of each side, ours first.
-        floors: least seconds of each side on this machine; None where they are not known.
-    """
-
-    what: str
-    lanes: int
-    tokens: int
-    timings: list[Timing]
-    floors: dict[str, float] | None = None
-
-    def _seconds(self, side: str) -> float:
-        return next(one.seconds for one in self.timings if one.name == side)
-
-    def speed(self, side: str) -> float:
-        """Tokens in a second."""
-        return self.tokens / self._seconds(side)
-
-    def of_floor(self, side: str) -> float:
-        """Fraction of the machine's limit that a side reaches."""
-        assert self.floors is not None
-        return self.floors[side] / self._seconds(side)
-
-    def figures(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        rounds = {one.name: one.rounds for one in self.timings}
-        return {"what": self.what, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}
-
-
-def _own_sides(model: str, beside: list[str]) -> dict[str, str]:
-    """Return side -> checkpoint, of the sides that this library computes; the model's first."""
-    sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in beside}
-    if len(sides) <= len(beside):
-        raise ValueError(f"--beside: expected folders of different names, got {', '.join(beside)}")
-    return sides
-
-
-def _others(
-    against: list[Against], lm: LM, lanes: int, prompt: int, context: int, program: Path | None, ggufs: list[Path]
-) -> list[Side]:
-    sides: list[Side] = []
-    for one in against:
-        if one is Against.LLAMA_CPP:
-            assert program is not None
-            sides += [LlamaCppSide(program, gguf, lanes, prompt) for gguf in ggufs]
-        else:
-            sides.append(TransformersSide(lm.path, one.value.partition("-")[2], lanes, prompt, context))
-    return sides
 
 
 def _measure_texts(

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import typer
@@ -23,60 +24,76 @@ DEFAULT_CONTEXT = 2048
 EXIT_SIDES_FAILED = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """Mixed batch."""
+
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed", help="Measure a mixed batch instead: prompts and completions of different lengths, --requests."
+        ),
+    ] = False
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a mixed batch.")] = 64
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample the mixed batch: temperature 0.6, top_p 0.95, top_k 20.")
+    ] = False
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed.")] = None
+    vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment with vLLM, for --mixed.")] = None
+
+    def peers(self, names: set[str], ggufs: list[Path]) -> "Peers":
+        """Return the other engines.
+
+        Args:
+            names: values of --against.
+            ggufs: the checkpoint in the format of llama.cpp.
+
+        Raises:
+            ValueError: an engine cannot run mixed batches, or the path of one is missing.
+        """
+        unknown = names - {"llama-server", "vllm"}
+        if unknown:
+            raise ValueError(f"--against {', '.join(sorted(unknown))}: runs no mixed batches, drop --mixed")
+        if "llama-server" in names and (self.llama_server is None or not ggufs):
+            raise ValueError("--against llama-server needs --llama-server and --gguf")
+        if "vllm" in names and self.vllm_python is None:
+            raise ValueError("--against vllm needs --vllm-python")
+        server = self.llama_server if "llama-server" in names else None
+        return Peers(server, ggufs, self.vllm_python if "vllm" in names else None)
+
+
 @dataclass(frozen=True)
 class MixedBatch:
-    """What every engine runs.
+    """Sequences at a time, maximum tokens of one (None for `DEFAULT_CONTEXT`), and measured rounds."""
 
-    Attributes:
-        requests: number of requests.
-        sampled: sample tokens; otherwise the most likely token is taken.
-        lanes: sequences at a time.
-        context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
-    """
-
-    requests: int
-    sampled: bool
     lanes: int
     context: int | None
+    rounds: int
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Other engines on the same checkpoint.
+    """Other engines on the same checkpoint; None for an engine that is not measured.
 
     Attributes:
-        names: "llama-server", "vllm".
-        llama_server, ggufs: its program, and the checkpoint in its format.
+        llama_server, ggufs: the server's program, and the checkpoint in its format.
         vllm_python: Python of an environment with vLLM.
-
-    Raises:
-        ValueError: an engine cannot run mixed batches, or the path of one is missing.
     """
 
-    names: set[str]
     llama_server: Path | None
     ggufs: list[Path]
     vllm_python: Path | None
 
-    def __post_init__(self) -> None:
-        unknown = self.names - {"llama-server", "vllm"}
-        if unknown:
-            raise ValueError(f"--against {', '.join(sorted(unknown))}: runs no mixed batches, drop --mixed")
-        if "llama-server" in self.names and (self.llama_server is None or not self.ggufs):
-            raise ValueError("--against llama-server needs --llama-server and --gguf")
-        if "vllm" in self.names and self.vllm_python is None:
-            raise ValueError("--against vllm needs --vllm-python")
-
 
 def bench_mixed(
-    loading: Loading, models: Mapping[str, str], batch: MixedBatch, peers: Peers, rounds: int, out: Path | None
+    loading: Loading, models: Mapping[str, str], mixed: Mixed, batch: MixedBatch, peers: Peers, out: Path | None
 ) -> None:
     """Measure the batch on every engine in turns, after one round that is not measured, and print the table.
 
     Args:
         loading: options of `hybridlm.load`.
         models: name in the table -> checkpoint; the first one is compared with all others.
-        batch, peers, rounds: the requests, the other engines, and the measured rounds.
+        mixed, batch, peers: the requests, how they run, and the other engines.
         out: JSON file for all figures; None for none.
     """
     context = DEFAULT_CONTEXT if batch.context is None else batch.context
@@ -86,7 +103,7 @@ def bench_mixed(
         for name, path in models.items()
     }
     lm = loaded[first]
-    requests = mixed_requests(batch.requests, lm.config.vocab_size, context)
+    requests = mixed_requests(mixed.requests, lm.config.vocab_size, context)
     failed = set[str]()
 
     def left_out(name: str, failure: SideFailed) -> None:
@@ -96,15 +113,15 @@ def bench_mixed(
     with ExitStack() as stack:
         own = [OwnMixedSide(model, name) for name, model in loaded.items()]
         sides: list[MixedSide] = [*own, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
-        in_turns(sides, lambda side: side.run(requests, batch.sampled), 1, left_out)  # compiles
+        in_turns(sides, lambda side: side.run(requests, mixed.sampled), 1, left_out)  # compiles
         sides = [side for side in sides if side.name not in failed]
-        timings = in_turns(sides, lambda side: side.run(requests, batch.sampled), rounds, left_out)
-    _print(lm, requests, batch, timings, own)
+        timings = in_turns(sides, lambda side: side.run(requests, mixed.sampled), batch.rounds, left_out)
+    _print(lm, requests, mixed, batch.lanes, timings, own)
     if out is not None:
         seconds = {timing.name: timing.rounds for timing in timings}
         shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own}
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
-        figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": batch.sampled}
+        figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": mixed.sampled}
         write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
     if failed:
         raise typer.Exit(EXIT_SIDES_FAILED)
@@ -115,10 +132,10 @@ def _peers(
 ) -> list[MixedSide]:
     """Start the other engines; those that fail are left out."""
     starts: list[tuple[str, Callable[[], MixedSide]]] = []
-    if "llama-server" in peers.names and peers.llama_server is not None:
+    if peers.llama_server is not None:
         server = partial(LlamaServerSide, peers.llama_server, lanes=lanes, context=context)
         starts += [("llama-server", partial(server, gguf)) for gguf in peers.ggufs]
-    if "vllm" in peers.names and peers.vllm_python is not None:
+    if peers.vllm_python is not None:
         starts.append(("vllm", partial(VllmSide, peers.vllm_python, lm.path, lm.engine.dtype, lanes, context)))
     sides: list[MixedSide] = []
     for name, start in starts:
@@ -130,7 +147,12 @@ def _peers(
 
 
 def _print(
-    lm: LM, requests: Sequence[MixedRequest], batch: MixedBatch, timings: Sequence[Timing], own: Sequence[OwnMixedSide]
+    lm: LM,
+    requests: Sequence[MixedRequest],
+    mixed: Mixed,
+    lanes: int,
+    timings: Sequence[Timing],
+    own: Sequence[OwnMixedSide],
 ) -> None:
     """Print the batch, and seconds, speed and shares of real tokens of each engine."""
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
@@ -138,7 +160,7 @@ def _print(
     console.print(Text(f"{lm!r} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
     console.print(
         Text(
-            f"{len(requests)} requests, {batch.lanes} at a time, {'sampled' if batch.sampled else 'greedy'}: "
+            f"{len(requests)} requests, {lanes} at a time, {'sampled' if mixed.sampled else 'greedy'}: "
             f"{prompts:,} tokens of prompts, {completions:,} of completions"
         )
     )

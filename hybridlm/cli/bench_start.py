@@ -12,10 +12,8 @@ from hybridlm.bench.start import measure_starts
 from hybridlm.cli.options import console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
 
-DEFAULT_LANES = 8
 
-
-def bench_start(model: str, prompt: int, rounds: int, out: Path | None, **settings: Any) -> None:
+def bench_start(model: str, prompt: int, rounds: int, out: Path | None, settings: dict[str, Any]) -> None:
     """Measure one cold start and `rounds` warm ones, and print their parts.
 
     Args:

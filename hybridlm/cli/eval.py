@@ -3,6 +3,7 @@
 # lm_eval is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,38 +14,52 @@ from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Tasks and their documents."""
+
+    tasks: Annotated[
+        list[str], typer.Option("--tasks", "-t", help="Names or patterns, separated by commas; repeatable.")
+    ]
+    include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """Options of the chat template and of thoughts."""
+
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the checkpoint's chat template.")] = False
+    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None
+    thinking: Annotated[
+        bool | None, typer.Option("--enable-thinking/--disable-thinking", help="For chat templates that ask it.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the chat template, a JSON object.", metavar="JSON")
+    ] = None
+    think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None
+    thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None
+
+
 @loads()
 def evaluate(
     loading: Loading,
     model: Model,
-    tasks: Annotated[
-        list[str], typer.Option("--tasks", "-t", help="Names or patterns, separated by commas; repeatable.")
-    ],
-    include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the checkpoint's chat template.")] = False,
-    system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
+    tasks: Tasks,
+    template: Template,
     seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write results, settings and versions as JSON.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="With --output: also every document and answer.")] = False,
-    thinking: Annotated[
-        bool | None, typer.Option("--enable-thinking/--disable-thinking", help="For chat templates that ask it.")
-    ] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="Variables of the chat template, a JSON object.", metavar="JSON")
-    ] = None,
-    think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None,
-    thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None,
 ) -> None:
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
-    variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    variables = json_object(template.chat_template_kwargs, "--chat-template-kwargs")
     require_extra("eval", "lm_eval", "eval")
     if output is not None:
         replaceable(output)  # an evaluation takes hours
@@ -54,8 +69,8 @@ def evaluate(
 
     from hybridlm.evals import HybridLM
 
-    manager = TaskManager(include_path=None if include_path is None else str(include_path))
-    named = [name.strip() for names in tasks for name in names.split(",") if name.strip()]
+    manager = TaskManager(include_path=None if tasks.include_path is None else str(tasks.include_path))
+    named = [name.strip() for names in tasks.tasks for name in names.split(",") if name.strip()]
     found = {name: manager.match_tasks([name]) for name in named}
     if missing := [name for name, matching in found.items() if not matching]:
         raise ValueError(
@@ -64,19 +79,19 @@ def evaluate(
     evaluated = HybridLM(
         loading.load(model),
         seed=seed,
-        enable_thinking=thinking,
+        enable_thinking=template.thinking,
         chat_template_args=variables,
-        think_end_token=think_end,
-        thinking_budget=thinking_budget,
+        think_end_token=template.think_end,
+        thinking_budget=template.thinking_budget,
     )
     try:
         results = simple_evaluate(
             model=evaluated,
             tasks=list(dict.fromkeys(name for matching in found.values() for name in matching)),
-            num_fewshot=num_fewshot,
-            limit=limit,
-            apply_chat_template=chat,
-            system_instruction=system,
+            num_fewshot=tasks.num_fewshot,
+            limit=tasks.limit,
+            apply_chat_template=template.chat,
+            system_instruction=template.system,
             log_samples=samples,
             task_manager=manager,
         )

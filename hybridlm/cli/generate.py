@@ -1,75 +1,109 @@
 """`hybridlm generate`: continue prompts from the command line, a file or standard input."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import jax
 import typer
 
-from hybridlm.cli.options import EXPECTED, SAMPLING, Loading, Model, json_object, loads, setting
-from hybridlm.files.json_lines import Id, dump, finite, numbered_lines, parse_object, read_id, read_item
+from hybridlm.cli.files.prompts import NamedPrompt, Source
+from hybridlm.cli.groups import setting
+from hybridlm.cli.options import EXPECTED, Loading, Model, json_object, loads
+from hybridlm.files.json_lines import dump, finite
 from hybridlm.files.strict_json import MEGABYTE, read_text
 from hybridlm.grammars.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from hybridlm.lm import LM
 from hybridlm.requests.results import Completion
-from hybridlm.requests.sampling_params import SamplingParams, draw_seed
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, draw_seed
 from hybridlm.requests.validation import check_count, check_settings
 from hybridlm.session import Event
 from ir_passes.files.strict_json import parse_json
 
 MAX_TOOLS_BYTES = 16 * MEGABYTE
-MAX_SHOWN_FAULTS = 20
-"""Bad lines that an error lists; a file of another kind has nothing else."""
 
 
-class NamedPrompt(NamedTuple):
-    """A text or token ids, and its id in the output."""
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Options of the chat template."""
 
-    id: Id
-    item: str | list[Any]
-
-
-@loads(together=SAMPLING)
-def generate(
-    loading: Loading,
-    model: Model,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None,
-    stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None,
-    ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos,
-    logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None,
-    bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None,
-    keep_special_tokens: Annotated[
-        bool, typer.Option("--keep-special-tokens", help="Print special tokens, too.")
-    ] = not SamplingParams.skip_special_tokens,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template: each prompt is a message.")] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None
     thinking: Annotated[
         bool | None,
         typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
-    ] = None,
-    json_schema: Annotated[
-        Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
-    ] = None,
-    regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None,
-    choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None,
+    ] = None
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
-    ] = None,
+    ] = None
     tools: Annotated[
         Path | None,
         typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(PlainSettings):
+    """Sampling settings, with the others of `SamplingParams` as text."""
+
+    logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = None
+    skip_special_tokens: Annotated[
+        bool,
+        typer.Option("--skip-special-tokens/--keep-special-tokens", help="Leave special tokens out, or print them."),
+    ] = True
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends a completion; repeatable.")] = None
+    stop_id: Annotated[list[int] | None, typer.Option(help="A token id that ends a completion; repeatable.")] = None
+    ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos
+    logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None
+    bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None
+
+    def params(self, form: StructuredOutputs | None) -> SamplingParams:
+        """Return the settings of all requests."""
+        values = asdict(self)
+        stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
+        bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
+        return SamplingParams(
+            **values,
+            stop=stop,
+            logit_bias=None if bias is None else cast(Any, json_object(bias, "--logit-bias")),
+            bad_words=bad_words,
+            structured_outputs=form,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Form of the completions."""
+
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema, which completions follow.", metavar="FILE")
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None
+    choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None
+
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """Return the form as `SamplingParams` has it."""
+        if (self.json_schema is not None) + (self.regex is not None) + bool(self.choice) > 1:
+            raise typer.BadParameter("give one of them", param_hint="--json-schema, --regex, --choice")
+        if self.json_schema is not None:
+            if self.json_schema.stat().st_size > MAX_GRAMMAR_LENGTH:
+                raise ValueError(f"{self.json_schema}: expected at most {MAX_GRAMMAR_LENGTH:,} bytes")
+            return {"json": self.json_schema.read_text("utf-8")}
+        if self.regex is not None:
+            return {"regex": self.regex}
+        return {"choice": self.choice} if self.choice else None
+
+
+@loads()
+def generate(
+    loading: Loading,
+    model: Model,
+    source: Source,
+    chat: Chat,
+    sampling: SamplingOptions,
+    form: Form,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
 ) -> None:
@@ -77,32 +111,23 @@ def generate(
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
-    if loading.together["logprobs"] is not None and not json:
+    if sampling.logprobs is not None and not json:
         raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
-    if not chat and any(one is not None for one in (system, thinking, chat_template_kwargs, tools)):
+    if not chat.chat and any(
+        option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, chat.tools)
+    ):
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
     # Of several processes the first one alone has the prompts.
-    given = [] if jax.process_index() else _read_prompts(prompts or [], file)
-    variables = json_object(chat_template_kwargs, "--chat-template-kwargs")
-    functions = [] if tools is None else _read_tools(tools)
-    form = _structured_outputs(json_schema, regex, choice)
-    bias = None if logit_bias is None else cast(Any, json_object(logit_bias, "--logit-bias"))
-    params = SamplingParams(
-        **loading.together,
-        stop=[*(stop or ()), *(stop_id or ())],
-        ignore_eos=ignore_eos,
-        logit_bias=bias,
-        bad_words=bad_word or (),
-        skip_special_tokens=not keep_special_tokens,
-        structured_outputs=form,
-    )
+    prompts = [] if jax.process_index() else source.read()
+    variables = json_object(chat.chat_template_kwargs, "--chat-template-kwargs")
+    functions = [] if chat.tools is None else _read_tools(chat.tools)
+    params = sampling.params(form.structured_outputs())
     check_count(n, "n")
     check_settings(params)
     if (lm := loading.leading(model)) is None:
         return
-    before = [] if system is None else [{"role": "system", "content": system}]
-    items = [_chat_ids(lm, one.item, before, thinking, variables, functions) if chat else one.item for one in given]
+    items = [_chat_ids(lm, prompt.item, chat, variables, functions) if chat.chat else prompt.item for prompt in prompts]
     if params.seed is None and params.temperature > 0:
         params = replace(params, seed=draw_seed())
         if not json:
@@ -114,11 +139,15 @@ def generate(
         return f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
 
     if json:
-        _write_in_order(events, len(given) * n, lambda index, one: dump(_row(given, n, index, one)) + "\n")
-    elif len(given) * n == 1:
+        _write_in_order(
+            events, len(prompts) * n, lambda index, completion: dump(_row(prompts, n, index, completion)) + "\n"
+        )
+    elif len(prompts) * n == 1:
         _stream(events, lm.tokenizer is not None)
     else:
-        _write_in_order(events, len(given) * n, lambda index, one: f"==> {name(index)} <==\n{_shown(one)}\n")
+        _write_in_order(
+            events, len(prompts) * n, lambda index, completion: f"==> {name(index)} <==\n{_shown(completion)}\n"
+        )
     if full:
         first = f"{len(full):,} completions, the first of {name(min(full))}," if len(full) > 1 else name(full[0])
         verb = "end" if len(full) > 1 else "ends"
@@ -126,50 +155,6 @@ def generate(
             f"warning: {first} {verb} before --max-tokens: the context of {lm.context:,} tokens is full (--context)",
             err=True,
         )
-
-
-def _read_prompts(arguments: list[str], file: Path | None) -> list[NamedPrompt]:
-    if arguments and file is not None:
-        raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
-    if arguments:
-        return [NamedPrompt(None, argument) for argument in arguments]
-    if file is not None:
-        with file.open("rb") as source:
-            return _read_lines(source, str(file), file.suffix.lower() == ".jsonl")
-    if sys.stdin.isatty():
-        raise typer.BadParameter("give prompts as arguments, with --file or on standard input", param_hint="PROMPT")
-    return _read_lines(sys.stdin.buffer, "standard input", False)
-
-
-def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:
-    prompts, faults = [], []
-    for number, line in numbered_lines(source):
-        try:
-            prompts.append(_read_json(line) if jsonl else _read_text(line))
-        except ValueError as error:
-            faults.append(f"  line {number}: {error}")
-    if faults:
-        count = "1 bad line" if len(faults) == 1 else f"{len(faults):,} bad lines"
-        more = len(faults) - MAX_SHOWN_FAULTS
-        shown = faults[:MAX_SHOWN_FAULTS] + ([f"  and {more:,} more"] if more > 0 else [])
-        raise ValueError("\n".join([f"{name}: {count}", *shown]))
-    if not prompts:
-        raise ValueError(f"{name}: has no prompts")
-    return prompts
-
-
-def _read_json(line: bytes) -> NamedPrompt:
-    value = parse_object(line)
-    return NamedPrompt(read_id(value), read_item(value, ("prompt", "text"))[1])
-
-
-def _read_text(line: bytes) -> NamedPrompt:
-    if not line:
-        raise ValueError("expected a prompt, the line is blank")
-    try:
-        return NamedPrompt(None, line.decode())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"expected UTF-8: {error}") from error
 
 
 def _read_tools(file: Path) -> list[Any]:
@@ -184,25 +169,10 @@ def _read_tools(file: Path) -> list[Any]:
     return value
 
 
-def _structured_outputs(
-    json_schema: Path | None, regex: str | None, choice: list[str] | None
-) -> StructuredOutputs | None:
-    if (json_schema is not None) + (regex is not None) + bool(choice) > 1:
-        raise typer.BadParameter("give one of them", param_hint="--json-schema, --regex, --choice")
-    if json_schema is not None:
-        if json_schema.stat().st_size > MAX_GRAMMAR_LENGTH:
-            raise ValueError(f"{json_schema}: expected at most {MAX_GRAMMAR_LENGTH:,} bytes")
-        return {"json": json_schema.read_text("utf-8")}
-    if regex is not None:
-        return {"regex": regex}
-    return {"choice": choice} if choice else None
-
-
 def _chat_ids(
     lm: LM,
     message: str | list[Any],
-    before: list[dict[str, str]],
-    enable_thinking: bool | None,
+    chat: Chat,
     variables: dict[str, Any],
     tools: list[Any],
 ) -> list[int]:
@@ -210,8 +180,9 @@ def _chat_ids(
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
-    variables = {**lm.tokenizer.thinking_variables(enable_thinking, tools=tools or None), **variables}
-    return lm.tokenizer.encode_with_tools([*before, {"role": "user", "content": message}], tools, **variables)
+    variables = {**lm.tokenizer.thinking_variables(chat.thinking, tools=tools or None), **variables}
+    messages = [] if chat.system is None else [{"role": "system", "content": chat.system}]
+    return lm.tokenizer.encode_with_tools([*messages, {"role": "user", "content": message}], tools, **variables)
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:

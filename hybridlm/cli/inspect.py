@@ -16,6 +16,7 @@ from rich.text import Text
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
 from hybridlm.checkpoint.stored_weights import stored_weights
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
+from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
@@ -36,7 +37,7 @@ class StepKind(StrEnum):
     SCORE = "score"
 
 
-@loads("lanes", "context", "dtype", "chunk", "mesh", "kernels")
+@loads(*STEP_OPTIONS)
 def inspect(
     loading: Loading,
     model: Model,
@@ -82,7 +83,7 @@ def inspect(
     if target is None:
         engine = loading.load(model, certify="warn").engine
     else:
-        engine = target_engine(read_target(target), model=model, **loading.settings_of_a_target)
+        engine = target_engine(read_target(target), loading.config(), model=model, mesh=loading.mesh_sizes)
     decoder = engine.row_arrays.model
     shape = _shape(engine, step)
     with warnings.catch_warnings(), counting_progress(None, f"compiling {shape} for {target or 'here'}", 1):

@@ -4,34 +4,34 @@ import inspect
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import jax
 import typer
+from jax.sharding import AbstractMesh
 from rich.console import Console
 from rich.table import Table
 
+from hybridlm.cli.groups import expanded, gathered, parameters_of
 from hybridlm.cli.signals import ended_by_signals
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
-from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS
+from hybridlm.engine.abstract import SERVING
+from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import GrammarError, MissingExtra, NumericalError
 from hybridlm.files.atomic import replacing
 from hybridlm.files.json_lines import parse_object
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.multiprocess.environment import EXIT_PEER_LOST, Disagreement, ProcessLost
-from hybridlm.requests.sampling_params import PlainSettings, SamplingParams
 from ir_passes import AuditError
 
 EXPECTED = (
@@ -61,38 +61,8 @@ Verbose = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def _option(kind: Any, default: Any, help: str, **shown: Any) -> tuple[Any, Any]:
-    return Annotated[kind, typer.Option(help=help, **shown)], default
-
-
-_DRAFTERS = 'Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.'
-LOADING: dict[str, tuple[Any, Any]] = {
-    "lanes": _option(int, 8, "Most sequences in one batch (continuous batching)."),
-    "context": _option(int | None, None, "Most tokens of a sequence.", show_default="4096, or the model's if less"),
-    "dtype": _option(
-        str | None, None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME"
-    ),
-    "chunk": _option(int | None, None, "Tokens per sequence in a prefill step.", show_default="128, or the context"),
-    "speculate": _option(str | None, None, _DRAFTERS, metavar="NAME"),
-    "draft_tokens": _option(int, DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step."),
-    "prefix_cache": _option(
-        str | None, None, 'Memory for the states of common prefixes (radix cache), such as "512MB"; "0" for none.'
-    ),
-    "mesh": _option(
-        str | None, None, "Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
-    ),
-    "kernels": _option(
-        str | None,
-        None,
-        "auto: kernels of our own where the platform has them; off: XLA's programs alone.",
-        metavar="off|auto",
-        show_default="auto on a CPU, off elsewhere",
-    ),
-    "adapter": _option(
-        str | None, None, "LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
-    ),
-}
-"""Options of `hybridlm.load` by the names of its arguments: annotation and default."""
+LOADING = tuple(option.name for option in fields(EngineConfig) if option.metadata)
+"""Options of `hybridlm.load` that commands have."""
 
 Own = ParamSpec("Own")
 
@@ -103,17 +73,20 @@ class Loading:
 
     Attributes:
         settings: by name, the mesh as the option has it.
-        together: other options that the command takes together, by name.
     """
 
     settings: dict[str, Any]
-    together: dict[str, Any]
 
     @property
-    def settings_of_a_target(self) -> dict[str, Any]:
-        """Settings of `load` for `target_engine`, which makes the mesh of the target's devices."""
+    def mesh_sizes(self) -> dict[str, int] | None:
+        """Sizes of the axes of --mesh; None without."""
         mesh = self.settings["mesh"]
-        return {**self.settings, "mesh": None if mesh is None else read_sizes(mesh)}
+        return None if mesh is None else read_sizes(mesh)
+
+    def config(self, mesh: AbstractMesh | None = None) -> EngineConfig:
+        """Return the options of an engine without weights; `SERVING` has the defaults."""
+        settings = {name: value for name, value in self.settings.items() if value is not None}
+        return replace(SERVING, **settings | {"mesh": mesh})
 
     def load(self, model: str, **others: Any) -> LM:
         """Load a model; `others` are settings in the place of those given."""
@@ -128,66 +101,34 @@ class Loading:
         return None if lm.run_worker() else lm
 
 
-def loads(
-    *names: str, together: Mapping[str, tuple[Any, Any]] = MappingProxyType({}), **defaults: Any
-) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
-    """Give a command options of `hybridlm.load` behind its own, with --verbose and --debug, and report its errors.
+def loads(*names: str, **defaults: Any) -> Callable[[Callable[Concatenate[Loading, Own], None]], Callable[..., None]]:
+    """Give a command options of `hybridlm.load`, --verbose and --debug, and report its errors.
 
-    The command takes them together, as its first argument.
+    The command takes the options of `load` as its first argument. Its other arguments are options or groups of them.
 
     Args:
-        *names: which of `LOADING`; all by default.
-        together: other options that it takes together, by name: annotation and default.
+        *names: options of `load`; all of `LOADING` by default.
         **defaults: default values that differ.
     """
-    chosen = names or tuple(LOADING)
 
     def decorate(command: Callable[Concatenate[Loading, Own], None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_options(*, verbose: bool, debug: bool, **given: Any) -> None:
-            with reported(debug, verbose), ended_by_signals():
-                settings, others = ({name: given.pop(name) for name in each} for each in (chosen, together))
-                command(Loading(settings, others), **given)  # type: ignore[call-arg]  # typer read its own options
+        _, *parameters = inspect.signature(command).parameters.values()
+        loading = [each for each in parameters_of(EngineConfig, **defaults) if each.name in (names or LOADING)]
 
-        own = list(inspect.signature(command).parameters.values())[1:]
-        options = {**together}
-        options |= {name: (LOADING[name][0], defaults.get(name, LOADING[name][1])) for name in chosen}
-        options |= {"verbose": (Verbose, False), "debug": (Debug, False)}
-        keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        keywords += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
+        @wraps(command)
+        def with_options(*, verbose: bool, debug: bool, **values: Any) -> None:
+            with reported(debug, verbose), ended_by_signals():
+                options = Loading({option.name: values.pop(option.name) for option in loading})
+                command(options, **gathered(parameters, values))  # type: ignore[call-arg]  # typer read its own options
+
+        reporting = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+            for name, annotation in (("verbose", Verbose), ("debug", Debug))
         ]
-        with_options.__dict__["__signature__"] = inspect.Signature(keywords)
+        with_options.__dict__["__signature__"] = inspect.Signature([*expanded(parameters), *loading, *reporting])
         return with_options
 
     return decorate
-
-
-def setting(name: str, *flags: str, note: str = "") -> Any:
-    """Return the option of a field of `SamplingParams`; its help is what the class says of the field.
-
-    Args:
-        name: of the field.
-        flags: spellings of the option; by default made of the name.
-        note: follows the help.
-    """
-    docstring = inspect.getdoc(SamplingParams) or ""  # None under python -OO
-    said = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
-    text = " ".join(said[1].split()) if said else ""
-    return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
-
-
-def _setting_options() -> Iterator[tuple[str, tuple[Any, Any]]]:
-    types = get_type_hints(PlainSettings)
-    for field in fields(PlainSettings):
-        flags = [f"--{field.name.replace('_', '-')}"] if types[field.name] is bool else []
-        note = "With --json." if field.name == "logprobs" else ""
-        yield field.name, (Annotated[types[field.name], setting(field.name, *flags, note=note)], field.default)
-
-
-SAMPLING = {name: option for name, option in _setting_options() if name != "skip_special_tokens"}
-"""Options of the plain settings of `SamplingParams`, but the one that is asked the other way round."""
 
 
 def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = None) -> None:

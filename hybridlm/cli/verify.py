@@ -1,6 +1,7 @@
 """`hybridlm verify`: prove and audit every step of a model."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,28 +14,28 @@ from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
 from hybridlm.cli.verify_target import verify_target
-from hybridlm.devices.mesh import abstract_mesh, read_sizes
+from hybridlm.devices.mesh import abstract_mesh
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from hybridlm.target_report.fit import fit_of
 from ir_passes import AuditError, IsolationError
-from ir_passes.targets import Target, read_target
-
-DEFAULT_LANES = 8
+from ir_passes.targets import read_target
 
 
-@loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", lanes=None)
-def verify(
-    loading: Loading,
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model, its weights and its machine."""
+
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub."),
-    ] = None,
+    ] = None
     config: Annotated[
         Path | None, typer.Option(help="With --abstract or --target: a config.json; no weights are needed.")
-    ] = None,
+    ] = None
     abstract: Annotated[
         bool,
         typer.Option(
@@ -42,13 +43,7 @@ def verify(
             help="Prove and plan the steps of --config by abstract interpretation, without weights; none is compiled "
             "or audited. Only the steps of all lanes, with 8 prompts at a time. With --target: whether they fit it.",
         ),
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Only the steps of all lanes, not those of smaller buckets.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
-    ] = False,
+    ] = False
     target: Annotated[
         str | None,
         typer.Option(
@@ -57,16 +52,36 @@ def verify(
             "(docs/accelerators.md). Only the steps of all lanes.",
             metavar="NAME",
         ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
+    ] = None
     scheme: Annotated[
         Scheme | None,
         typer.Option(help="With --abstract or --target: weights as `hybridlm quantise --scheme` would write them."),
-    ] = None,
-    group_size: GroupSize = None,
-    mixers: Mixers = False,
-    head: Head = False,
+    ] = None
+    group_size: GroupSize = None
+    mixers: Mixers = False
+    head: Head = False
+
+    def recipe(self) -> Recipe | None:
+        """Return the recipe of --scheme, as for `quantise_checkpoint`; None without."""
+        if self.scheme is not None:
+            return Recipe.of(self.scheme.value, group_size=self.group_size, mixers=self.mixers, head=self.head)
+        if self.group_size is not None or self.mixers or self.head:
+            raise ValueError("--group-size, --mixers, --head: expected --scheme beside them")
+        return None
+
+
+@loads(*STEP_OPTIONS, lanes=None)
+def verify(
+    loading: Loading,
+    subject: Subject,
+    full: Annotated[
+        bool, typer.Option("--full", help="Only the steps of all lanes, not those of smaller buckets.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the equations around each fault with their abstract values.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
 ) -> None:
     """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
 
@@ -79,25 +94,20 @@ def verify(
     8 lanes by default, with --abstract or --target 64 and chunks of 256 tokens. --group-size, --mixers, --head go with
     --scheme.
     """
-    recipe = None
-    if scheme is not None:
-        recipe = Recipe.of(scheme.value, group_size=group_size, mixers=mixers, head=head)
-    elif group_size is not None or mixers or head:
-        raise ValueError("--group-size, --mixers, --head: expected --scheme beside them")
-    if target is not None and not abstract:
+    recipe, target = subject.recipe(), subject.target
+    if target is not None and not subject.abstract:
         if explain:
             raise ValueError("--target: expected no --explain beside it")
         verify_target(
-            target, model=model, config=config, recipe=recipe, out=out, as_json=as_json, **loading.settings_of_a_target
+            target, loading, model=subject.model, config=subject.config, recipe=recipe, out=out, as_json=as_json
         )
         return
     if as_json:
         raise ValueError("--json: expected --target beside it, and not --abstract")
-    machine = None if target is None else read_target(target)
-    engine, report = _subject(loading, model, config, abstract, out, recipe, machine)
+    engine, report = _engine(loading, subject, out)
     console = console_for_table()
     table, faults = table_of("step", "lanes", "tokens", *report.headings, title=report.title), list[str]()
-    for shape in all_shapes(engine, full or abstract, drafts=True):
+    for shape in all_shapes(engine, full or subject.abstract, drafts=True):
         with console.status(f"{shape}"):
             cells, fault = _checked(report, shape, explain)
         table.add_row(*_place(shape), *cells)
@@ -117,19 +127,16 @@ def verify(
         raise typer.Exit(1)
 
 
-def _subject(
-    loading: Loading,
-    model: str | None,
-    config: Path | None,
-    abstract: bool,
-    out: Path | None,
-    recipe: Recipe | None,
-    target: Target | None,
-) -> tuple[Engine, VerifyReport]:
-    """Return the engine and the report of what is verified; ValueError for options that contradict each other."""
+def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engine, VerifyReport]:
+    """Return the engine of a model and its report.
+
+    Raises:
+        ValueError: options contradict each other.
+    """
+    model, config, recipe = subject.model, subject.config, subject.recipe()
     if model is not None and config is not None:
         raise ValueError("--model and --config: expected one of them, got both")
-    if not abstract:
+    if not subject.abstract:
         if config is not None:
             raise ValueError(
                 "--config: a config.json without its weights can only be verified with --abstract or --target"
@@ -139,19 +146,19 @@ def _subject(
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         lanes = loading.settings["lanes"]
-        lm = loading.load(model, lanes=DEFAULT_LANES if lanes is None else lanes)
+        lm = loading.load(model, lanes=EngineConfig.lanes if lanes is None else lanes)
         return lm.engine, CompiledReport(lm.engine, out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
     if out is not None:
         raise ValueError("--out: a certificate is of a compiled step, and --abstract compiles none")
-    settings = dict(loading.settings)
-    mesh = settings.pop("mesh")
-    devices = None if mesh is None else abstract_mesh(**read_sizes(mesh))
+    target = None if subject.target is None else read_target(subject.target)
+    sizes = loading.mesh_sizes
+    devices = None if sizes is None else abstract_mesh(**sizes)
     if target is not None and (devices is None) != (target.count == 1):
         raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
-    engine = abstract_engine(config, mesh=devices, target=target, recipe=recipe, **settings)
+    engine = abstract_engine(config, loading.config(devices), target, recipe)
     return engine, PlannedReport(engine)
 
 

@@ -1,14 +1,13 @@
 """`hybridlm verify --target`: every step compiled for a machine that need not be there, and whether the model fits."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import console_for_table, table_of
+from hybridlm.cli.options import Loading, console_for_table, table_of
 from hybridlm.cli.verify_report import write_certificate
 from hybridlm.engine.memory import format_bytes
 from hybridlm.progress import counting_progress
@@ -23,22 +22,22 @@ HEADINGS = (
 
 def verify_target(
     target: str,
+    loading: Loading,
     *,
     model: str | None,
     config: Path | None,
     recipe: Recipe | None,
     out: Path | None,
     as_json: bool,
-    **settings: Any,
 ) -> None:
     """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
 
     Args:
         target: name, with a number of devices behind a colon.
+        loading: options of the engine.
         model, config, recipe: as of `hybridlm verify`.
         out: directory for the certificates, or None.
         as_json: print the whole report as JSON.
-        **settings: lanes, context, dtype, chunk, mesh and kernels, as of `target_engine`.
 
     Raises:
         ValueError: options that contradict each other.
@@ -49,7 +48,9 @@ def verify_target(
     if recipe is not None and model is not None:
         raise ValueError("--scheme: the weights of --model are what they are; expected --config")
     machine = read_target(target)
-    engine = target_engine(machine, model=model, config=config, recipe=recipe, **settings)
+    engine = target_engine(
+        machine, loading.config(), model=model, config=config, mesh=loading.mesh_sizes, recipe=recipe
+    )
     shapes = shapes_of(engine)
     with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:
         report = report_on(engine, shapes, done)

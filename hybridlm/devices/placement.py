@@ -177,13 +177,15 @@ class Placement:
 ONE_DEVICE = Placement()
 
 
-def place(mesh: Mesh, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
-    """Return the placement for `load(mesh=)`.
+def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> Placement:
+    """Return the placement for `load(mesh=)`; None is JAX's default device.
 
     Raises:
         TypeError: it is not a mesh.
         ValueError: other axes, lanes that do not divide over it, or the sanitizer, which runs on one device.
     """
+    if mesh is None:
+        return Placement(kernels=kernels)
     full = with_all_axes(mesh)
     there = {device.process_index for device in full.devices.flat}
     if len(there) < jax.process_count() and there != {jax.process_index()}:

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint import Fingerprint
-from hybridlm.devices.placement import ONE_DEVICE, Placement, bytes_on_a_device, numbers_on_a_device
+from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
-    DEFAULT_DRAFT_TOKENS,
     DRAFTERS,
     AsLoaded,
     DecidedDrafter,
@@ -25,10 +24,10 @@ from hybridlm.drafting.drafters import (
     drafters,
 )
 from hybridlm.drafting.step_times import StepTimes
-from hybridlm.engine.arguments import check_commit
+from hybridlm.engine.arguments import check_commit, dtype_of_caches
+from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.multiprocess.decisions import Decisions
-from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
@@ -46,7 +45,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.slot_owner import Slot
-from models import KV_BLOCK, Decoder, DecoderConfig, MtpDecoder
+from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_ROWS = 4
 """Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
@@ -76,24 +75,20 @@ class Engine:
     Args:
         model: the model as one device holds it, for the shapes of its state.
         params, programs: its parameters, flat, and its compiled steps.
-        lanes, context: maximum number of decoding sequences, and maximum length of one.
-        chunk: tokens of a prompt prefilled by one step.
-        cache_dtype: dtype of convolution states and KV cache.
-        fingerprint, dtype: of the checkpoint, and of the matrices.
+        settings: options of `load` for this model and the devices of `programs`.
+        fingerprint: of the checkpoint; "" without weights.
         runner: runs the steps; None for the compiled ones in this process alone.
-        decisions: shares commands and decisions with the other processes, if there are any.
-        prefill_rows: maximum number of prompts prefilled at a time, at most `lanes`.
-        speculate, draft_tokens: default drafter, and maximum number of drafts of a lane in a step.
-        prefix_cache: bytes for the states of earlier prompts; None disables the cache.
-        placement: the devices; the parameters are on them, and the programs are compiled for them.
-        config: of the whole model; None where that is the model's own.
+        prefill_rows: maximum number of prompts prefilled at a time, at most the lanes.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
+        options: of `load`, as in `settings`.
+        lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
         config: of the whole model.
-        dtype: of the matrices.
+        decisions: shares commands and decisions with the other processes, if there are any.
+        placement: the devices of the parameters and of the programs.
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
         prefill_rows: rows of the prefill pool.
@@ -113,30 +108,24 @@ class Engine:
         model: Decoder,
         params: tuple[jax.Array, ...],
         programs: Programs,
-        lanes: int,
-        context: int,
-        chunk: int,
-        cache_dtype: Any,
-        fingerprint: Fingerprint | str,
-        dtype: str,
+        settings: ResolvedConfig,
+        fingerprint: Fingerprint | str = "",
         runner: Runner | None = None,
         prefill_rows: int = MAX_PREFILL_ROWS,
-        speculate: Speculate = None,
-        draft_tokens: int = DEFAULT_DRAFT_TOKENS,
-        prefix_cache: CacheBudget | None = None,
-        placement: Placement = ONE_DEVICE,
-        decisions: Decisions | None = None,
-        config: DecoderConfig | None = None,
     ):
-        self.lanes, self.context, self.chunk = lanes, context, chunk
-        self.placement, self.runner = placement, OneProcess(programs, placement) if runner is None else runner
-        self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
+        self.options = settings
+        self.lanes, self.context, self.chunk, self.dtype = (
+            settings.lanes, settings.context, settings.chunk, settings.dtype,
+        )  # fmt: skip
+        placement = self.placement = programs.placement
+        self.runner = OneProcess(programs, placement) if runner is None else runner
+        self.decisions: Decisions = self.runner.decisions
+        self.prefill_rows = placement.prefill_rows(self.lanes, prefill_rows)
         self.params = params
-        self.decisions = Decisions() if decisions is None else decisions
-        self.speculate: Speculate = speculate
-        self.draft_tokens, self._times = draft_tokens, StepTimes()
+        self.speculate: Speculate = settings.speculate
+        self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
         self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
-        self.config = model.config if config is None else config
+        self.config = model.config if programs.config is None else programs.config
         self.hidden_size = model.config.hidden_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
@@ -147,12 +136,13 @@ class Engine:
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
+        cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
         self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
-        self._model, self.dtype, self._head = fingerprint, dtype, isinstance(model, MtpDecoder)
-        self._cache_budget = prefix_cache
-        self.prefix_cache = None if prefix_cache is None else PrefixCache(self.moves, prefix_cache, chunk)
+        self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
+        self._cache_budget = budget = settings.prefix_cache
+        self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.
@@ -226,11 +216,6 @@ class Engine:
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
         return bytes_on_a_device(self._abstract(self.placement.data))
-
-    @property
-    def prefix_cache_limit(self) -> str:
-        """Bytes of the prefix cache on the device and in host memory; "none" without one."""
-        return "none" if self._cache_budget is None else f"{self._cache_budget.device}, {self._cache_budget.host} bytes"
 
     @property
     def mtp_drafts(self) -> int:

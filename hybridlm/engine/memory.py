@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.checkpoint.packed.layout import PackedLayout
 from hybridlm.devices.placement import ONE_DEVICE, Placement
+from hybridlm.engine.arguments import dtype_of_caches
+from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
-from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
 
@@ -154,33 +155,23 @@ def weight_bytes(
     return total
 
 
-def admit_model(
-    model: Decoder,
-    weights: int,
-    cache_dtype: Any,
-    lanes: int,
-    context: int,
-    budget: CacheBudget | None,
-    placement: Placement,
-) -> Demand:
+def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placement: Placement) -> Demand:
     """Return the memory that each device needs without the steps; called before weights are read.
 
     Args:
         model: the model as one device holds it.
         weights: bytes of its parameters.
-        cache_dtype: dtype of convolution states and KV cache.
-        lanes: maximum number of decoding sequences, on all devices.
-        context: maximum length of a sequence.
-        budget: bytes of the prefix cache; each device may come to hold all of them.
+        settings: lanes on all devices, context, dtype and prefix cache; each device may hold all cached states.
         placement: the devices.
 
     Raises:
         InsufficientMemory: it exceeds the available memory.
     """
     # On a CPU the host's share of the prefix cache is in the same memory.
+    budget, lanes, context = settings.prefix_cache, settings.lanes, settings.context
     cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
     devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
-    row = model.state_size(cache_dtype).of
+    row = model.state_size(dtype_of_caches(settings.dtype, placement.platform)).of
     demand = Demand(
         weights, row, lanes // devices, prefill_rows // devices, context, prefix_cache=cached, devices=devices
     )

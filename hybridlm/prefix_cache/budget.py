@@ -22,12 +22,14 @@ def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
     """Parse `prefix_cache`: one size for the device and as much on the host, or a size for each.
 
     Args:
-        given: a size, or {"device": size, "host": size} whose second entry is optional.
+        given: a size, or {"device": size, "host": size}, "host" optional; a `CacheBudget` is returned unchanged.
         device_only: use no host memory, because no host has all of a state.
 
     Raises:
         TypeError, ValueError: it is neither; the message says what was expected.
     """
+    if isinstance(given, CacheBudget):
+        return given
     if not isinstance(given, Mapping):
         size = to_bytes(given, "prefix_cache")
         return CacheBudget(size, 0 if device_only else size)

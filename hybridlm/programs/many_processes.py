@@ -27,7 +27,7 @@ class ManyProcesses(Runner):
 
     def __init__(self, programs: Programs, placement: Placement, group: ProcessGroup):
         super().__init__(programs, placement)
-        self.group = group
+        self.group, self.decisions = group, group.decisions
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

@@ -92,7 +92,7 @@ class Programs:
         config: of the whole model, whose layers run to measure what verifying steps keep; None: not measured.
 
     Attributes:
-        structure: structure of the model.
+        structure, placement, config: as given.
         settings: settings of JAX under which the programs are traced, compiled and called.
         origins: origin of each program.
         on_compile: called before each compilation, by the thread that compiles; None for nothing.
@@ -112,7 +112,8 @@ class Programs:
         model: str = "",
         config: DecoderConfig | None = None,
     ):
-        self.structure, self._placement = structure, placement
+        self.structure, self.placement = structure, placement
+        self.config = config
         self._split = SplitRows(placement.rows_over)
         self.certify: Certify = certify
         self.settings = JaxSettings(certify)
@@ -162,7 +163,7 @@ class Programs:
 
     def _whole_rows_step(self, shape: Shape | CopyShape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, EditShape):
-            return edit_step(self.structure, self._placement.devices), EDIT_CONTRACT
+            return edit_step(self.structure, self.placement.devices), EDIT_CONTRACT
         if isinstance(shape, CopyShape):
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
@@ -184,7 +185,7 @@ class Programs:
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
         """Return the key of a step for a store, of its example arguments; None if it has none."""
         _, args, _ = self._whole_step(shape, given)
-        return step_key(shape, args, structure_name(self.structure), self.certify, self._placement)
+        return step_key(shape, args, structure_name(self.structure), self.certify, self.placement)
 
     @under_settings
     def compiled(
@@ -292,19 +293,19 @@ class Programs:
     ) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
         """Return the step of a shape over all devices, its example arguments and its contract."""
         step, contract = self.step(shape)
-        mesh = self._placement.mesh
-        if self._placement.several_processes:
+        mesh = self.placement.mesh
+        if self.placement.several_processes:
             step, contract = with_operand_check(step, contract)
-            args += self._placement.examples([EXAMPLE_DIGEST], whole=True)
+            args += self.placement.examples([EXAMPLE_DIGEST], whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
         """Compile without JAX's cache: XLA:CPU serializes cached programs without all machine code."""
         step, args, contract = self._whole_step(shape, args)
-        options = _options(self._placement.platform)
+        options = _options(self.placement.platform)
         compile = partial(
             compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
-            may_copy=MAY_COPY, target=self._placement.target,
+            may_copy=MAY_COPY, target=self.placement.target,
         )  # fmt: skip
         if self.on_compile is not None:
             self.on_compile()
@@ -315,7 +316,7 @@ class Programs:
                     compiled = compile(compiler_options=options or None)
                 except jax.errors.JaxRuntimeError as error:
                     # XLA's Triton compiler has no tiles for some products, and a target no device to look for others.
-                    if self._placement.target is None or NO_TILES not in str(error):
+                    if self.placement.target is None or NO_TILES not in str(error):
                         raise
                     compiled = compile(compiler_options=options | WITHOUT_TRITON)
         except (IsolationError, AuditError, HloError) as error:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
+from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.in_flight import InFlight
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
@@ -77,13 +78,14 @@ class Runner(ABC):
     Attributes:
         min_rows: least number of rows of a pool or of cached buffers.
         checks_rows: whether the engine checks after every step that each row is free or has one holder.
+        decisions: shares commands and decisions with the other processes, if there are any.
     """
 
     min_rows = 1
     checks_rows = False
 
     def __init__(self, programs: Programs, placement: Placement):
-        self.programs, self.placement = programs, placement
+        self.programs, self.placement, self.decisions = programs, placement, Decisions()
 
     @property
     def settings(self) -> JaxSettings:

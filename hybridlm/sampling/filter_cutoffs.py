@@ -121,8 +121,8 @@ def filter_cutoffs(
         top_k, top_p: as of `sampling.Sampling`; in the kernel a lane without either takes no pass.
         devices: that the step is for; they say whether the kernel finds them.
     """
-    if KERNEL.chosen(devices.kernels, devices.platform, logits):
-        return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.kernels == "interpret")
+    if KERNEL.chosen(devices, logits):
+        return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.interpret)
     none = jnp.zeros(top_k.shape, jnp.uint32)
     of_k = _lowest(logits, jnp.ones_like, lambda total: top_k.astype(jnp.float32), none, DIGIT)
     of_k = jnp.where(top_k > 0, of_k, none)

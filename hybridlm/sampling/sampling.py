@@ -183,7 +183,7 @@ def sample_tokens(
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
         devices: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
-    if SAMPLE_ROWS.chosen(devices.kernels, devices.platform, logits):
+    if SAMPLE_ROWS.chosen(devices, logits):
         return lax.cond(
             sampling_mode == GREEDY,
             lambda: most_likely(logits, devices.platform),
@@ -226,7 +226,7 @@ def _sampled(
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]
     filtered = sampling_mode % BESIDE_GREEDY == FILTERED
-    if devices.platform == "cpu" and devices.kernels != "interpret":
+    if devices.platform == "cpu" and not devices.interpret:
         kept = lax.cond(
             filtered,
             lambda: kept_by_filters(scaled, sampling),

@@ -33,7 +33,7 @@ from models.sharding.devices import Devices
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FORMS = [
-    {"absent": absent, "platform": name, "kernels": mode}
+    {"absent": absent, "devices": Devices(platform=name, kernels=mode)}
     for name, absent, mode in itertools.product(PLATFORMS, (False, True), MODES)
 ]
 _QUANTISED = [

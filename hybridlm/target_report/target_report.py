@@ -12,7 +12,8 @@ from hybridlm.checkpoint import resolve, stored_dtype
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.devices.mesh import mesh as make_mesh
-from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.abstract import SERVING, abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
@@ -67,26 +68,21 @@ class TargetReport:
 
 def target_engine(
     target: Target,
+    options: EngineConfig = SERVING,
     *,
     model: str | None = None,
     config: Path | None = None,
-    lanes: int | None = None,
-    context: int | None = None,
-    dtype: str | None = None,
-    chunk: int | None = None,
     mesh: dict[str, int] | None = None,
-    kernels: str | None = None,
     recipe: Recipe | None = None,
 ) -> Engine:
     """Return an engine whose steps are compiled for a target; no weight is read.
 
     Args:
         target: not the local devices.
+        options: as of `abstract_engine`, without a mesh.
         model: checkpoint directory, GGUF file or id on the hub: its configuration, dtype and packed forms are used.
         config: a config.json, in place of a model.
-        lanes, context, dtype, chunk: as of `abstract_engine`.
         mesh: sizes of the axes; None splits lanes over all devices.
-        kernels: as of `hybridlm.load`.
         recipe: of quantised weights, as of `abstract_engine`; those of a quantised model are packed.
 
     Raises:
@@ -104,11 +100,10 @@ def target_engine(
     if config is None:
         assert model is not None
         directory, _, _ = open_model(resolve(model))
-        dtype = stored_dtype(directory) if dtype is None else dtype
+        if options.dtype is None:
+            options = replace(options, dtype=stored_dtype(directory))
         config = directory.path
-    return abstract_engine(
-        config, lanes, context, dtype, chunk, over, target=target, kernels=kernels, recipe=recipe, checkpoint=directory
-    )
+    return abstract_engine(config, replace(options, mesh=over), target, recipe, directory)
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:

@@ -40,13 +40,13 @@ def layer_conv(
     Returns:
         Outputs, undefined at padding tokens, and the next state; None while drafts are verified.
     """
-    if CPU_KERNEL.chosen(devices.kernels, devices.platform, x, weight[:, 0], state):
+    if CPU_KERNEL.chosen(devices, x, weight[:, 0], state):
         return _on_cpu(activated, info.verifying, x, weight, state, info.lengths, info.valid, info.fresh, bias)
-    if KERNEL.chosen(devices.kernels, devices.platform, x, weight[:, 0]):
+    if KERNEL.chosen(devices, x, weight[:, 0]):
         return conv_step(
             x, weight[:, 0], state, info.lengths, info.fresh, bias,
             activation=partial(_activate, activated=activated), keep_state=info.verifying,
-            interpret=devices.kernels == "interpret",
+            interpret=devices.interpret,
         )  # fmt: skip
     taps = weight[:, 0].astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:

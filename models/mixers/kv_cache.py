@@ -18,7 +18,7 @@ from models.ops.decode_attention_gpu import KERNEL, decode_attention
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
-from models.sharding.devices import Devices
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
@@ -80,8 +80,7 @@ def attend(
     valid: Array,
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
-    platform: str = "cpu",
-    kernels: str = "off",
+    devices: Devices = SINGLE_DEVICE,
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
@@ -96,8 +95,7 @@ def attend(
         valid: mask of the real tokens.
         blocks: blocks to visit.
         value_size: leading entries that are a value, of stored values or else of keys; None for all of them.
-        platform: that the step is for.
-        kernels: one of `kernels.MODES`.
+        devices: that the step is for.
 
     Returns:
         Attention output, zero at padding tokens.
@@ -109,16 +107,15 @@ def attend(
     value_size = held.shape[3] if value_size is None else value_size
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
-    if KERNEL.chosen(kernels, platform, query, cache.key, cache.value, value_size):
-        interpret = kernels == "interpret"
-        out = decode_attention(q, limit, cache.key, cache.value, value_size, interpret=interpret)
+    if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
-    summed = platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
+    summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
     # Split before the loop, or XLA would split them in each iteration.
     each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
-    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, platform)
+    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform)
     span = width * KV_BLOCK
     # The last turn begins earlier where turns do not divide the cache; it skips positions of the turn before.
     divided = cache.key.shape[2] % span == 0
@@ -126,7 +123,7 @@ def attend(
     def read(rows: Array, start: Array) -> Array:
         own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
         # XLA:GPU would transpose all rows for the products, before the loop, instead of these only.
-        return own.astype(jnp.float32) if platform == "cpu" else materialize(own)
+        return own.astype(jnp.float32) if devices.platform == "cpu" else materialize(own)
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
@@ -144,7 +141,7 @@ def attend(
             seen = [visible(at[None, None], limit[:, :, i])[..., None] for i in range(tokens)]
             return summed_block(each, k, v, seen, carry)
         seen = visible(at[None, None, :, None], last)
-        scores = _scores(q, k.astype(jnp.float32), platform)
+        scores = _scores(q, k.astype(jnp.float32), devices.platform)
         scores = jnp.where(visible(at[None, None, None, :], limit), scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
@@ -193,7 +190,7 @@ def append_and_attend(
         devices: of the layer; the kernel of their platform computes both at once where there is one.
     """
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions)
-    if not CPU_KERNEL.chosen(devices.kernels, devices.platform, inputs, value_size):
+    if not CPU_KERNEL.chosen(devices, inputs, value_size):
         return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
     # A loop whose number of iterations is an operand has no reverse-mode derivative.
     blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else cache.key.shape[2] // KV_BLOCK
@@ -206,4 +203,4 @@ def _append_and_attend(
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     at, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
     cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, at, valid)
-    return attend(inputs.query, cache, at, valid, blocks, value_size, devices.platform, devices.kernels), cache
+    return attend(inputs.query, cache, at, valid, blocks, value_size, devices), cache

@@ -19,6 +19,7 @@ from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.chunk_decay import power_of_two
+from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
 MAX_GATHER_ROWS = 32
@@ -43,14 +44,13 @@ ExpertIds = Int32[Array, "row"]
 ExpertRows = Float32[Array, "row out"]
 
 
-@partial(jax.jit, static_argnames=("absent", "platform", "kernels"))
+@partial(jax.jit, static_argnames=("absent", "devices"))
 def expert_dot(
     x: TokenRows,
     weight: ExpertWeights,
     expert: ExpertIds,
     absent: bool = False,
-    platform: str = "cpu",
-    kernels: str = "off",
+    devices: Devices = SINGLE_DEVICE,
 ) -> ExpertRows:
     """Return `y[r] = weight[expert[r]] @ x[r]`, accumulated in float32; rows are rounded to the dtype of the weight.
 
@@ -60,25 +60,24 @@ def expert_dot(
         expert: the expert of each row, in `[0, number of experts)`.
         absent: a row may have the number of experts in place of an expert, for an expert of another device (expert
             parallel); its result is zero.
-        platform: that the product is for.
-        kernels: one of `kernels.MODES`.
+        devices: that the product is for.
     """
-    return grouped_product(x, weight, expert, absent, platform, kernels)
+    return grouped_product(x, weight, expert, absent, devices)
 
 
 def grouped_product(
-    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, platform: str, kernels: str
+    x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, absent: bool, devices: Devices
 ) -> ExpertRows:
     """Return what `expert_dot` says; quantised experts are dequantised where they are multiplied."""
-    if KERNEL.chosen(kernels, platform, weight):
-        return expert_rows(varying_like(x, expert), weight, expert, interpret=kernels == "interpret")
+    if KERNEL.chosen(devices, weight):
+        return expert_rows(varying_like(x, expert), weight, expert, interpret=devices.interpret)
     if not absent:
-        return _product(x, weight, expert, platform)
+        return _product(x, weight, expert, devices.platform)
     here = expert < weight.shape[0]
-    if platform == "cpu":
+    if devices.platform == "cpu":
         # The forms for other platforms multiply only the rows of their groups; for these any expert will do.
         expert = jnp.where(here, expert, 0)
-    return jnp.where(here[:, None], _product(x, weight, expert, platform), 0.0)
+    return jnp.where(here[:, None], _product(x, weight, expert, devices.platform), 0.0)
 
 
 def _product(x: TokenRows, weight: ExpertWeights | QuantisedWeight, expert: ExpertIds, platform: str) -> ExpertRows:

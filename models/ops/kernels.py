@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from models.sharding.devices import Devices
+
 MODES = ("off", "auto", "interpret")
 """Plain forms everywhere; kernels where the platform has them; Pallas kernels everywhere, run by its interpreter."""
 
@@ -38,22 +40,21 @@ class Kernel:
     unsupported: Callable[..., str | None] = field(repr=False)
     interpreted: bool = True
 
-    def chosen(self, mode: str, platform: str, *operands: Any) -> bool:
+    def chosen(self, devices: Devices, *operands: Any) -> bool:
         """Whether the kernel runs.
 
         Args:
-            mode: one of `MODES`.
-            platform: that the step is for.
+            devices: of the step: their platform, and whether operations run kernels.
             operands: of the operation, or their types.
 
         Raises:
-            ValueError: there is no such mode.
+            ValueError: `devices.kernels` is none of `MODES`.
         """
-        check_mode(mode)
+        check_mode(devices.kernels)
         if self.platforms == ("gpu",) and any(map(_wraps, jax.tree.leaves(operands))):
             return False
-        here = (mode == "interpret" and self.interpreted) or (mode == "auto" and platform in self.platforms)
-        return here and self.unsupported(*operands) is None
+        compiled = devices.kernels == "auto" and devices.platform in self.platforms
+        return (compiled or (devices.interpret and self.interpreted)) and self.unsupported(*operands) is None
 
 
 def _wraps(operand: Any) -> bool:

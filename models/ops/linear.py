@@ -76,12 +76,12 @@ def linear(
         devices: of the layer; they say whether a kernel computes the product.
     """
     with jax.named_scope(PROJECTION):
-        if GPU_KERNEL.chosen(devices.kernels, devices.platform, x, weight):
-            return row_product_gpu(x, [weight], interpret=devices.kernels == "interpret")
+        if GPU_KERNEL.chosen(devices, x, weight):
+            return row_product_gpu(x, [weight], interpret=devices.interpret)
         rows = x.reshape((-1, x.shape[-1]))
         if isinstance(weight, LinearWeight):
             product = weight.multiply(rows, devices)
-        elif KERNEL.chosen(devices.kernels, devices.platform, rows, weight):
+        elif KERNEL.chosen(devices, rows, weight):
             product = _by_kernel(rows, weight)
         elif devices.platform == "gpu" and len(weight) == 1:
             # A sum is one operation; of a product XLA:GPU would pad the weight, and add up parts. XLA leaves out a
@@ -110,10 +110,10 @@ def gated_linear(
         gated: number by number.
         dtype: that the next product rounds the result to.
     """
-    if not all(GPU_KERNEL.chosen(devices.kernels, devices.platform, x, one) for one in (gate, up)):
+    if not all(GPU_KERNEL.chosen(devices, x, one) for one in (gate, up)):
         return gated(linear(x, gate, devices), linear(x, up, devices))
     with jax.named_scope(PROJECTION):
-        interpret = devices.kernels == "interpret"
+        interpret = devices.interpret
         found = row_product_gpu(x, [gate, up], joined=gated, dtype=dtype, interpret=interpret)
         return found.astype(jnp.float32)
 

@@ -16,7 +16,7 @@ from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import SINGLE_DEVICE, Devices
 
-_STATIC = ("kind", "dtype", "absent", "platform", "kernels")
+_STATIC = ("kind", "dtype", "absent", "devices")
 ExpertCodes = Shaped[Array, "expert out stored"]
 ExpertScales = Float[Array, "expert out group"]
 
@@ -30,11 +30,10 @@ def scaled_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    platform: str,
-    kernels: str,
+    devices: Devices,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
-    return _product(x, codes, scale, None, None, expert, kind, dtype, absent, platform, kernels)
+    return grouped_product(x, QuantisedWeight(codes, scale, None, None, kind, dtype), expert, absent, devices)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -47,11 +46,10 @@ def twice_scaled_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    platform: str,
-    kernels: str,
+    devices: Devices,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
-    return _product(x, codes, scale, whole, None, expert, kind, dtype, absent, platform, kernels)
+    return grouped_product(x, QuantisedWeight(codes, scale, whole, None, kind, dtype), expert, absent, devices)
 
 
 @partial(jax.jit, static_argnames=_STATIC)
@@ -64,28 +62,10 @@ def offset_expert_dot(
     kind: Codes,
     dtype: str,
     absent: bool,
-    platform: str,
-    kernels: str,
+    devices: Devices,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
-    return _product(x, codes, scale, None, zero, expert, kind, dtype, absent, platform, kernels)
-
-
-def _product(
-    x: TokenRows,
-    codes: ExpertCodes,
-    scale: ExpertScales,
-    whole: Array | None,
-    zero: Array | None,
-    expert: ExpertIds,
-    kind: Codes,
-    dtype: str,
-    absent: bool,
-    platform: str,
-    kernels: str,
-) -> ExpertRows:
-    weight = QuantisedWeight(codes, scale, whole, zero, kind, dtype)
-    return grouped_product(x, weight, expert, absent, platform, kernels)
+    return grouped_product(x, QuantisedWeight(codes, scale, None, zero, kind, dtype), expert, absent, devices)
 
 
 def experts_product(
@@ -101,13 +81,11 @@ def experts_product(
         x, weight, expert, absent: as of `expert_dot`.
         devices: of the layer; they say for which platform the product is, and whether a kernel computes it.
     """
-    platform, kernels = devices.platform, devices.kernels
     if not isinstance(weight, QuantisedWeight):
-        return expert_dot(x, weight, expert, absent, platform, kernels)
+        return expert_dot(x, weight, expert, absent, devices)
     if weight.takes_experts(x, devices):
         return _by_kernel(x, weight, expert, absent)
-    static: Any = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent}
-    static |= {"platform": platform, "kernels": kernels}
+    static: Any = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "devices": devices}
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
         return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)

@@ -114,7 +114,7 @@ class QuantisedWeight(LinearWeight):
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
         """Compute `x @ numbers.T`, by a kernel where one is chosen."""
-        if KERNEL.chosen(devices.kernels, devices.platform, x, self):
+        if KERNEL.chosen(devices, x, self):
             return _by_kernel(x, self)
         return self.multiply_numbers(x)
 
@@ -143,7 +143,7 @@ class QuantisedWeight(LinearWeight):
 
     def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
         """Whether a kernel computes the product of these rows."""
-        return EXPERTS_KERNEL.chosen(devices.kernels, devices.platform, x, self)
+        return EXPERTS_KERNEL.chosen(devices, x, self)
 
     def operands(self) -> tuple[Array, Array, Array, Array]:
         """Return the arrays as kernels take them, without entries for those that there are not."""

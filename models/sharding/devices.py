@@ -33,6 +33,11 @@ class Devices(NamedTuple):
     kernels: str = "off"
 
     @property
+    def interpret(self) -> bool:
+        """Whether Pallas' interpreter runs kernels."""
+        return self.kernels == "interpret"
+
+    @property
     def sharded(self) -> bool:
         """Whether parameters are sharded over several devices."""
         return self.model > 1 or self.expert > 1

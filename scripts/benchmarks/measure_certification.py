@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from bench_models import BENCH_MODELS, COMMON
 
 from hybridlm import compiler, models
+from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import MAY_COPY, PASSES, Programs
 from hybridlm.programs.shapes import Shape
@@ -38,7 +39,7 @@ def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContr
     structure, params = flatten(model)
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
     programs, shape = Programs(structure), Shape("generate", lanes, tokens)
-    engine = Engine(model, params, programs, lanes, 4096, tokens, jnp.float32, name, "bfloat16")
+    engine = Engine(model, params, programs, ResolvedConfig(lanes=lanes, context=4096, chunk=tokens), name)
     return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params)
 
 

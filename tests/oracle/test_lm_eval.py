@@ -198,3 +198,16 @@ def test_a_model_without_a_tokenizer_is_refused(lm: hybridlm.LM, monkeypatch: py
     monkeypatch.setattr(lm, "tokenizer", None)
     with pytest.raises(ValueError, match="has no tokenizer.json"):
         HybridLM(lm)
+
+
+def test_options_reach_load_and_are_refused_for_a_loaded_model(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    from hybridlm import evals
+
+    calls: list[Any] = []
+    monkeypatch.setattr(evals, "load", lambda *given, **options: calls.append((given, options)) or lm)
+    evals.HybridLM("tiny", batch_size="4", prefix_cache="1MB", kernels="off")
+    evals.HybridLM("tiny", batch_size="auto")
+    assert calls == [(("tiny",), {"lanes": 4, "prefix_cache": "1MB", "kernels": "off"}), (("tiny",), {})]
+    for options in ({"context": 8}, {"batch_size": 4}):
+        with pytest.raises(TypeError, match="^(context|lanes): "):
+            evals.HybridLM(lm, **options)

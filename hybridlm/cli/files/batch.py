@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_command import Restart, SortWindow
+from hybridlm.cli.files.row_options import Restart, SortWindow
 from hybridlm.cli.options import Loading, Model, loads
 from hybridlm.openai_batch.batch_file import check_batch_file
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_command import RowRun, end, row_command
-from hybridlm.cli.options import Model
+from hybridlm.cli.files.row_options import LOADED_WITH, RowOptions, end
+from hybridlm.cli.options import Loading, Model, loads
 
 
-@row_command
+@loads(*LOADED_WITH)
 def decide(
-    run: RowRun,
+    loading: Loading,
     model: Model,
     input: Annotated[
         Path,
@@ -22,12 +22,13 @@ def decide(
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help=".jsonl, in the order of the input: id and answers.")
     ],
+    rows: RowOptions,
 ) -> None:
     """Answer typed questions about a state, of every line of a file, without generating a token.
 
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be answered gets its id and "error" instead; the exit status is 3 then.
     """
-    run.check(input, output, requests=True)
-    if (lm := run.leading(model)) is not None:
-        end(run.answered(lm.decide_file, "requests", input, output))
+    rows.check(input, output, requests=True)
+    if (lm := loading.leading(model)) is not None:
+        end(rows.answered(lm.decide_file, "requests", input, output))

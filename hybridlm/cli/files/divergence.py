@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_command import RowRun, Texts, end, row_command
-from hybridlm.cli.options import Model
+from hybridlm.cli.files.row_options import LOADED_WITH, RowOptions, Texts, end
+from hybridlm.cli.options import Loading, Model, loads
 
 
-@row_command
+@loads(*LOADED_WITH)
 def divergence(
-    run: RowRun,
+    loading: Loading,
     model: Model,
     other: Annotated[
         str,
@@ -29,6 +29,7 @@ def divergence(
             help=".jsonl or .parquet, in the order of the input: id, token_ids, kl, reverse_kl, js, same_top, means.",
         ),
     ],
+    rows: RowOptions,
 ) -> None:
     """Compare the distributions of two models with one tokenizer in the place of every token of a file.
 
@@ -36,9 +37,9 @@ def divergence(
     cannot be compared gets its id and "error" instead; the exit status is 3 then. The means over all tokens are
     printed.
     """
-    run.check(input, output)
-    lm, its = run.load(model), run.load(other, adapter=None)
-    report = run.answered(lm.divergence_file, "texts", its, input, output)
+    rows.check(input, output)
+    lm, reference = loading.load(model), loading.load(other, adapter=None)
+    report = rows.answered(lm.divergence_file, "texts", reference, input, output)
     means = "no means, they need a text of two tokens"
     if report.predicted:
         means = (

@@ -5,19 +5,20 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_command import RowRun, Texts, end, row_command
-from hybridlm.cli.options import Model
+from hybridlm.cli.files.row_options import LOADED_WITH, RowOptions, Texts, end
+from hybridlm.cli.options import Loading, Model, loads
 from hybridlm.scoring.pooling import check_pooling
 
 
-@row_command
+@loads(*LOADED_WITH)
 def embed(
-    run: RowRun,
+    loading: Loading,
     model: Model,
     input: Texts,
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help=".jsonl or .parquet, in the order of the input: id and embedding.")
     ],
+    rows: RowOptions,
     pooling: Annotated[
         str, typer.Option(help="Vector of the last or the first token, or the mean of all: last, first or mean.")
     ] = "last",
@@ -30,7 +31,7 @@ def embed(
     An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done. A row that
     cannot be answered gets its id and "error" instead; the exit status is 3 then.
     """
-    run.check(input, output)
+    rows.check(input, output)
     check_pooling(pooling)
-    if (lm := run.leading(model)) is not None:
-        end(run.answered(lm.embed_file, "texts", input, output, pooling=pooling, normalised=normalised))
+    if (lm := loading.leading(model)) is not None:
+        end(rows.answered(lm.embed_file, "texts", input, output, pooling=pooling, normalised=normalised))

@@ -118,7 +118,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     channels = inputs.log_decay.ndim == inputs.key.ndim
     chunk = min(chunk, inputs.tokens)
     chunk = power_of_two(chunk) if channels else chunk
-    by_kernel = SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk)
+    by_kernel = SCAN_KERNEL.chosen(inputs.devices, inputs, chunk)
     if by_kernel and not channels:
         return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, head, token of the chunk, ..]
@@ -138,7 +138,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
         reads, queries = jnp.split(decayed.reads, 2, axis=-2)
         values = in_chunks(inputs.value, chunk)
         tokens = ScanOperands(queries, reads, decayed.k_out, decayed.end, values, corrected, decayed.scores, None, None)
-        return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.kernels == "interpret")
+        return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=inputs.devices.interpret)
     # Not materialized, the values would be transposed into another order first, and copied.
     rest = corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, materialize(v), rest)
@@ -147,7 +147,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
     """Run chunks with a decay for each head by two kernels, which read tokens as they are."""
-    interpret = inputs.devices.kernels == "interpret"
+    interpret = inputs.devices.interpret
     g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
     of_queries, of_keys = chunk_products(inputs, queries, keys, both=True, interpret=interpret)

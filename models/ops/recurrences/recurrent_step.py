@@ -18,8 +18,7 @@ from models.ops.recurrences.recurrent_step_tpu import recurrent_step_tpu
 
 
 def _for_gpus(inputs: RecurrenceInputs) -> bool:
-    mode, platform = inputs.devices.kernels, inputs.devices.platform
-    return platform != "tpu" and GPU_KERNEL.chosen(mode, platform, inputs)
+    return inputs.devices.platform != "tpu" and GPU_KERNEL.chosen(inputs.devices, inputs)
 
 
 def with_surroundings(
@@ -28,8 +27,7 @@ def with_surroundings(
     """Run a few tokens of every lane and what is done to their values by one kernel; None without one."""
     if not _for_gpus(inputs):
         return None
-    interpret = inputs.devices.kernels == "interpret"
-    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=interpret)
+    return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -40,14 +38,14 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
         inputs: of a whole step.
         keep_state: the state before the first token is needed afterwards, and no new one.
     """
-    mode, platform = inputs.devices.kernels, inputs.devices.platform
-    if CPU_KERNEL.chosen(mode, platform, inputs) and not (keep_state and inputs.slots is not None):
+    devices = inputs.devices
+    if CPU_KERNEL.chosen(devices, inputs) and not (keep_state and inputs.slots is not None):
         arrays, tree = jax.tree.flatten(inputs)
         return _on_cpu(plain, keep_state, tree, *arrays)
-    if platform == "tpu" and TPU_KERNEL.chosen(mode, platform, inputs):
-        return recurrent_step_tpu(inputs, interpret=mode == "interpret")
+    if devices.platform == "tpu" and TPU_KERNEL.chosen(devices, inputs):
+        return recurrent_step_tpu(inputs, interpret=devices.interpret)
     if _for_gpus(inputs):
-        return recurrent_step(inputs, keep_state=keep_state, interpret=mode == "interpret")
+        return recurrent_step(inputs, keep_state=keep_state, interpret=devices.interpret)
     return plain(inputs)
 
 

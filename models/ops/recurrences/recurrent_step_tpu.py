@@ -34,7 +34,7 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     heads, values, keys = inputs.state.shape[1:]
     if inputs.tokens != 1:
         return f"a step of {inputs.tokens} tokens"
-    if inputs.devices.kernels != "interpret" and (values % SUBLANES or keys % LANES_OF_REGISTER):
+    if not inputs.devices.interpret and (values % SUBLANES or keys % LANES_OF_REGISTER):
         return (
             f"states of {values} x {keys}, which XLA lays out in another order and would copy to turn: expected "
             f"multiples of {SUBLANES} x {LANES_OF_REGISTER}"

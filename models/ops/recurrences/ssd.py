@@ -82,7 +82,7 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
-    if SCAN_KERNEL.chosen(inputs.devices.kernels, inputs.devices.platform, inputs, chunk):
+    if SCAN_KERNEL.chosen(inputs.devices, inputs, chunk):
         return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.query, inputs.key))
@@ -110,7 +110,7 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
     """Run chunks by two kernels, which read tokens as they are."""
-    interpret, heads = inputs.devices.kernels == "interpret", inputs.value.shape[2]
+    interpret, heads = inputs.devices.interpret, inputs.value.shape[2]
     g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
     (products,) = chunk_products(inputs, queries, keys, both=False, interpret=interpret)

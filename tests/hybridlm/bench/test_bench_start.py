@@ -29,9 +29,10 @@ def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
     monkeypatch.setattr(bench_start, "measure_starts", measured)
     out = tmp_path / "found.json"
-    shown = CliRunner().invoke(app, ["bench", "--start", "-m", "MODEL", "--prompt", "9", "--json", str(out)])
+    arguments = ["-m", "MODEL", "--prompt", "9", "--json", str(out), "--adapter", "LORA"]
+    shown = CliRunner().invoke(app, ["bench", "--start", *arguments])
     assert shown.exit_code == 0, shown.output
-    settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "kernels": None}
+    settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "kernels": None, "adapter": "LORA"}
     assert asked == [("MODEL", 9, settings, 3)]
     for text in ("7.12", "8.12", "3.00 (2.00-4.50)", "1.25", "2.50", "0.25", "compiled by the warm starts: 0 steps"):
         assert text in shown.output, text

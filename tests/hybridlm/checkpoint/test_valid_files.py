@@ -14,7 +14,8 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError, LoadedWeights, load_parameters, open_checkpoint
-from hybridlm.engine.arguments import check_arguments
+from hybridlm.devices.placement import ONE_DEVICE
+from hybridlm.engine.config import EngineConfig
 from models import family_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -168,7 +169,6 @@ def test_names_of_shards_are_free(base: Path, tmp_path: Path, pattern: str) -> N
 def test_mamba2_has_no_longest_context() -> None:
     fields = json.loads((GOLDEN / "mamba2_base" / "config.json").read_text())
     assert "max_position_embeddings" not in fields
-    assert check_arguments(family_of(fields).read_config(fields), 1, 40_000, 128, None, "error", None) == (
-        40_000,
-        128,
-    )
+    options = EngineConfig(lanes=1, context=40_000, chunk=128)
+    settings = options.resolved(family_of(fields).read_config(fields), "float32", ONE_DEVICE)
+    assert (settings.context, settings.chunk) == (40_000, 128)

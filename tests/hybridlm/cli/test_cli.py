@@ -87,8 +87,7 @@ def test_help(command: str):
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
     declared = inspect.signature(generate.generate).parameters
-    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "skip_special_tokens": "keep_special_tokens"}
-    others["structured_outputs"] = "json_schema"
+    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "structured_outputs": "json_schema"}
     for field in dataclasses.fields(hybridlm.SamplingParams):
         name = others.get(field.name, field.name)
         assert field.name in others or declared[name].default == field.default

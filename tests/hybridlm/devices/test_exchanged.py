@@ -16,6 +16,7 @@ from tiny_variants import variant
 
 import hybridlm
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import CopyShape, Shape
 from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of
@@ -38,7 +39,7 @@ def fields_of(name: str, **fields: Any) -> dict[str, Any]:
 def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Shape, ...], **sizes: Any) -> None:
     """Asserts that formula, compiled program and certificate agree, in bytes and in numbers."""
     path.write_text(json.dumps(fields))
-    engine = abstract_engine(path, mesh=hybridlm.mesh(*devices), **sizes)
+    engine = abstract_engine(path, EngineConfig(mesh=hybridlm.mesh(*devices), **sizes))
     config = family_of(fields).read_config(fields)
     for shape in shapes:
         program = engine.program(shape)
@@ -59,7 +60,7 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
     """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    engine = abstract_engine(tmp_path / "config.json", mesh=hybridlm.mesh(*devices), **SIZES)
+    engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
     planned = engine.programs.planned(shape, engine.example_arguments(shape))
     expected = by_hand(family_of(fields).read_config(fields), devices, LANES, TOKENS, "score", top=3)
     assert without_sources(planned.collectives) == expected
@@ -101,7 +102,9 @@ def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
     """One sum for each array of a row, of no more bytes than a device has of it."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields_of("olmo_base")))
-    engine = abstract_engine(path, 8, 200, "float32", 5, hybridlm.mesh(2, 2))
+    engine = abstract_engine(
+        path, EngineConfig(lanes=8, context=200, dtype="float32", chunk=5, mesh=hybridlm.mesh(2, 2))
+    )
     program = engine.program(CopyShape(8, 8))
     assert counted(program.compiled.as_text()) == {("all-reduce", 2): engine.row_bytes_on_a_device}
 

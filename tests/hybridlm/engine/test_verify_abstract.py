@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from hybridlm.cli.main import app
 from hybridlm.devices.mesh import abstract_mesh
-from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.abstract import SERVING, abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs import programs
 from hybridlm.programs.programs import PASSES
 from hybridlm.programs.shapes import CopyShape, Shape
@@ -79,7 +81,9 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
 
 def test_sizes_are_options(tmp_path: Path) -> None:
     options = ("--lanes", "2", "--chunk", "4", "--context", "128", "--dtype", "float32")
-    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    engine = abstract_engine(
+        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
+    )
     assert {str(param.dtype) for param in engine.params} == {"float32"}
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert "rows of 128 positions" in result.output
@@ -94,8 +98,13 @@ def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert result.exit_code == 0, result.output
-    one = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4)
-    size = abstract_engine(Path(written(tmp_path, SHALLOW)), 4, 128, "float32", 4, abstract_mesh(2, 8))
+    one = abstract_engine(
+        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=4, context=128, dtype="float32", chunk=4)
+    )
+    size = abstract_engine(
+        Path(written(tmp_path, SHALLOW)),
+        EngineConfig(lanes=4, context=128, dtype="float32", chunk=4, mesh=abstract_mesh(2, 8)),
+    )
     assert size.row_bytes_on_a_device == (one.row_bytes_on_a_device - 4) // 8 + 4
     norms = 7 * 2048 + 2 * 64
     whole = sum(param.size for param in one.params)
@@ -173,7 +182,9 @@ def test_configs_that_cannot_be_used(tmp_path: Path, change: dict[str, Any], mes
 
 def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     """The same program, proof and arena as when the step is compiled."""
-    engine = abstract_engine(Path(written(tmp_path, SHALLOW)), 2, 128, "float32", 4)
+    engine = abstract_engine(
+        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
+    )
     shape = CopyShape(2, 2)
     planned = engine.planned(shape)
     step, contract = engine.programs.step(shape)
@@ -212,7 +223,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """The head drafts as many tokens as are verified: both steps, proved at the real size."""
-    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), head=True)
+    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), replace(SERVING, speculate="mtp"))
     assert engine.mtp_drafts == 4
     ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"

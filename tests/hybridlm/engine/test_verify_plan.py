@@ -10,6 +10,7 @@ import pytest
 from published import PUBLISHED
 
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.proof import lane_proof
 from models.mixers.recurrent import Recurrent
@@ -32,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
-    engine = abstract_engine(config, LANES, 256, "float32", 8, kernels="off")
+    engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
     plans = [engine.planned(Shape(step, LANES, TOKENS)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
@@ -78,5 +79,6 @@ def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.M
     """A step that no pass rewrites: two reads of a state are not two lanes, nor 16 slices of a vocabulary 16 lanes."""
     proofs, prove = [], lane_proof.prove_jaxpr
     monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
-    assert abstract_engine(config, shape.lanes, 256, "float32", 8).planned(shape).plan.size > 0
+    options = EngineConfig(lanes=shape.lanes, context=256, dtype="float32", chunk=8)
+    assert abstract_engine(config, options).planned(shape).plan.size > 0
     assert len(proofs) == 1

@@ -9,6 +9,7 @@ import pytest
 
 import hybridlm
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
@@ -47,7 +48,10 @@ def check(engine: Engine, shape: Shape) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_product_of_every_step(name: str) -> None:
-    engine = abstract_engine(GOLDEN / name / "config.json", LANES, CONTEXT, "float32", CHUNK, kernels="off")
+    engine = abstract_engine(
+        GOLDEN / name / "config.json",
+        EngineConfig(lanes=LANES, context=CONTEXT, dtype="float32", chunk=CHUNK, kernels="off"),
+    )
     check(engine, Shape("generate", LANES, 1, 2))
     for step in STEPS:
         check(engine, Shape(step, LANES, CHUNK, 2))

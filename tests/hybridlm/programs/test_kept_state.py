@@ -9,6 +9,7 @@ from text_checkpoint import GOLDEN
 from hybridlm.checkpoint.model import open_model
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.structure import flatten
@@ -57,6 +58,8 @@ def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
 
 def test_steps_that_are_not_run_are_not_claimed() -> None:
     """From config.json alone nothing can be run: `verify --abstract` and targets."""
-    planned = abstract_engine(GOLDEN / "config.json", 2, 256, "float32", 8, kernels="off").planned(VERIFY)
+    planned = abstract_engine(
+        GOLDEN / "config.json", EngineConfig(lanes=2, context=256, dtype="float32", chunk=8, kernels="off")
+    ).planned(VERIFY)
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in planned.not_covered}
     assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {one.id for one in planned.proved}

@@ -8,6 +8,7 @@ import pytest
 from certificate_table import GOLDEN, NAMES
 
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
 
@@ -24,7 +25,9 @@ def wide(program: ir.ClosedJaxpr) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_traces_of_steps_have_no_float_of_64_bits(name: str) -> None:
-    engine = abstract_engine(GOLDEN / name / "config.json", 2, 512, "float32", 8, kernels="off")
+    engine = abstract_engine(
+        GOLDEN / name / "config.json", EngineConfig(lanes=2, context=512, dtype="float32", chunk=8, kernels="off")
+    )
     for shape in SHAPES:
         step, _ = engine.programs.step(shape)
         given: Any = engine.example_arguments(shape)

@@ -57,7 +57,7 @@ def tokens(x: jax.Array, sampling: Sampling, devices: Devices, mode: int = FILTE
 @pytest.fixture(autouse=True)
 def kernel() -> None:
     assert library() is not None, "no kernels: build them with `python -m models.cpu_kernels`"
-    assert KERNEL.chosen("auto", "cpu", jax.ShapeDtypeStruct((ROWS, VOCAB), jnp.float32))
+    assert KERNEL.chosen(Devices(kernels="auto"), jax.ShapeDtypeStruct((ROWS, VOCAB), jnp.float32))
 
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
@@ -133,4 +133,4 @@ def test_frequencies_are_the_filtered_distribution() -> None:
 def test_words_that_depend_on_the_vocabulary_are_left_to_xla() -> None:
     shape = jax.ShapeDtypeStruct((1, VOCAB), jnp.float32)
     with jax.threefry_partitionable(False):
-        assert not KERNEL.chosen("auto", "cpu", shape)
+        assert not KERNEL.chosen(Devices(kernels="auto"), shape)

@@ -17,7 +17,6 @@ import pytest
 from toy_scorer import TOY, read_lines, write_lines
 
 import hybridlm
-from hybridlm.devices.placement import Placement
 from hybridlm.errors import MissingExtra
 from hybridlm.progress import file_progress, progress_line
 from hybridlm.score_files.score_file import ScoreFileReport, score_file
@@ -278,14 +277,16 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XLA_FLAGS", "--b=1  --a=2")
     origin = text_lm._origin()
     assert origin["XLA_FLAGS"] == "--a=2 --b=1"
-    assert origin["model"] == text_lm.fingerprint and (origin["lanes"], origin["chunk"]) == (3, 5)
+    assert origin["model"] == text_lm.fingerprint and (origin["lanes"], origin["chunk"]) == ("3", "5")
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
     assert text_lm.tokenizer is not None and origin["tokenizer"] == text_lm.tokenizer.fingerprint
     assert (origin["mesh"], origin["steps"]) == ("none", "certified")
-    monkeypatch.setattr(text_lm.engine, "placement", Placement(hybridlm.mesh(data=2)))
+    options = replace(text_lm.engine.options, mesh=hybridlm.mesh(data=2), kernels="interpret")
+    monkeypatch.setattr(text_lm.engine, "options", options)
     monkeypatch.setattr(text_lm.engine.programs, "certify", "off")
     origin = text_lm._origin()
     assert (origin["mesh"], origin["steps"]) == ("data=2, model=1, expert=1", "as they are")
+    assert origin["kernels"] == "interpret"
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from hybridlm.checkpoint.quantise import Recipe
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import StepReport, report_on, target_engine
@@ -40,7 +41,7 @@ def own_cache(tmp_path: Path) -> Iterator[None]:
 
 
 def engine(name: str, target: str, **sizes: Any) -> Engine:
-    return target_engine(read_target(target), config=GOLDEN / name / "config.json", **SIZES | sizes)
+    return target_engine(read_target(target), EngineConfig(**SIZES | sizes), config=GOLDEN / name / "config.json")
 
 
 PLATFORMS = [
@@ -76,7 +77,9 @@ def steps_on_a_mesh(
     fields = json.loads((GOLDEN / name / "config.json").read_text())
     config = folder / "config.json"
     config.write_text(json.dumps(fields | {"vocab_size": 96}))  # 97 rows cannot be split
-    return report_on(target_engine(read_target(f"{target}:4"), config=config, mesh=mesh, **SIZES), shapes).steps
+    return report_on(
+        target_engine(read_target(f"{target}:4"), EngineConfig(**SIZES), config=config, mesh=mesh), shapes
+    ).steps
 
 
 @pytest.mark.target_tpu
@@ -91,7 +94,7 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
-    found = target_engine(read_target("tpu-v5e"), config=config, **SIZES | of)
+    found = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
     (one,) = report_on(found, [Shape("generate", 64, 1)]).steps
     assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
     assert one.floor_moved is not None and one.floor_moved < one.moved < 2.2 * one.floor_moved
@@ -131,7 +134,9 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
     found = {}
     for scheme in (None, "int8"):
         recipe = None if scheme is None else Recipe.of(scheme)
-        packed = target_engine(read_target("nvidia-h100"), config=config, kernels="auto", recipe=recipe, **of)
+        packed = target_engine(
+            read_target("nvidia-h100"), EngineConfig(kernels="auto", **of), config=config, recipe=recipe
+        )
         steps = [Shape("generate", 16, 1), Shape("generate", packed.prefill_rows, 256), Shape("score", 16, 64, 0)]
         found[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(found[None], found["int8"], strict=True):

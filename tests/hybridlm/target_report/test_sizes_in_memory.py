@@ -16,6 +16,7 @@ from hybridlm.checkpoint.quantise import Recipe, forms_of_copy, quantise_checkpo
 from hybridlm.cli import verify
 from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.loading import load
 from hybridlm.programs.shapes import CopyShape
@@ -52,10 +53,14 @@ def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     kept = load(tmp_path / "copy", lanes=2, context=32, dtype="float32").engine.parameters_on_a_device
     config, target = tmp_path / "copy" / "config.json", read_target("nvidia-h100")
     directory, _, _ = open_model(tmp_path / "copy")
-    planned = abstract_engine(config, 2, 32, "float32", target=target, recipe=Recipe.of("fp8-block"))
-    of_headers = abstract_engine(config, 2, 32, "float32", target=target, checkpoint=directory)
+    planned = abstract_engine(
+        config, EngineConfig(lanes=2, context=32, dtype="float32"), target=target, recipe=Recipe.of("fp8-block")
+    )
+    of_headers = abstract_engine(
+        config, EngineConfig(lanes=2, context=32, dtype="float32"), target=target, checkpoint=directory
+    )
     assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == kept
-    plain = abstract_engine(config, 2, 32, "float32")
+    plain = abstract_engine(config, EngineConfig(lanes=2, context=32, dtype="float32"))
     assert plain.parameters_on_a_device[0] == kept[0] and plain.parameters_on_a_device[1] > kept[1]
 
 

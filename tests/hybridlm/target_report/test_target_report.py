@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli import verify_target
 from hybridlm.cli.main import app
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
 from hybridlm.programs.shapes import CopyShape, Shape
@@ -68,14 +69,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def engine(name: str = "sparse_base", target: str = "nvidia-h100", **sizes: Any) -> Engine:
-    return target_engine(read_target(target), config=GOLDEN / name / "config.json", **SIZES | sizes)
+def engine(name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **more: Any) -> Engine:
+    mesh, config = more.pop("mesh", None), GOLDEN / name / "config.json"
+    return target_engine(read_target(target), EngineConfig(**SIZES | more), config=config, mesh=mesh, recipe=recipe)
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     """Its configuration is in the file, beside which there is no config.json."""
     path = write_gguf(tmp_path / "m.gguf", "qwen35")
-    found, original = target_engine(read_target("nvidia-h100"), model=str(path), **SIZES), engine(OF["qwen35"])
+    found = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
+    original = engine(OF["qwen35"])
     kept, expected = found.row_arrays.model.config, original.row_arrays.model.config
     assert kept.num_layers == expected.num_layers and kept.vocab_size == expected.vocab_size
 

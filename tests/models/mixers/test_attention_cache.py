@@ -98,7 +98,7 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
     query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
     positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
     valid = np.array([[True, False], [True, True]])
-    run = jax.jit(partial(attend, value_size=VALUE, platform=platform))
+    run = jax.jit(partial(attend, value_size=VALUE, devices=Devices(platform=platform)))
     out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
     for lane, token in ((0, 0), (1, 0), (1, 1)):
         seen = int(positions[lane, token]) + 1

@@ -14,6 +14,7 @@ from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention_gpu import KERNEL, MAX_ROWS, part_count, part_turns
+from models.sharding.devices import Devices
 
 CONTEXT = 256
 LENGTHS = (0, 1, 127, 128, 129, 250)
@@ -42,7 +43,7 @@ def operands(
 
 def run(kind: str, given: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
     value_size, blocks = KINDS[kind][3], given[1].key.shape[2] // 128
-    form = partial(attend, blocks=blocks, value_size=value_size, platform=platform, kernels=kernels)
+    form = partial(attend, blocks=blocks, value_size=value_size, devices=Devices(platform=platform, kernels=kernels))
     return np.asarray(jax.jit(form)(*given))
 
 
@@ -94,7 +95,7 @@ def test_kernel_is_proved_from_the_inside(kind: str) -> None:
     query, cache, at, valid = operands(kind, 2)
 
     def step(caches: Any, query: Any, at: Any, valid: Any) -> Any:
-        form = partial(attend, blocks=CONTEXT // 128, value_size=KINDS[kind][3], kernels="interpret")
+        form = partial(attend, blocks=CONTEXT // 128, value_size=KINDS[kind][3], devices=Devices(kernels="interpret"))
         return form(query, caches, at, valid), caches
 
     pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))

@@ -1,5 +1,7 @@
 """All lowerings of the row-wise expert product agree, lose no row, and keep rows apart bit for bit."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from models.ops.expert_dot import (
     ragged_form,
     sorted_gather_form,
 )
+from models.sharding.devices import Devices
 
 FORMS = {
     "gather": gather_form,
@@ -95,7 +98,7 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
     w, upward = weights(), np.random.default_rng(3).normal(size=(count, OUT)).astype(np.float32)
 
     def run(x, w):
-        return jnp.sum(expert_dot(x, w, expert, absent=True, platform="gpu") * upward)
+        return jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
 
     of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
     here, exact = expert < EXPERTS, np.asarray(w, np.float64)
@@ -142,14 +145,16 @@ def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
     assert found[held].tobytes() == whole[held].tobytes()
     assert found[away].tobytes() == np.zeros_like(found[away]).tobytes()
     for platform in ("gpu", "tpu"):
-        other = np.asarray(expert_dot(np.where(away[:, None], 0, x), weights(), marked, absent=True, platform=platform))
+        devices = Devices(platform=platform)
+        other = np.asarray(expert_dot(np.where(away[:, None], 0, x), weights(), marked, absent=True, devices=devices))
         np.testing.assert_allclose(other[held], whole[held], atol=1e-5)
         assert (other[away] == 0).all()
 
 
 def primitives(platform: str, count: int) -> set[str]:
     x, expert = rows(count)
-    program = jax.make_jaxpr(lambda *args: expert_dot(*args, platform=platform))(x, weights(jnp.bfloat16), expert)
+    product = partial(expert_dot, devices=Devices(platform=platform))
+    program = jax.make_jaxpr(product)(x, weights(jnp.bfloat16), expert)
     return {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
 
 

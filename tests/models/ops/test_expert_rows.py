@@ -14,7 +14,7 @@ from models.ops.quantised_experts import experts_product
 from models.sharding.devices import Devices
 
 EXPERTS, WIDTH, OUT = 5, 48, 80
-run = jax.jit(lambda *args: expert_dot(*args, absent=True, kernels="interpret"))
+run = jax.jit(lambda *args: expert_dot(*args, absent=True, devices=Devices(kernels="interpret")))
 
 
 def operands(count: int, dtype: Any = jnp.float32, chosen: int | None = None) -> tuple[Any, ...]:

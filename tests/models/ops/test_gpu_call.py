@@ -12,6 +12,7 @@ from models.ops.decode_attention_gpu import turn_size
 from models.ops.gpu_call import shared_memory
 from models.ops.kernels import Kernel
 from models.ops.row_product_gpu import KERNEL as PRODUCT
+from models.sharding.devices import Devices
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -63,5 +64,6 @@ def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, taken:
     array = jax.ShapeDtypeStruct((numbers // 16, 16), dtype)
     for platforms in (("gpu",), ("cpu",)):
         kernel = Kernel("a_kernel", platforms, lambda array: None)
-        assert kernel.chosen("auto", platforms[0], array) == (taken or platforms == ("cpu",))
-    assert not PRODUCT.chosen("auto", "gpu", jax.ShapeDtypeStruct((16, 16), jnp.float32), array) or taken
+        assert kernel.chosen(Devices(platform=platforms[0], kernels="auto"), array) == (taken or platforms == ("cpu",))
+    gpu, rows = Devices(platform="gpu", kernels="auto"), jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    assert not PRODUCT.chosen(gpu, rows, array) or taken

@@ -48,6 +48,9 @@ def compiled(
     return executable.buffers.temp_bytes, kernels_in(executable, {})
 
 
+GPU = Devices(platform="gpu")
+
+
 def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -57,7 +60,7 @@ def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
     experts, out, inputs = 64, 256, 512
     weight = array(experts, out, inputs, dtype=BF16)
     scratch, found = compiled(
-        lambda *args: expert_dot(*args, platform="gpu"), array(rows, inputs), weight, array(rows, dtype=I32)
+        lambda *args: expert_dot(*args, devices=GPU), array(rows, inputs), weight, array(rows, dtype=I32)
     )
     held = 2 * experts * out * inputs
     assert scratch < held, "rows for each expert, or weights in another order, are more"
@@ -69,7 +72,7 @@ def test_gradients_do_not_expand_rows_to_all_experts() -> None:
     rows, experts, out, inputs = 1024, 64, 256, 512
 
     def run(x, weight, expert):
-        return jnp.sum(expert_dot(x, weight, expert, platform="gpu"))
+        return jnp.sum(expert_dot(x, weight, expert, devices=GPU))
 
     weight = array(experts, out, inputs, dtype=BF16)
     gradient = jax.grad(run, argnums=(0, 1))
@@ -99,7 +102,7 @@ def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, most: f
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
     _, found = compiled(
         lambda query, key, value, at, valid, blocks: attend(
-            query, KVCache(key, value), at, valid, blocks, platform="gpu"
+            query, KVCache(key, value), at, valid, blocks, devices=GPU
         ),
         array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
@@ -170,7 +173,7 @@ def test_small_operations_are_few() -> None:
     rows, experts = 512, 256
     weight = array(experts, 256, 512, dtype=BF16)
     operands = array(rows, 512), weight, array(rows, dtype=I32)
-    assert compiled(partial(expert_dot, platform="gpu"), *operands)[1].count <= 6
+    assert compiled(partial(expert_dot, devices=GPU), *operands)[1].count <= 6
 
 
 def test_a_convolution_of_one_token_reads_its_window_once() -> None:
@@ -242,7 +245,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     """Few rows read few of the matrices; many tiles read some of them again."""
     experts, outputs, inputs = 256, 64, 128
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
-    _, found = compiled(partial(expert_dot, platform="gpu", kernels="auto"), *operands)
+    _, found = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
     (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
     matrices = (kernel.read - 4 * rows * inputs) / (2 * outputs * inputs)
     # a few words for each row are beside the matrices

@@ -95,11 +95,11 @@ def attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -
     query, key, value, at, valid = arrays
     cache = KVCache(key, value if form == "attention" else None)
     query = query * key.shape[-1] ** -0.5
-    return attend(query, cache, at, valid, kv_blocks(key.shape[2]), size, platform, kernels)
+    return attend(query, cache, at, valid, kv_blocks(key.shape[2]), size, Devices(platform=platform, kernels=kernels))
 
 
 def _experts(platform: str, *arrays: Any, kernels: str) -> Any:
-    return expert_dot(*arrays, platform=platform, kernels=kernels)
+    return expert_dot(*arrays, devices=Devices(platform=platform, kernels=kernels))
 
 
 def _product(platform: str, *arrays: Any, kernels: str) -> Any:

@@ -19,6 +19,7 @@ from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.arguments import shard_specs_of
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of
@@ -151,7 +152,9 @@ def compiled(name: str, devices: Devices) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "config.json"
         path.write_text(json.dumps(PUBLISHED[name]))
-        engine = abstract_engine(path, LANES, CONTEXT, "bfloat16", CHUNK, mesh(*devices))
+        engine = abstract_engine(
+            path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16", chunk=CHUNK, mesh=mesh(*devices))
+        )
     steps = ((LANES, 1, row.decode), (PROMPTS, CHUNK, row.prompts))
     for shape, expected in ((Shape("generate", lanes, tokens), sent) for lanes, tokens, sent in steps):
         program = engine.program(shape)

@@ -9,6 +9,7 @@ from published import PUBLISHED
 
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.target_report.fit import Fit, fit_of
 from ir_passes.targets import read_target
@@ -39,7 +40,9 @@ def _engine(name: str, scheme: str | None) -> Engine:
         # GPUs differ in their memory alone.
         target = read_target(next(iter(TARGETS)))
         recipe = None if scheme is None else Recipe.of(scheme)
-        return abstract_engine(path, LANES, CONTEXT, "bfloat16", target=target, recipe=recipe)
+        return abstract_engine(
+            path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16"), target=target, recipe=recipe
+        )
 
 
 def fit(name: str, scheme: str | None, target: str) -> Fit:

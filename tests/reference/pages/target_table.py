@@ -13,6 +13,7 @@ from pathlib import Path
 from certificate_table import GOLDEN, NAMES
 from published import PUBLISHED
 
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
@@ -129,9 +130,11 @@ def rows_of(checkpoint: str, target: str) -> list[Row]:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(fields))
         engine = target_engine(
-            read_target(name), config=config, lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32",
+            read_target(name),
+            EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32"),
+            config=config,
             mesh=_sizes(mesh),
-        )  # fmt: skip
+        )
     steps = report_on(engine, shapes_of(engine)).steps
     for one in steps:
         copies = () if one.certificate is None else map(str, one.certificate.copies)
@@ -157,9 +160,11 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(PUBLISHED[model]))
         engine = target_engine(
-            read_target(name), config=config, lanes=MODEL_LANES, context=MODEL_CONTEXT, dtype="bfloat16",
+            read_target(name),
+            EngineConfig(lanes=MODEL_LANES, context=MODEL_CONTEXT, dtype="bfloat16"),
+            config=config,
             mesh=_sizes(mesh),
-        )  # fmt: skip
+        )
     shapes = [MODEL_STEPS[step][0], CopyShape(engine.prefill_rows, MODEL_LANES)]
     return row_of_model(model, target, report_on(engine, shapes))
 

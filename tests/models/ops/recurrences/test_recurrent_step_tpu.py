@@ -126,4 +126,4 @@ def test_other_sizes_are_left_to_the_plain_form(sizes: tuple[int, int, int], tok
     state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
     given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
     assert KERNEL.unsupported(given), sizes
-    assert not KERNEL.chosen("auto", "tpu", given)
+    assert not KERNEL.chosen(Devices(platform="tpu", kernels="auto"), given)

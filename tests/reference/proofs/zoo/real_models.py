@@ -11,6 +11,7 @@ from zoo.program import LANES, Program
 
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
+from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.programs import Programs
@@ -34,10 +35,10 @@ def engine(name: str) -> Engine:
     family, config = read_model(path, read_config(path), head)
     model = family.abstract(config)
     structure, params = flatten(model)
-    speculate = "mtp" if head else None
-    return Engine(
-        model, params, Programs(structure), LANES, CONTEXT, CHUNK, np.float32, "", "float32", speculate=speculate
+    settings = ResolvedConfig(
+        lanes=LANES, context=CONTEXT, chunk=CHUNK, dtype="float32", speculate="mtp" if head else None
     )
+    return Engine(model, params, Programs(structure), settings)
 
 
 def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:

@@ -1,27 +1,20 @@
-"""Commands that compute values of every row of a file: the options that they share, and what they say at the end."""
+"""Commands that compute values of every row of a file: options and report."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
 import typer
 
-from hybridlm.cli.options import Loading, Own, loads
+from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.score_file import DEFAULT_WINDOW, ScoreFileReport, check_file
 
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")]
-Window = Annotated[int, typer.Option(help="Most rows computed together and kept as a part.")]
 SortWindow = Annotated[
     int, typer.Option(help="Bytes of consecutive rows that are sorted by their beginnings; 0 sorts nothing.")
-]
-Shard = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Compute shard I of N only, from 0/N; the name of OUTPUT gets the shard."),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Delete the parts of an interrupted run and begin again.")]
 Texts = Annotated[
@@ -32,6 +25,8 @@ Texts = Annotated[
     ),
 ]
 
+LOADED_WITH = (*STEP_OPTIONS, "adapter")
+"""Options of `hybridlm.load` that these commands have."""
 MIN_TOKEN_SHARE = 0.5
 """Share of tokens among the computed places below which a smaller chunk is advised."""
 EXIT_BAD_ROWS = 3
@@ -41,35 +36,43 @@ Report = TypeVar("Report", bound=ScoreFileReport)
 
 
 @dataclass(frozen=True)
-class RowRun(Loading):
-    """The options that all these commands have, as they were given; `together` are those of every file."""
+class RowOptions:
+    """Options of every command that computes the rows of a file; see `FileOptions`."""
+
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")] = False
+    window: Annotated[int, typer.Option(help="Most rows computed together and kept as a part.")] = DEFAULT_WINDOW
+    sort_window: SortWindow = DEFAULT_SORT_WINDOW
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Compute shard I of N only, from 0/N; the name of OUTPUT gets the shard."),
+    ] = None
+    restart: Restart = False
 
     def check(self, input: Path, output: Path, requests: bool = False) -> None:
         """Check the files and the options before a model is loaded, which may take minutes; see `check_file`.
 
         Of several processes the first one alone reads and writes files.
         """
-        if jax.process_index():
-            return
-        options = {name: self.together[name] for name in ("window", "shard", "sort_window")}
-        check_file(input, output, requests=requests, **options)
+        if not jax.process_index():
+            limits = {name: value for name, value in asdict(self).items() if name in ("window", "shard", "sort_window")}
+            check_file(input, output, requests=requests, **limits)
 
-    def answered(self, compute: Callable[..., Report], what: str, *arguments: Any, **own: Any) -> Report:
-        """Compute a file, and say on standard error what was done.
+    def answered(self, compute: Callable[..., Report], items: str, *arguments: Any, **options: Any) -> Report:
+        """Compute a file, and report on standard error.
 
         Args:
             compute: method of a model that computes files.
-            what: plural word for what the rows are.
-            *arguments, **own: its own, beside those of every file.
+            items: plural word for the rows.
+            *arguments, **options: arguments of the method in addition to these options.
         """
         began = time.perf_counter()
-        report = compute(*arguments, **own, **self.together, progress="lines")
+        report = compute(*arguments, **options, **asdict(self), progress="lines")
         seconds = time.perf_counter() - began
         kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
         saved = report.prefix_tokens_saved
         shared = f"; {saved:,} tokens of common prefixes were not computed again" if saved else ""
         typer.echo(
-            f"{report.output}: {report.texts:,} {what} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
+            f"{report.output}: {report.texts:,} {items} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
             f"(compilation included)",
             err=True,
         )
@@ -90,23 +93,6 @@ class RowRun(Loading):
                 f"{report.output}: {report.errors:,} rows have an error instead (--strict stops at one)", err=True
             )
         return report
-
-
-def row_command(command: Callable[Concatenate[RowRun, Own], None]) -> Callable[..., None]:
-    """Give a command the options of all commands of this kind, behind its own, as its first argument."""
-
-    @wraps(command)
-    def with_run(loading: Loading, **given: Any) -> None:
-        command(RowRun(loading.settings, loading.together), **given)  # type: ignore[call-arg]  # typer read its own options
-
-    options = {
-        "strict": (Strict, False),
-        "window": (Window, DEFAULT_WINDOW),
-        "sort_window": (SortWindow, DEFAULT_SORT_WINDOW),
-        "shard": (Shard, None),
-        "restart": (Restart, False),
-    }
-    return loads("lanes", "context", "dtype", "chunk", "mesh", "kernels", "adapter", together=options)(with_run)
 
 
 def end(report: ScoreFileReport) -> None:

@@ -1,0 +1,80 @@
+"""Prompts of `hybridlm generate`: arguments, lines of a file, or lines of standard input."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from hybridlm.files.json_lines import Id, numbered_lines, parse_object, read_id, read_item
+
+MAX_SHOWN_FAULTS = 20
+"""Bad lines that an error lists; a file of another kind has nothing else."""
+
+
+class NamedPrompt(NamedTuple):
+    """A text or token ids, and its id in the output."""
+
+    id: Id
+    item: str | list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Prompts of the command."""
+
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input."),
+    ] = None
+    file: Annotated[
+        Path | None,
+        typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
+    ] = None
+
+    def read(self) -> list[NamedPrompt]:
+        """Return the prompts; errors name all bad lines."""
+        if self.prompts and self.file is not None:
+            raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
+        if self.prompts:
+            return [NamedPrompt(None, prompt) for prompt in self.prompts]
+        if self.file is not None:
+            with self.file.open("rb") as lines:
+                return _read_lines(lines, str(self.file), self.file.suffix.lower() == ".jsonl")
+        if sys.stdin.isatty():
+            hint = "give prompts as arguments, with --file or on standard input"
+            raise typer.BadParameter(hint, param_hint="PROMPT")
+        return _read_lines(sys.stdin.buffer, "standard input", False)
+
+
+def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:
+    prompts, faults = [], []
+    for number, line in numbered_lines(source):
+        try:
+            prompts.append(_read_json(line) if jsonl else _read_text(line))
+        except ValueError as error:
+            faults.append(f"  line {number}: {error}")
+    if faults:
+        count = "1 bad line" if len(faults) == 1 else f"{len(faults):,} bad lines"
+        more = len(faults) - MAX_SHOWN_FAULTS
+        shown = faults[:MAX_SHOWN_FAULTS] + ([f"  and {more:,} more"] if more > 0 else [])
+        raise ValueError("\n".join([f"{name}: {count}", *shown]))
+    if not prompts:
+        raise ValueError(f"{name}: has no prompts")
+    return prompts
+
+
+def _read_json(line: bytes) -> NamedPrompt:
+    value = parse_object(line)
+    return NamedPrompt(read_id(value), read_item(value, ("prompt", "text"))[1])
+
+
+def _read_text(line: bytes) -> NamedPrompt:
+    if not line:
+        raise ValueError("expected a prompt, the line is blank")
+    try:
+        return NamedPrompt(None, line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8: {error}") from error

@@ -1,0 +1,78 @@
+"""Groups of options: dataclasses whose fields are options of a command.
+
+A command takes a group as one argument: `def generate(model: Model, form: Form)`. A field is annotated for typer, or
+has arguments of `typer.Option` as its metadata, or is a sampling setting and described by `SamplingParams`.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import Parameter
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+
+from hybridlm.requests.sampling_params import SamplingParams
+
+PLAIN = (int, int | None)
+"""Types that are options with metadata; values of other types are read from text."""
+
+
+def setting(name: str, *flags: str, note: str = "") -> Any:
+    """Return the option of a sampling setting, described by the docstring of `SamplingParams`.
+
+    Args:
+        name: field of `SamplingParams`.
+        flags: spellings of the option; by default the name.
+        note: follows the help.
+    """
+    docstring = inspect.getdoc(SamplingParams) or ""  # None under python -OO
+    entry = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\Z)", docstring, re.DOTALL | re.MULTILINE)
+    text = " ".join(entry[1].split()) if entry else ""
+    return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
+
+
+def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
+    """Yield the parameters of a command for the fields of a group.
+
+    Args:
+        group: dataclass.
+        **defaults: default values that differ from those of the class.
+    """
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        value = field.default if field.default_factory is MISSING else field.default_factory()
+        default = defaults.get(field.name, Parameter.empty if value is MISSING else value)
+        annotation = _annotation(field, hints[field.name])
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _annotation(field: Field[Any], hint: Any) -> Any:
+    if get_origin(hint) is Annotated:
+        return hint
+    if field.metadata:
+        return Annotated[hint if hint in PLAIN else str | None, typer.Option(**field.metadata)]
+    return Annotated[hint, setting(field.name, *[f"--{field.name.replace('_', '-')}"] * (hint is bool))]
+
+
+def expanded(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
+    """Yield the parameters of a command, with those of the fields in place of each group."""
+    for parameter in parameters:
+        if is_dataclass(parameter.annotation):
+            yield from parameters_of(parameter.annotation)  # type: ignore[arg-type]  # a class, as an annotation
+        else:
+            yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
+
+
+def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a command, with groups made of their fields.
+
+    Args:
+        parameters: of the command.
+        values: of all options, by name; those of groups are removed.
+    """
+    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    return values | {
+        name: group(**{field.name: values.pop(field.name) for field in fields(group)}) for name, group in groups.items()
+    }

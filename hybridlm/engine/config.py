@@ -1,0 +1,212 @@
+"""Options of `hybridlm.load`: documentation, defaults, checks, and the help of the command line."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeGuard
+
+from jax.sharding import AbstractMesh, Mesh
+
+from hybridlm.devices.placement import Placement
+from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate, drafters
+from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
+from hybridlm.programs.compilation_cache import is_cache
+from hybridlm.programs.programs import CERTIFY, Certify
+from models import DecoderConfig
+from models.ops.kernels import check_mode
+
+DTYPES = ("bfloat16", "float16", "float32")
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 128
+STEP_OPTIONS = ("lanes", "context", "dtype", "chunk", "mesh", "kernels")
+"""Options that define the compiled steps of scoring: shapes, dtypes, devices and kernels."""
+
+
+def _option(default: Any, help: str, **arguments: Any) -> Any:
+    """Return a field with an option of the command line.
+
+    Args:
+        default: of the field.
+        help: text of `--help`.
+        **arguments: further arguments of `typer.Option`.
+    """
+    return field(default=default, metadata={"help": help, **arguments})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of `hybridlm.load`: its keyword arguments.
+
+    Attributes:
+        lanes: maximum number of sequences that are computed at the same time.
+        context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which most bytes of the
+            checkpoint are stored, also against config.json (a warning counts the other tensors). "float32" computes
+            every product in full float32, also on devices that would use TF32 by default.
+        certify: "error": a step without a proof of isolation, or with a failed audit, raises IsolationError or
+            AuditError on first use, and is never run; "warn" warns and runs it; "off" runs every step unchecked. If a
+            backend of XLA does not report its buffer assignment there is no audit: the step runs, and its certificate
+            gives the reason (`not_audited`).
+        compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
+            (unless JAX has been given one), False for none. Certificates are stored, too: a proof is made once. Files
+            that somebody else could have written are not read; see docs/trust.md.
+        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
+        progress: show a line per phase, and its duration in the last start; None shows them if standard error is a
+            terminal.
+        sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
+            wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
+            neither audited nor dispatched ahead, and are several times slower.
+        speculate: drafter for speculative decoding; one step verifies all drafts of a lane: "ngram" proposes the
+            tokens that followed earlier occurrences of the last few tokens; "mtp" uses the multi-token-prediction head
+            of the checkpoint (Qwen3-Next, Qwen3.5), read only for this option; an object with `propose(token_ids, k)
+            -> list[int]` is a custom drafter; None does not draft. The sampled tokens stay the same. Drafts pause while
+            they cost more time than they save. See docs/speculation.md.
+        draft_tokens: maximum number of drafts of a sequence in a step; less than the context.
+        prefix_cache: memory for the states of earlier prompts, "512MB" or a number of bytes: a prompt continues from
+            the deepest cached state of its first tokens. This much on the device and as much in host memory, which
+            takes the least recently used states; {"device": size, "host": size} sets both. None disables the cache. See
+            docs/prefix-cache.md.
+        mesh: devices to run on, `hybridlm.mesh(data=2, model=2)` or another mesh with some of the axes "data", "model"
+            and "expert"; None for JAX's default device. See docs/devices.md.
+        kernels: "auto" runs the kernels of this library where the platform has them: products of few rows on CPUs,
+            states, attention and experts on GPUs; "off" compiles the plain forms with XLA everywhere; "interpret" runs
+            kernels of GPUs and TPUs on any platform by Pallas' interpreter, for tests; None is "auto" on CPUs and "off"
+            elsewhere. The numbers are the same up to rounding. See docs/performance.md and docs/accelerators.md.
+        dequantise: of a quantised checkpoint: "bfloat16", "float16" or "float32" makes plain arrays of its weights when
+            they are read; None keeps matrices packed where they can be, which takes their memory instead. See
+            docs/quantised.md.
+        adapter: directory or hub id of a LoRA adapter as PEFT saves it, merged into the weights in float32 before they
+            are rounded. None for the adapter in the directory of the weights, or in the files of a decision model, if
+            there is one; False for the weights alone. A directory with an adapter alone is loaded with the base model
+            of its adapter_config.json. See docs/checkpoints/adapters.md.
+
+    Raises:
+        TypeError, ValueError: an option is wrong. Options against the model are checked by `resolved`.
+    """
+
+    lanes: int = _option(8, "Most sequences in one batch (continuous batching).")
+    context: int | None = _option(None, "Most tokens of a sequence.", show_default="4096, or the model's if less")
+    dtype: str | None = _option(None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
+    certify: Certify = "error"
+    compilation_cache: str | os.PathLike[str] | Literal[False] | None = None
+    chunk: int | None = _option(None, "Tokens per sequence in a prefill step.", show_default="128, or the context")
+    progress: bool | None = None
+    sanitize: bool = False
+    speculate: Speculate = _option(
+        None,
+        'Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.',
+        metavar="NAME",
+    )
+    draft_tokens: int = _option(DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step.")
+    prefix_cache: str | int | Mapping[str, str | int] | CacheBudget | None = _option(
+        None, 'Memory for the states of common prefixes (radix cache), such as "512MB"; "0" for none.'
+    )
+    mesh: Mesh | AbstractMesh | None = _option(
+        None, "Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
+    )
+    kernels: str | None = _option(
+        None,
+        "auto: kernels of our own where the platform has them; off: XLA's programs alone.",
+        metavar="off|auto",
+        show_default="auto on a CPU, off elsewhere",
+    )
+    dequantise: str | None = None
+    adapter: str | os.PathLike[str] | Literal[False] | None = _option(
+        None, "LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        """Check every option; raise one ValueError for all wrong numbers, names and folders."""
+        faults = [
+            f"{name}: expected a whole number of at least 1, got {number!r}"
+            for name, number in (("lanes", self.lanes), ("context", self.context), ("chunk", self.chunk))
+            if not (_is_count(number) or (number is None and name != "lanes"))
+        ]
+        if _is_count(self.context) and _is_count(self.chunk) and self.chunk > self.context:
+            faults.append(f"chunk: {self.chunk} is more than the context ({self.context})")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {self.dtype!r}")
+        if self.certify not in CERTIFY:
+            faults.append(f"certify: expected one of {', '.join(CERTIFY)}, got {self.certify!r}")
+        if not is_cache(self.compilation_cache):
+            faults.append(
+                "compilation_cache: expected a directory, None for the default one or False, got "
+                f"{self.compilation_cache!r}"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
+        drafters(self.speculate)
+        if self.context is not None and not (_is_count(self.draft_tokens) and self.draft_tokens < self.context):
+            raise ValueError(
+                f"draft_tokens: expected a whole number of at least 1 and less than the context ({self.context}), got "
+                f"{self.draft_tokens!r}"
+            )
+        if self.kernels is not None:
+            check_mode(self.kernels)
+        if self.prefix_cache is not None:
+            cache_budget(self.prefix_cache)
+        if self.dequantise is not None and self.dequantise not in DTYPES:
+            raise ValueError(f"dequantise: expected one of {', '.join(DTYPES)} or None, got {self.dequantise!r}")
+        if self.dequantise is not None and self.dtype not in (None, self.dequantise):
+            raise ValueError(f"dequantise: expected the dtype of the model, {self.dtype!r}, got {self.dequantise!r}")
+
+    @property
+    def chosen_dtype(self) -> str | None:
+        """The dtype of the matrices by `dequantise` or `dtype`; None for the checkpoint's."""
+        return self.dequantise or self.dtype
+
+    def resolved(
+        self, model: DecoderConfig, dtype: str, placement: Placement, chunk: int = DEFAULT_CHUNK
+    ) -> "ResolvedConfig":
+        """Resolve the options for a model and its devices.
+
+        Args:
+            model: configuration of the whole model.
+            dtype: of the matrices.
+            placement: the devices.
+            chunk: default of `chunk`, unless the context is less.
+
+        Raises:
+            ValueError: `context`, `chunk` or `draft_tokens` is too large; `prefix_cache` has a host size over several
+                processes.
+        """
+        limit = model.max_position_embeddings
+        context = min(DEFAULT_CONTEXT, limit) if self.context is None else self.context
+        if context > limit:
+            raise ValueError(f"context: {context} is more than the model's max_position_embeddings ({limit})")
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        values |= {"context": context, "dtype": dtype, "mesh": placement.mesh, "kernels": placement.kernel_mode}
+        values |= {"chunk": min(chunk, context) if self.chunk is None else self.chunk}
+        if self.prefix_cache is not None:
+            values["prefix_cache"] = cache_budget(self.prefix_cache, placement.several_processes)
+        return ResolvedConfig(**values)
+
+    def texts(self, *without: str) -> dict[str, str]:
+        """Return the options as texts that are equal in all processes.
+
+        A custom drafter is represented by the name of its class, a mesh by the sizes of its axes.
+
+        Args:
+            *without: options that are left out.
+        """
+        values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in without}
+        if not isinstance(self.speculate, str | None):
+            values["speculate"] = type(self.speculate).__qualname__
+        if self.mesh is not None:
+            values["mesh"] = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        return {name: "none" if value is None else str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig(EngineConfig):
+    """Options of one engine: None is replaced by the value for the model; see `EngineConfig.resolved`."""
+
+    context: int = DEFAULT_CONTEXT
+    dtype: str = "bfloat16"
+    chunk: int = DEFAULT_CHUNK
+    kernels: str = "off"
+    prefix_cache: CacheBudget | None = None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

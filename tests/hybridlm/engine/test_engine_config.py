@@ -1,0 +1,119 @@
+"""Options of `load`: signature, checks, command line, and texts for the comparison of processes."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any, get_args
+
+import pytest
+from typer.models import CommandInfo
+
+import hybridlm
+from hybridlm.cli.main import app
+from hybridlm.cli.options import LOADING
+from hybridlm.devices.placement import ONE_DEVICE
+from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
+from hybridlm.prefix_cache.budget import CacheBudget
+from models import family_of
+
+
+class Repeats:
+    """A custom drafter."""
+
+    def propose(self, token_ids: Any, k: int) -> list[int]:
+        return [token_ids[-1]] * k
+
+
+def test_load_has_the_options_in_their_order_with_their_defaults() -> None:
+    _, *parameters = inspect.signature(hybridlm.load).parameters.values()
+    assert [(parameter.name, parameter.default) for parameter in parameters] == [
+        (option.name, option.default) for option in fields(EngineConfig)
+    ]
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_every_option_is_documented() -> None:
+    documentation = inspect.getdoc(EngineConfig) or ""
+    assert [option.name for option in fields(EngineConfig) if f"\n    {option.name}: " not in documentation] == []
+
+
+OTHER_DEFAULTS = {("verify", "lanes"): None, ("batch", "prefix_cache"): "512MB"}
+"""Defaults of commands that differ from those of the fields."""
+OTHER_OPTIONS = {("bench", "lanes"), ("bench", "context"), ("launch", "context")}
+"""Options of commands, or typer's context, that have the name of a field and another meaning."""
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_options_of_a_command_are_fields_with_their_defaults_and_help(command: CommandInfo) -> None:
+    assert command.callback is not None
+    name, options = command.callback.__name__, {option.name: option for option in fields(EngineConfig)}
+    for parameter in inspect.signature(command.callback).parameters.values():
+        if parameter.name in options and (name, parameter.name) not in OTHER_OPTIONS:
+            option = options[parameter.name]
+            _, shown = get_args(parameter.annotation)
+            assert {key: getattr(shown, key) for key in option.metadata} == option.metadata
+            assert parameter.default == OTHER_DEFAULTS.get((name, parameter.name), option.default)
+
+
+def test_commands_have_every_option_with_help() -> None:
+    signatures = [inspect.signature(command.callback or print) for command in app.registered_commands]
+    parameters = {name for signature in signatures for name in signature.parameters}
+    assert set(LOADING) <= parameters and set(STEP_OPTIONS) <= set(LOADING) and "adapter" in LOADING
+    assert {option.name for option in fields(EngineConfig)} - set(LOADING) == {
+        "certify", "compilation_cache", "progress", "sanitize", "dequantise",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field"),
+    [
+        ({"lanes": None}, ValueError, "lanes: "),
+        ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
+        ({"context": 8, "chunk": 9}, ValueError, "chunk: "),
+        ({"certify": True}, ValueError, "certify: "),
+        ({"compilation_cache": True}, ValueError, "compilation_cache: "),
+        ({"speculate": 4}, TypeError, "speculate: "),
+        ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
+        ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
+        ({"kernels": "on"}, ValueError, "kernels: "),
+        ({"dequantise": "int8"}, ValueError, "dequantise: "),
+        ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
+    ],
+)
+def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], error: type[Exception], field: str) -> None:
+    with pytest.raises(error, match=f"^{field}"):
+        EngineConfig(**options)
+    with pytest.raises(error, match=f"^{field}"):
+        hybridlm.load("no such model", **options)
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EngineConfig().lanes = 2  # type: ignore[misc]  # wrong on purpose
+
+
+CONFIG: dict[str, Any] = {
+    "model_type": "lfm2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention"],
+    "max_position_embeddings": 100,
+}  # fmt: skip
+
+
+def test_resolved_options_have_no_none_where_the_model_decides() -> None:
+    model = family_of(CONFIG).read_config(CONFIG)
+    settings = EngineConfig(prefix_cache="1kB").resolved(model, "float16", ONE_DEVICE)
+    assert (settings.context, settings.chunk, settings.dtype) == (100, 100, "float16")
+    assert settings.prefix_cache == CacheBudget(1000, 1000)
+    assert EngineConfig(context=20).resolved(model, "float16", ONE_DEVICE, chunk=8).chunk == 8
+    for options in (EngineConfig(context=101), EngineConfig(chunk=101), EngineConfig(draft_tokens=0)):
+        with pytest.raises(ValueError, match="^(context|chunk|draft_tokens): "):
+            options.resolved(model, "float16", ONE_DEVICE)
+
+
+def test_texts_differ_where_options_do_and_not_between_processes() -> None:
+    options = EngineConfig()
+    changes: dict[str, Any] = {"lanes": 4, "kernels": "off", "certify": "off", "dequantise": "float16"}
+    for name, value in changes.items():
+        assert replace(options, **{name: value}).texts() == options.texts() | {name: str(value)}
+    first, second = (replace(options, speculate=Repeats()) for _ in range(2))
+    assert first.texts() == second.texts() != options.texts()
+    assert options.texts().keys() - options.texts("progress").keys() == {"progress"}

@@ -79,7 +79,7 @@ class PoolType:
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
     def is_few_rows(self, array: Array) -> bool:
-        """True if an array has fewer elements than the pool, or at most one row per lane.
+        """True for fewer elements than the pool, or at most one row per lane.
 
         A device with fewer rows than lanes reads and writes one row per lane, some of them out of bounds.
         """

@@ -164,7 +164,8 @@ def kinds_of(
     """
     executable = executable_of(_text(dtype, form, (MOVES | COMPUTATIONS)[operation], place))
     report = audit_executable(executable, _bound(dtype, form, by_lane, lanes))
-    return {finding.kind for finding in report.findings} & {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+    kinds = {finding.kind for finding in report.findings}
+    return {kind for kind in (FindingKind.POOL_COPY, FindingKind.SECOND_POOL) if kind in kinds}
 
 
 def executable_of(text: str) -> Executable:

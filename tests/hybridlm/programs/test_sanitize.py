@@ -31,8 +31,8 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
 class Past(NamedTuple):
     """A cache with field names of a user's layer."""
 
-    past: Array
-    read: Array
+    past: Any
+    read: Any
 
 
 @pytest.mark.slow

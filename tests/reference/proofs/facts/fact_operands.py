@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from facts.dtype_values import FLOATS, every, limits
-from facts.fact_world import ACTIVE, CLASSES, DEVICE, ORDER, SEGMENTS, SLOTS, TABLE, N, World, whole
+from facts.fact_world import ACTIVE, CLASSES, DEVICE, ORDER, SEGMENTS, SLOTS, TABLE, N, World, same, whole
 
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, LaneRows, Order, Symbol

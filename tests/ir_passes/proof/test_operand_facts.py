@@ -11,8 +11,11 @@ from facts.dtype_values import DTYPES, FLOATS
 from facts.fact_forms import OFTEN, Form, forms
 from facts.fact_operands import Dtype, Named
 from facts.fact_world import World, sorted_rows
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from zoo.meshes.sharded import mesh
 
-from ir_passes import Lane, LaneContract, PageTable, Pool, prove_isolation
+from ir_passes import Lane, LaneContract, PageTable, Pool, SlotMap, prove_isolation
 from ir_passes.jaxpr import ir
 from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Constant, Permuted, TokenPairs, Value
@@ -99,5 +102,22 @@ def test_a_page_plus_a_constant_may_wrap_into_another_lanes_page() -> None:
     args = jnp.zeros((200, 3)), jnp.array([[44, 1], [100, 2]], jnp.int32), jnp.array([1, 0]), jnp.ones((2, 3))
     other = step(*args[:3], args[3].at[1].set(5.0))
     assert (other[44] == 5.0).all(), "the idle lane 1 writes to the page of lane 0"
+    with pytest.raises(IsolationError):
+        prove_isolation(step, args, contract)
+
+
+def test_row_0_of_a_device_is_the_null_row_of_the_first_device_alone() -> None:
+    def local(pool, slots, active, x):
+        rows = slots - lax.axis_index("data") * pool.shape[0]
+        return pool.at[jnp.where(active > 0, rows, 0)].set(x, mode="drop", wrap_negative_indices=False)
+
+    def step(*args):
+        specs = P("data"), P(), P(), P()
+        return jax.shard_map(local, mesh=mesh(2, 1), in_specs=specs, out_specs=specs[0], check_vma=False)(*args)
+
+    contract = LaneContract((Pool("s"), SlotMap("s", 6), Lane(), Lane()), Pool("s"))
+    args = jnp.zeros((6, 2)), jnp.array([3, 1], jnp.int32), jnp.array([1, 0]), jnp.ones((2, 2))
+    other = jax.jit(step)(*args[:3], args[3].at[1].set(5.0))
+    assert (other[3] == 5.0).all(), "the idle lane 1 writes to the row of lane 0"
     with pytest.raises(IsolationError):
         prove_isolation(step, args, contract)

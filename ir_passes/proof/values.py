@@ -208,7 +208,10 @@ class Negative(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Raised(Fact):
-    """The value with this number plus a constant, 0 or greater."""
+    """The value with this number plus a constant, 0 or greater.
+
+    Without bounds, a sum with a value of 0 or greater may have wrapped.
+    """
 
     number: Number
     by: int

@@ -92,8 +92,8 @@ class WholePool:
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[WholePool]:
     """Return the values that copy or rebuild a whole pool, in order of execution.
 
-    If a pool has one row per lane, in total or on each device, the step computes every row. The new rows may be as
-    large as the pool, so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored: they
+    If a pool has one row per lane and no slot map, the step computes every row. The new rows are as large as the pool,
+    so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored: they
     take no device memory, and XLA reads and writes small pools through them.
     """
     values = PoolValues(executable, live)
@@ -164,12 +164,10 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
             continue
         array = executable.module.main.parameters[number].array
         rows = array.dims[argument.entry.axis]
-        # The new rows of all lanes are as large as a pool, or a device's part of it, with one row more than lanes.
-        fewest = min(argument.shape[argument.entry.axis], rows)
-        by_lane = argument.entry.group not in mapped or fewest <= bound.lanes + 1
-        if by_lane and array.count == rows:
+        by_lane = argument.entry.group not in mapped
+        if array.count == rows and (by_lane or rows <= bound.lanes):
             continue
-        pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged)
+        pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged, bound.lanes)
     return pools
 
 

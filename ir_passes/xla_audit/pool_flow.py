@@ -60,6 +60,7 @@ class PoolType:
         rows: number of rows on one device.
         by_lane: every row belongs to a lane, so a step computes all rows.
         paged: page tables select the rows, any number of them.
+        lanes: number of lanes of the step, on all devices.
     """
 
     parameter: int
@@ -67,6 +68,7 @@ class PoolType:
     rows: int
     by_lane: bool
     paged: bool
+    lanes: int
 
     @property
     def least(self) -> int:
@@ -75,6 +77,13 @@ class PoolType:
         One of two rows is as large as a block of half the positions of both rows, which attention reads.
         """
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
+
+    def is_few_rows(self, array: Array) -> bool:
+        """True for fewer elements than the pool, or at most one row per lane.
+
+        A device with fewer rows than lanes reads and writes one row per lane, some of them out of bounds.
+        """
+        return array.count < self.array.count or array.count * self.rows <= self.lanes * self.array.count
 
     def size(self, array: Array) -> int:
         """Return how many elements of the pool fit into an array.
@@ -184,7 +193,7 @@ class PoolFlow:
         if opcode in ENDING:
             return NOTHING
         if opcode in NAMED_READS:
-            reads_few_rows = pool.by_lane or pool.paged or instruction.array.count < pool.array.count
+            reads_few_rows = pool.by_lane or pool.paged or pool.is_few_rows(instruction.array)
             if operand or (reads_few_rows and any(from_inputs[1:])):
                 return NOTHING
         elif opcode in ("dynamic-update-slice", "scatter"):
@@ -192,8 +201,10 @@ class PoolFlow:
             first_update = pools if opcode == "dynamic-update-slice" else pools + 1
             if not (operand < pools or first_update <= operand < first_update + pools):
                 return NOTHING
-            if self.whole_writes and operand >= pools and arrays[operand].count < pool.array.count:
-                return NOTHING
+            if self.whole_writes and operand >= pools:
+                named = opcode == "scatter" and from_inputs[pools]
+                if pool.is_few_rows(arrays[operand]) if named else arrays[operand].count < pool.array.count:
+                    return NOTHING
         elif opcode == "sort" and len(arrays) > 1 and index != (operand,):
             return NOTHING
         # Rows selected by a lane's mask are new rows of that lane, like results of arithmetic.

@@ -181,7 +181,9 @@ def remainder(site: Site, x: Value, y: Value) -> list[Value]:
     below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if below and site.shapes[0] == site.shape:
         return [x]
-    return [Value(combined(site, (x, y)), range=bounds, fact=RemainderOf(x.number))]
+    # of floats zero by zero is nan
+    fact = RemainderOf(x.number) if is_integer(site.eqn.outvars[0].aval.dtype) else None
+    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("sign")
@@ -234,7 +236,8 @@ def convert(site: Site, x: Value) -> list[Value]:
     owner = combined(site, (x,)) if before != after else x.owner
     integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
-        return [x.but(range=bounds)]
+        wrapped = isinstance(x.fact, Raised) and x.range is None
+        return [x.but(range=bounds, fact=None if wrapped else x.fact)]
     fact = outlives(x.fact, site.name, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted(owner.view, before, after))
@@ -317,7 +320,8 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
     instead = {_owned_by_none(case, entry, slots[0].stride) for case in others}
-    if None in instead:
+    # without the rows of the devices before, row 0 is another row on each device
+    if None in instead or ("null" in instead and slots[0].less is not None):
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     before = () if slots[0].guard is None else (slots[0].guard,)

@@ -1,13 +1,16 @@
 """`load(sanitize=True)`: right runs pass and give the same tokens; what it catches is in test_engine_mutants.py."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from jax import Array
 
 import hybridlm
 from hybridlm.programs.sanitized import Sanitizer
 from ir_passes.sanitizer.verdict import SanitizerError
+from models.mixers.attention import Attention
+from models.mixers.kv_cache import KVCache
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
@@ -23,6 +26,32 @@ def test_right_runs_pass(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> Non
         for got, expected in zip(sanitized_lm.score(PROMPTS), scores, strict=True):
             assert got.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
     assert isinstance(sanitized_lm.engine.runner, Sanitizer) and sanitized_lm.engine.runner.steps > 20
+
+
+class Past(NamedTuple):
+    """A cache with field names of a user's layer."""
+
+    past: Any
+    read: Any
+
+
+@pytest.mark.slow
+def test_caches_with_other_names_are_masked(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old positions of a reused row are no other sequence's state, whatever the layer calls its cache."""
+    arrays, call = Attention.state_arrays, Attention.__call__
+
+    def attend(self: Attention, x: Array, info: Any, state: Past) -> tuple[Array, Past]:
+        y, cache = call(self, x, info, KVCache(*state))
+        return y, Past(*cache)
+
+    monkeypatch.setattr(Attention, "state_arrays", lambda self: Past(*arrays(self)))
+    monkeypatch.setattr(Attention, "__call__", attend)
+    lm = hybridlm.load(text_lm.path, sanitize=True, lanes=1, context=256, chunk=5)
+    prompts = PROMPTS[1:3]
+    completions = [lm.generate(prompt, **FREE)[0].token_ids for prompt in prompts]
+    monkeypatch.undo()
+    assert completions == [completion.token_ids for completion in text_lm.generate(prompts, **FREE)]
+    assert isinstance(lm.engine.runner, Sanitizer) and lm.engine.runner.steps > 8
 
 
 @pytest.mark.long

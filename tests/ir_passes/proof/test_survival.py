@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from facts.dtype_values import DTYPES, FLOATS, INTEGERS, every, has, numbers
 from instances.elementwise import PRIMITIVES
 from jax import lax
 
@@ -35,35 +36,8 @@ from ir_passes.proof.values import (
     Value,
 )
 
-INTEGERS = "int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64".split()
-FLOATS = """
-float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz
-float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64
-""".split()
-DTYPES = ["bool", *INTEGERS, *FLOATS]
 NUMBERS = (0.0, 1.0, -1.0, -np.inf)
 """Numbers that facts are about."""
-
-
-def every(dtype: str) -> np.ndarray:
-    """Each value of at most 16 bits; of more bits the greatest, the least and what is near a power of two."""
-    bits = 1 if dtype == "bool" else (jnp.finfo if dtype in FLOATS else jnp.iinfo)(jnp.dtype(dtype)).bits
-    if dtype in FLOATS and bits <= 16:
-        return np.arange(1 << bits, dtype=np.uint8 if bits <= 8 else np.uint16).view(jnp.dtype(dtype))
-    if dtype in FLOATS:
-        words = np.array([0, 1, *(1 << k for k in range(bits))], f"uint{bits}")
-        words = np.concatenate([words, ~words, words - 1, ~(words - 1)])
-        greatest = np.array([jnp.finfo(jnp.bfloat16).max, 65504, 65520, 448, 465], dtype)
-        return np.concatenate([words.view(dtype), greatest])
-    low, high = (0, 1) if dtype == "bool" else (int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max))
-    near = {sign * (1 << k) + step for k in range(bits) for sign in (-1, 1) for step in (-1, 0, 1)}
-    chosen = range(low, high + 1) if bits <= 16 else sorted({low, high, *near} & {*near, low, high})
-    return np.array([n for n in chosen if low <= n <= high], f"{'u' * (low == 0)}int64").astype(jnp.dtype(dtype))
-
-
-def numbers(array: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # signalling nans
-        return array.astype(np.float64)
 
 
 def bits_of(array: Any) -> np.ndarray:
@@ -182,10 +156,6 @@ def holding(fact: Fact, dtype: str, rng: np.random.Generator) -> np.ndarray | No
             return np.where(finite, values, np.array(1).astype(values.dtype)) if dtype in FLOATS else None
         case _:
             return ONE_HOT.astype(values.dtype) if has(dtype, 0) and has(dtype, 1) else None
-
-
-def has(dtype: str, number: float) -> bool:
-    return conversions.holds(jnp.dtype(dtype), number)
 
 
 def holds(fact: Fact, array: np.ndarray) -> bool:

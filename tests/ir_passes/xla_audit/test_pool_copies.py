@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from audited_steps import LANES, Step
 from jax import lax
-from pool_mutations import COMPUTATIONS, MOVES, kinds_of, mutations
+from pool_mutations import COMPUTATIONS, MOVES, ROWS, kinds_of, mutations
 
 from ir_passes import Lane, LaneContract, PageTable, Pool, Shared, SlotMap
 from ir_passes.xla_audit.findings import Finding, FindingKind
@@ -34,6 +34,16 @@ def test_computed_pools_are_second_pools_unless_every_row_is_a_lanes(operation: 
     expected = COPY if operation == "select" else SECOND
     assert [program for program in programs if kinds_of(*program) != expected] == []
     assert [program for program in programs if kinds_of(*program, by_lane=True)] == []
+
+
+@pytest.mark.parametrize("operation", [*MOVES, *COMPUTATIONS])
+def test_pools_with_few_rows_are_found_too(operation: str) -> None:
+    """A pool with a slot map may have one row more than lanes, or as many: its copies are no rows of the lanes."""
+    expected = SECOND if operation in COMPUTATIONS and operation != "select" else COPY
+    for lanes in (ROWS - 1, ROWS):
+        for program in mutations(operation):
+            number_per_lane = program[1] == "numbers" and lanes == ROWS
+            assert kinds_of(*program, lanes=lanes) == (set() if number_per_lane else expected), (program, lanes)
 
 
 def slotted(*shape: int, dtype: Any = jnp.float32) -> tuple[LaneContract, tuple[Any, ...]]:
@@ -182,8 +192,20 @@ def all_rows_of_the_lanes(pool, slots, x):
 
 @pytest.mark.parametrize(
     ("step", "slots"),
-    [(rotary_table, 64), (as_many_tokens, 68), (all_rows_of_the_lanes, LANES + 1)],
-    ids=["rotary table", "as many tokens", "as many lanes as slots"],
+    [
+        (rotary_table, 64),
+        (as_many_tokens, 68),
+        (all_rows_of_the_lanes, LANES + 1),
+        (all_rows_of_the_lanes, LANES),
+        (all_rows_of_the_lanes, 3),
+    ],
+    ids=[
+        "rotary table",
+        "as many tokens",
+        "a row for each lane and the null row",
+        "as many lanes as rows",
+        "fewer rows",
+    ],
 )
 def test_arrays_of_a_pools_size_that_hold_none_of_it(step: Callable[..., Any], slots: int) -> None:
     assert findings(step, *slotted(slots, 16)) == ()

@@ -17,7 +17,8 @@ from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
-from models.ops.expert_rows import matrix_reads
+from models.ops.expert_rows import MAX_ROWS, matrix_reads
+from models.ops.kernel_products import MIN_ROWS
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
@@ -233,10 +234,9 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, found = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    beside = 4 * rows * (inputs + outputs)
-    # a tile of rows reads the matrix of each of its experts: of many rows the next tile reads the last one again
-    matrices = matrix_reads(rows, {64: 16, 4096: 64}[rows], experts)
-    assert found.moved < 1.1 * weight.nbytes * matrices / experts + 3 * beside
+    beside, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
+    read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
+    assert found.moved < 1.1 * read + 3 * beside
     assert scratch < 2 * beside
 
 
@@ -247,9 +247,8 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
     _, found = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
     (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
-    matrices = (kernel.read - 4 * rows * inputs) / (2 * outputs * inputs)
-    # a few words for each row are beside the matrices
-    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16) + 0.01 * rows
+    matrices = (kernel.read - 2 * max(MIN_ROWS, rows) * inputs) // (2 * outputs * inputs)
+    assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
 
 
 def test_filters_read_the_logits_a_few_times() -> None:

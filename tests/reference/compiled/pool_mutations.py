@@ -153,15 +153,19 @@ def mutations(operation: str) -> Iterator[tuple[str, str, str, str]]:
                 yield dtype, form, operation, places[(i + j) % len(places)]
 
 
-def kinds_of(dtype: str, form: str, operation: str, place: str, *, by_lane: bool = False) -> set[FindingKind]:
+def kinds_of(
+    dtype: str, form: str, operation: str, place: str, *, by_lane: bool = False, lanes: int = LANES
+) -> set[FindingKind]:
     """The kinds of the findings about the pool of one program.
 
     Args:
-        by_lane: every row is a lane's; otherwise a slot map names the rows of fewer lanes.
+        by_lane: every row is a lane's; otherwise a slot map names the rows.
+        lanes: number of lanes with a slot map.
     """
     executable = executable_of(_text(dtype, form, (MOVES | COMPUTATIONS)[operation], place))
-    report = audit_executable(executable, _bound(dtype, form, by_lane))
-    return {finding.kind for finding in report.findings} & {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+    report = audit_executable(executable, _bound(dtype, form, by_lane, lanes))
+    kinds = {finding.kind for finding in report.findings}
+    return {kind for kind in (FindingKind.POOL_COPY, FindingKind.SECOND_POOL) if kind in kinds}
 
 
 def executable_of(text: str) -> Executable:
@@ -186,11 +190,11 @@ def executable_of(text: str) -> Executable:
 
 
 @cache
-def _bound(dtype: str, form: str, by_lane: bool) -> BoundContract:
+def _bound(dtype: str, form: str, by_lane: bool, lanes: int) -> BoundContract:
     dims, axis = FORMS[form]
     slots = Lane() if by_lane else SlotMap("p", ROWS)
     contract = LaneContract((Pool("p", axis=axis), slots, Lane()), (Pool("p", axis=axis), Lane()))
-    count = ROWS if by_lane else LANES
+    count = ROWS if by_lane else lanes
     arrays = ((dims, DTYPES[dtype][0]), ((count,), jnp.int32), ((count,), jnp.float32))
     return contract.bind(lambda pool, slots, x: (pool, x), tuple(jax.ShapeDtypeStruct(*array) for array in arrays))
 

@@ -47,6 +47,7 @@ from hybridlm.engine.arguments import (
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import admit_model, admit_steps, weight_bytes
 from hybridlm.engine.warmup import first_shapes
+from hybridlm.engine.widths import step_widths
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.keywords import suggests_keywords
@@ -109,7 +110,8 @@ def load(
         compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
             (unless JAX has been given one), False for none. Certificates are kept, too: a proof is made once. Files
             that somebody else could have written are not read; see docs/trust.md.
-        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
+        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less. A text that is
+            scored takes steps of exactly `chunk` tokens; with None also narrower ones, so that little is padding.
         progress: show what is happening, and how long it took last time; None does if standard error is a terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
             wherever a step computes with the row. A row of another lane raises SanitizerError. Steps are proved, but
@@ -156,10 +158,12 @@ def load(
     family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
     adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
     bound = [bind(one, family, family.weights(config), config.tied) for one in adapters]
+    given_chunk = chunk
     context, chunk = check_arguments(config, lanes, context, chunk, dtype, certify, compilation_cache)
     check_drafting(speculate, draft_tokens, context)
     placement = Placement(kernels=kernels) if mesh is None else place(mesh, lanes, sanitize, kernels)
     check_mode(placement.kernel_mode)
+    widths = (chunk,) if given_chunk is not None else step_widths(chunk, placement.platform)
     budget = None if prefix_cache is None else cache_budget(prefix_cache, placement.several_processes)
     if dequantise is not None:
         dtype = dtype_of_dequantised(dequantise, dtype)
@@ -221,6 +225,7 @@ def load(
                 "lanes": lanes,
                 "context": context,
                 "chunk": chunk,
+                "widths": widths,
                 "dtype": dtype,
                 "mesh": placement.mesh,
                 "speculate": speculate,
@@ -248,6 +253,7 @@ def load(
         placement=placement,
         decisions=None if process_group is None else process_group.decisions,
         config=config,
+        widths=widths,
     )
     start.ended("engine")
     admit_steps(engine, demand)

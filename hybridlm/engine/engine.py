@@ -27,6 +27,7 @@ from hybridlm.drafting.drafters import (
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit
 from hybridlm.engine.speculation import Speculation
+from hybridlm.files.finished import FinishedTexts
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -87,6 +88,7 @@ class Engine:
         prefix_cache: bytes for the states of earlier prompts; None disables the cache.
         placement: the devices; the parameters are on them, and the programs are compiled for them.
         config: of the whole model; None where that is the model's own.
+        widths: tokens of a text in a scoring step, the widest first (see `hybridlm.engine.widths`); None for `chunk`.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
@@ -103,6 +105,7 @@ class Engine:
         prefix_cache: states of earlier prompts; None without.
         queues: of the open sessions.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
+        finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners.
     """
 
@@ -127,8 +130,10 @@ class Engine:
         placement: Placement = ONE_DEVICE,
         decisions: Decisions | None = None,
         config: DecoderConfig | None = None,
+        widths: tuple[int, ...] | None = None,
     ):
         self.lanes, self.context, self.chunk = lanes, context, chunk
+        self.widths = (chunk,) if widths is None else widths
         self.placement, self.runner = placement, OneProcess(programs, placement) if runner is None else runner
         self.prefill_rows = placement.prefill_rows(lanes, prefill_rows)
         self.params = params
@@ -146,6 +151,7 @@ class Engine:
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
+        self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}

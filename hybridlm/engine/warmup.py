@@ -77,7 +77,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
         shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
-    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in prefill]
+    shapes += [Shape("score", lanes, width, 0) for lanes in prefill for width in engine.widths]
     shapes += [CopyShape(source, target) for source in prefill for target in decode]
     if not only_full:
         shapes += [CopyShape(source, target) for source in decode for target in decode if source != target]

@@ -33,7 +33,7 @@ Texts = Annotated[
 ]
 
 MIN_TOKEN_SHARE = 0.5
-"""Share of tokens among the computed places below which a smaller chunk is advised."""
+"""Share of tokens among the computed places below which the default chunk is advised."""
 EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 
@@ -68,15 +68,17 @@ class RowRun(Loading):
         kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
         saved = report.prefix_tokens_saved
         shared = f"; {saved:,} tokens of common prefixes were not computed again" if saved else ""
+        share = report.token_share
+        places = "" if share is None else f"; {share:.0%} of the {report.step_places:,} computed places were tokens"
         typer.echo(
-            f"{report.output}: {report.texts:,} {what} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
-            f"(compilation included)",
+            f"{report.output}: {report.texts:,} {what} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared}"
+            f"{places} (compilation included)",
             err=True,
         )
-        if (share := report.token_share) is not None and share < MIN_TOKEN_SHARE:
+        if share is not None and share < MIN_TOKEN_SHARE and self.settings.get("chunk") is not None:
             typer.echo(
-                f"{report.output}: {share:.0%} of the {report.step_places:,} computed places were tokens, the rest was "
-                "padding: give a smaller --chunk for short texts",
+                f"{report.output}: more than half of the places were padding: without --chunk short texts have short "
+                "steps",
                 err=True,
             )
         if report.shifted:

@@ -58,7 +58,7 @@ class Counting:
 
     def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         self.calls += 1
-        queue, alive = ScoringQueue(dict(enumerate(texts)), None, self.chunk, 5), []
+        queue, alive = ScoringQueue(dict(enumerate(texts)), None, (self.chunk,), 5), []
         while queue or alive:
             while len(alive) < 4 and (one := queue.take()) is not None:
                 queue.begun(one)

@@ -308,13 +308,13 @@ def _device_step(
         inputs, layers = given
         parts, token, step = list[Any](), 0, 0
         for width, steps in settings.runs:
-            own, ends = slice(token, token + width * steps), slice(step, step + steps)
-            by_step = [jnp.moveaxis(x[:, own].reshape((x.shape[0], steps, width, *x.shape[2:])), 1, 0) for x in inputs]
-            layers, found = lax.scan(chunk, layers, (by_step, lengths[ends], positions[ends]))
+            span, ends = slice(token, token + width * steps), slice(step, step + steps)
+            by_step = [jnp.moveaxis(x[:, span].reshape((x.shape[0], steps, width, *x.shape[2:])), 1, 0) for x in inputs]
+            layers, outputs = lax.scan(chunk, layers, (by_step, lengths[ends], positions[ends]))
             parts.append(
-                jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), found)
+                jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), outputs)
             )
-            token, step = own.stop, ends.stop
+            token, step = span.stop, ends.stop
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), layers
 
     if len(inputs[0]) == settings.lanes:

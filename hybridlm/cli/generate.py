@@ -77,8 +77,9 @@ def generate(
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
-    if loading.together["logprobs"] is not None and not json:
-        raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
+    for option in ("logprobs", "prompt_logprobs"):
+        if loading.together[option] is not None and not json:
+            raise typer.BadParameter("is printed with --json only", param_hint=f"--{option.replace('_', '-')}")
     if not chat and any(one is not None for one in (system, thinking, chat_template_kwargs, tools)):
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
@@ -264,7 +265,7 @@ def _shown(completion: Completion) -> str:
 
 
 def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
-    tops = completion.top_logprobs
+    tops, of_prompt = completion.top_logprobs, completion.prompt_logprobs
     return {
         "prompt": index // n,
         "completion": index % n,
@@ -277,10 +278,13 @@ def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -
         "prompt_token_ids": completion.prompt_token_ids,
         "seed": completion.seed,
         "logprobs": None if completion.logprobs is None else [finite(value) for value in completion.logprobs],
-        "top_logprobs": None
-        if tops is None
-        else [[{"token_id": token, "logprob": finite(value)} for token, value in top.items()] for top in tops],
+        "top_logprobs": None if tops is None else [_tokens(top) for top in tops],
+        **({} if of_prompt is None else {"prompt_logprobs": [top and _tokens(top) for top in of_prompt]}),
     }
+
+
+def _tokens(logprobs: dict[int, float]) -> list[dict[str, Any]]:
+    return [{"token_id": token, "logprob": finite(value)} for token, value in logprobs.items()]
 
 
 def _write(text: str) -> None:

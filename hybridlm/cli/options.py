@@ -182,7 +182,7 @@ def _setting_options() -> Iterator[tuple[str, tuple[Any, Any]]]:
     types = get_type_hints(PlainSettings)
     for field in fields(PlainSettings):
         flags = [f"--{field.name.replace('_', '-')}"] if types[field.name] is bool else []
-        note = "With --json." if field.name == "logprobs" else ""
+        note = "With --json." if field.name in ("logprobs", "prompt_logprobs") else ""
         yield field.name, (Annotated[types[field.name], setting(field.name, *flags, note=note)], field.default)
 
 

@@ -1,4 +1,4 @@
-"""Results of single texts of a part that is still being computed, in files beside the parts.
+"""Files with the results of finished texts of an unfinished part.
 
 A part may take hours. The results of texts that have finished are written every few seconds, so that a run that was
 killed computes only the others again.

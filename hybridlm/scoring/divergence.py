@@ -94,9 +94,9 @@ def compare(
     found = [_arrays(len(text)) for text in texts]
     predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
     certificate, wrong = None, dict[int, int]()
-    kept = None if sides[0].engine.finished is None else KeptTexts(sides[0].engine.finished)
-    if kept is not None:
-        for i, text in kept.restored(predicted, lambda i: ComparedText(i, predicted[i])).items():
+    storage = None if sides[0].engine.finished is None else KeptTexts(sides[0].engine.finished)
+    if storage is not None:
+        for i, text in storage.restored(predicted, lambda i: ComparedText(i, predicted[i])).items():
             found[i] = text.found
             if text.first_wrong is not None:
                 wrong[i] = text.first_wrong
@@ -112,7 +112,7 @@ def compare(
                 if waiting.shares:
                     side.engine.give_up("decode")
                 pools.append(side.engine.borrow("prefill", size))
-            certificate = _compare(sides, pools, waiting, found, wrong, kept)
+            certificate = _compare(sides, pools, waiting, found, wrong, storage)
         finally:
             for side, pool in zip(sides, pools, strict=False):
                 side.engine.give_back("prefill", pool)
@@ -156,7 +156,7 @@ def _compare(
     waiting: ScoringQueue[ComparedText],
     found: list[Divergences],
     wrong: dict[int, int],
-    kept: KeptTexts | None,
+    storage: KeptTexts | None,
 ) -> Certificate:
     """Run the steps of both models until every text is compared, and fill `found` and `wrong`."""
     widths = sides[0].engine.widths
@@ -190,8 +190,8 @@ def _compare(
                         found[text.index] = text.found
                         if text.first_wrong is not None:
                             wrong[text.index] = text.first_wrong
-                        if kept is not None:
-                            kept.add(text)
+                        if storage is not None:
+                            storage.add(text)
     return programs[max(programs)].certificate
 
 

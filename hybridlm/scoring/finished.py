@@ -1,4 +1,4 @@
-"""Results of finished texts that are kept, and restored by a run that continues."""
+"""Storage of finished texts, from which an interrupted run continues."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -31,17 +31,17 @@ class KeptTexts:
         Raises:
             ValueError: the stored results are of other texts.
         """
-        found: dict[int, T] = {}
+        restored: dict[int, T] = {}
         for number in texts:
             text, wrong = make(number), np.full(1, -1, np.int64)
             if self._finished.restore(self._call, number, {**text.results(), "first_wrong": wrong}):
                 text.first_wrong = None if wrong[0] < 0 else int(wrong[0])
-                found[number] = text
-        self._finished.tokens += sum(len(tokens) - 1 for number, tokens in texts.items() if number not in found)
-        return found
+                restored[number] = text
+        self._finished.tokens += sum(len(tokens) - 1 for number, tokens in texts.items() if number not in restored)
+        return restored
 
     def add(self, text: QueuedText) -> None:
         """Add the results of a text that has finished."""
-        assert text.index is not None, "a shared prefix has no results of its own"
+        assert text.index is not None, "results of a shared prefix belong to its texts"
         wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
         self._finished.add(self._call, text.index, {**text.results(), "first_wrong": wrong})

@@ -40,8 +40,8 @@ def scores(
 ) -> list[Score]:
     """Return the scores of all texts in order, unchecked; arguments as for `score`."""
     found: dict[int, Score] = {}
-    given = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
-    with engine.decisions.command("score", **given):
+    arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
+    with engine.decisions.command("score", **arguments):
         for one in score(engine, texts, top, prefix, question, probing, full_lanes):
             assert one.index is not None
             tops = one.top_logprobs if top else None
@@ -120,8 +120,8 @@ def score(
         shape = replace(shape, top=question.top, chosen=question.width)
 
     step = TextStep(shape, partial(_operands, question))
-    own = {i: texts[i] for i in predicted}
-    yield from prefilled(engine, own, step, ScoredText, prefix, question, probing, full_lanes)
+    several = {i: texts[i] for i in predicted}
+    yield from prefilled(engine, several, step, ScoredText, prefix, question, probing, full_lanes)
 
 
 class TextStep(NamedTuple, Generic[T]):
@@ -160,14 +160,13 @@ def prefilled(
         probing: what is read and changed inside the model; None for nothing.
         full_lanes: use all lanes for any number of texts.
     """
-    kept = None if engine.finished is None or probing is not None else KeptTexts(engine.finished)
-    if kept is not None:
+    storage = None if engine.finished is None or probing is not None else KeptTexts(engine.finished)
+    if storage is not None:
 
         def empty(i: int) -> T:
-            asked = None if question is None else question.texts[i]
-            return make(i, texts[i], prefix, question=question, asked=asked)
+            return make(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
 
-        restored = kept.restored(texts, empty)
+        restored = storage.restored(texts, empty)
         yield from restored.values()
         texts = {i: tokens for i, tokens in texts.items() if i not in restored}
         if not texts:
@@ -180,8 +179,8 @@ def prefilled(
     pool = engine.borrow("prefill", size)
     try:
         for text in _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing):
-            if kept is not None:
-                kept.add(text)
+            if storage is not None:
+                storage.add(text)
             yield text
     finally:
         engine.give_back("prefill", pool)

@@ -625,9 +625,9 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     scores, calls = hybridlm.LM._scores, iter([True])
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         if next(calls, False):
-            return scores(*arguments)
+            return scores(*arguments, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hybridlm.LM, "_scores", interrupted)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridlm
@@ -32,7 +32,8 @@ def test_widths_of_a_text() -> None:
     }  # fmt: skip
 
 
-@given(st.integers(1, 3000), WIDTHS)
+@given(st.integers(1, 400), WIDTHS)
+@settings(max_examples=60)
 def test_a_beginning_of_whole_steps_has_the_same_widths(count: int, widths: tuple[int, ...]) -> None:
     steps = list(text_widths(count, widths))
     assert steps == sorted(steps, reverse=True) and sum(steps[:-1]) < count <= sum(steps)
@@ -75,7 +76,7 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
         (lengths(2000, 43, 1.0), 0.87),
         (lengths(400, 43, 0.7), 0.8),
         (lengths(1000, 300, 0.8), 0.95),
-        ([129] * 40, 0.9),
+        ([140] * 40, 0.95),
         ([2048] * 3, 0.74),  # one lane is idle
     ],
 )

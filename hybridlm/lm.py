@@ -1348,7 +1348,8 @@ class LM:
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             "lanes": engine.lanes,
             "context": self.context,
-            "chunk": ", ".join(map(str, engine.widths)),
+            "chunk": engine.chunk,
+            "steps of": f"{', '.join(map(str, engine.widths))} tokens",
             "mesh": "none" if mesh is None else ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
             # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if engine.runner.certify == "off" else "certified",

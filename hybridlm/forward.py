@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.widths import next_width, text_widths
 from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
@@ -191,7 +193,7 @@ class ForwardSettings(NamedTuple):
     """Static settings of a forward pass.
 
     Attributes:
-        chunk: tokens that run together.
+        runs: (tokens that run together, number of such steps), in order: consecutive steps of one width.
         lanes: lanes that run together on a device.
         padded: lanes of all devices, a multiple of those.
         blocks: KV cache blocks to visit; static, so that the loop over them has a gradient.
@@ -200,7 +202,7 @@ class ForwardSettings(NamedTuple):
         split: partition specs over a mesh; None on one device.
     """
 
-    chunk: int
+    runs: tuple[tuple[int, int], ...]
     lanes: int
     padded: int
     blocks: int
@@ -238,7 +240,8 @@ def run(
     lanes, count = shown.shape[:2]
     if tokens is None:
         tokens = jnp.zeros((lanes, count), jnp.int32)
-    full = -(-count // settings.chunk) * settings.chunk
+    widths = [width for width, steps in settings.runs for _ in range(steps)]
+    full = sum(widths)
 
     def filled(x: Array, *wide: int) -> Array:
         """Pad lanes, and the next dimensions to the given sizes."""
@@ -252,9 +255,9 @@ def run(
         start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), settings.types)
     else:
         start = jax.tree.map(filled, layers)
-    steps = np.arange(full // settings.chunk, dtype=np.int32) * settings.chunk
+    steps = np.cumsum([0, *widths[:-1]], dtype=np.int32)
     # Behind a barrier: masks of known lengths would be simplified, and what is rounded together would change.
-    lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, settings.chunk).astype(np.int32)))
+    lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, widths).astype(np.int32)))
     step = partial(_device_step, structure, settings)
     if settings.split is not None:
         s = settings.split
@@ -303,10 +306,16 @@ def _device_step(
 
     def group(given: tuple[list[Array], Any]) -> tuple[Any, Any]:
         inputs, layers = given
-        by_chunk = [jnp.moveaxis(x.reshape((x.shape[0], len(lengths), -1, *x.shape[2:])), 1, 0) for x in inputs]
-        layers, found = lax.scan(chunk, layers, (by_chunk, lengths, positions))
-        joined = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), found)
-        return joined, layers
+        parts, token, step = list[Any](), 0, 0
+        for width, steps in settings.runs:
+            span, ends = slice(token, token + width * steps), slice(step, step + steps)
+            by_step = [jnp.moveaxis(x[:, span].reshape((x.shape[0], steps, width, *x.shape[2:])), 1, 0) for x in inputs]
+            layers, outputs = lax.scan(chunk, layers, (by_step, lengths[ends], positions[ends]))
+            parts.append(
+                jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), outputs)
+            )
+            token, step = span.stop, ends.stop
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), layers
 
     if len(inputs[0]) == settings.lanes:
         found, layers = group((inputs, layers))
@@ -333,6 +342,17 @@ def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
     return lax.dynamic_update_slice_in_dim(whole, x, 0, _positions_dim(array)) if array.grows else x
 
 
+def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the widths of the steps of `count` tokens, and how many consecutive steps have each.
+
+    The steps are those of `LM.score`, to which the last token is no input: it has a step only where no other has room.
+    """
+    steps = list(text_widths(count - 1, widths))
+    if sum(steps) < count:
+        steps.append(next_width(count - sum(steps), widths))
+    return tuple((width, len(list(group))) for width, group in groupby(steps))
+
+
 def forward(
     engine: Engine,
     structure: Structure,
@@ -348,8 +368,8 @@ def forward(
     engine.placement.require_one_process("forward")
     if tokens is None and embeddings is None:
         raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")
-    chunk = engine.chunk if chunk is None else chunk
-    check_count(chunk, "chunk")
+    widths = engine.widths if chunk is None else (chunk,)
+    check_count(widths[0], "chunk")
     single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
     has_tokens = tokens is not None
     config = engine.row_arrays.model.config
@@ -365,8 +385,8 @@ def forward(
     types = engine.row_arrays.abstract(padded, engine.context).layers
     start = 0 if state is None else state.position
     settings = ForwardSettings(
-        chunk, group // placement.data, padded, kv_blocks(start + count), types, keep_logits, return_states,
-        forward_sharding(placement, engine.params, types),
+        _runs(count, widths), group // placement.data, padded, kv_blocks(start + count), types, keep_logits,
+        return_states, forward_sharding(placement, engine.params, types),
     )  # fmt: skip
     layers = None if state is None else state.layers
     operands = (structure, params, tokens, embeddings, layers, np.int32(start), settings)

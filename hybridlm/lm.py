@@ -5,8 +5,8 @@ More than 300 lines: the public methods of one class, and most lines are their d
 
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
@@ -52,6 +52,7 @@ from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.files.atomic import new_path
+from hybridlm.files.finished import FinishedTexts
 from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
 from hybridlm.keywords import suggests_keywords
 from hybridlm.openai_batch.answers import BatchModel
@@ -579,7 +580,7 @@ class LM:
         self._require_comparable(other)
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            found, wrong = self._compare(other, ids)
+            found, wrong = self._compare(other, ids, full_lanes=True)
             return [RowValues(found.of(i), len(one), wrong.get(i)) for i, one in enumerate(ids)]
 
         origin = {f"other {name}": value for name, value in other._origin().items()}
@@ -607,10 +608,11 @@ class LM:
         check_length(ids, where, other.context)
         return ids
 
-    def _compare(self, other: "LM", ids: Sequence[tuple[int, ...]]) -> tuple[Divergence, dict[int, int]]:
-        return compare(
-            (ComparedModel(self.engine, self._structure), ComparedModel(other.engine, other._structure)), ids
-        )
+    def _compare(
+        self, other: "LM", ids: Sequence[tuple[int, ...]], full_lanes: bool = False
+    ) -> tuple[Divergence, dict[int, int]]:
+        sides = ComparedModel(self.engine, self._structure), ComparedModel(other.engine, other._structure)
+        return compare(sides, ids, full_lanes)
 
     def embed(
         self, texts: str | Sequence[str | Sequence[int]], *, pooling: Pooling = "last", normalised: bool = True
@@ -659,7 +661,7 @@ class LM:
         check_pooling(pooling)
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            found = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+            found = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised, full_lanes=True)
             return [
                 RowValues({"embedding": vector}, len(one), found.wrong.get(i))
                 for i, (one, vector) in enumerate(zip(ids, found.vectors, strict=True))
@@ -692,7 +694,7 @@ class LM:
             columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
         def values(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
-            classification, wrong = classes(self.engine, ids, classifier)
+            classification, wrong = classes(self.engine, ids, classifier, full_lanes=True)
             rows: list[dict[str, Any]] = [{"logits": logits} for logits in classification.logits]
             if len(classifier.labels) > 1:
                 for row, shares in zip(rows, classification.probabilities, strict=True):
@@ -722,7 +724,25 @@ class LM:
             request,
             computed=self._tokens_computed,
             step_places=self._step_places,
+            keeping=self._keeping,
         )
+
+    @contextmanager
+    def _keeping(self, finished: FinishedTexts) -> Iterator[None]:
+        """Keep the results of single texts; not with several processes, which would all have to know them."""
+        if self.engine.placement.several_processes:
+            yield
+            return
+        self.engine.finished = finished
+        try:
+            yield
+        except OSError:
+            raise  # nothing can be written
+        except BaseException:
+            finished.flush()
+            raise
+        finally:
+            self.engine.finished = None
 
     def _tokens_computed(self) -> int:
         return sum(self.engine.stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
@@ -798,7 +818,7 @@ class LM:
             ValueError, OSError: as `score_file`.
             CheckpointError: as `decide`.
         """
-        decider = self._decider
+        decider = self._decider_with(full_lanes=True)
 
         def values(requests: Sequence[list[Prompt]]) -> list[RowValues]:
             rows: list[RowValues] = []
@@ -816,6 +836,9 @@ class LM:
 
     @property
     def _decider(self) -> Decider:
+        return self._decider_with(full_lanes=False)
+
+    def _decider_with(self, full_lanes: bool) -> Decider:
         settings = self._prompts.settings
         if settings.head is None:
             self._require_vocabulary_head()
@@ -825,7 +848,7 @@ class LM:
             head = RowsHead(settings.head)
 
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> Read:
-            return read_hidden(self.engine, ids, places, self.config.hidden_size)
+            return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
         return Decider(self._prompts, head, read, self.context)
 
@@ -963,7 +986,7 @@ class LM:
             state: state to start from; None starts a sequence.
             params: parameters to use instead of `lm.params`.
             logits: keep the logits of all positions; False returns None for them and needs the memory of a block.
-            chunk: tokens that run together, to which the last ones are padded; None for `chunk` of `load`. Others
+            chunk: tokens that run together, to which the last ones are padded; None for the steps of `score`. Others
                 differ in rounding.
 
         Raises:
@@ -1217,14 +1240,17 @@ class LM:
 
         Steps, copies of rows, tokens of prompts and texts that were prefilled, tokens that prefixes and shared
         beginnings saved, tokens that were generated, and the number of compiled programs; see docs/speculation.md and
-        docs/prefix-cache.md. `step_tokens` are the real tokens among the `step_places` of all steps, and
-        `decode_tokens` and `decode_places` are those of steps with one token per lane.
+        docs/prefix-cache.md. `step_tokens` are the real tokens among the `step_places` of all steps, and `token_share`
+        is their share; steps that verify drafts do not count. `decode_tokens` and `decode_places` are those of steps
+        with one token per lane.
         """
         cache = self.engine.prefix_cache
         cached = {} if cache is None else cache.stats
         counted = self.engine.stats
         rate = counted["generated_tokens"] / counted["sampled_lanes"] if counted["sampled_lanes"] else 0.0
-        return {**counted, **cached, "tokens_per_step": rate, "compiled": len(self.engine.programs.shapes)}
+        share = counted["step_tokens"] / counted["step_places"] if counted["step_places"] else 0.0
+        compiled = len(self.engine.programs.shapes)
+        return {**counted, **cached, "tokens_per_step": rate, "token_share": share, "compiled": compiled}
 
     @property
     def certificates(self) -> dict[str, Certificate]:
@@ -1287,7 +1313,7 @@ class LM:
             if probes is not None and any(one is not None for one in probes):
                 probing, lengths = Probing(StateArrays(self.engine), None), [len(one) for one in ids]
                 given["probing"] = TextProbing(probing, probes, lengths, self.engine.chunk)
-            return self._scores(ids, **given)
+            return self._scores(ids, full_lanes=True, **given)
 
         return Scorer(
             self._items.read,
@@ -1297,6 +1323,7 @@ class LM:
             saved=self._tokens_saved,
             computed=self._tokens_computed,
             step_places=self._step_places,
+            keeping=self._keeping,
         )
 
     @property
@@ -1310,10 +1337,11 @@ class LM:
         prefix: Prefix | None = None,
         question: Question | None = None,
         probing: TextProbing | None = None,
+        full_lanes: bool = False,
     ) -> list[Score]:
         began = time.perf_counter()
         with nullcontext() if probing is None else probing.probing:
-            found = scores(self.engine, ids, top, prefix, question, probing)
+            found = scores(self.engine, ids, top, prefix, question, probing, full_lanes)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)
         return found
@@ -1335,6 +1363,7 @@ class LM:
             "end tokens": ", ".join(map(str, self.eos_token_ids)),
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             **{name: options[name] for name in STEP_OPTIONS},
+            "steps of": f"{', '.join(map(str, engine.widths))} tokens",
             # Certified steps are rewritten first, which changes rounding.
             "steps": "as they are" if engine.runner.certify == "off" else "certified",
             "products": engine.placement.kernels_name,

@@ -24,10 +24,11 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import Grammars, GrammarState
 from hybridlm.requests.interventions import Intervention
-from hybridlm.requests.results import Completion
+from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.sampling.sampling import LogitsProcessor
+from hybridlm.scoring.prompt_logprobs import prompt_logprobs
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
@@ -96,6 +97,8 @@ class Session:
         self._texts: dict[int, GrowingText] = {}
         self._budgets: dict[int, ThinkingBudget] = {}
         self._events: list[Event] = []
+        self._unscored: dict[int, Request] = {}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
@@ -174,6 +177,8 @@ class Session:
     def add(self, request: Request) -> None:
         """Queue a request that has been checked."""
         params, tokenizer = request.params, self._tokenizer
+        if params.prompt_logprobs is not None and request.probe is not None and request.probe.intervenes:
+            raise ValueError("prompt_logprobs: expected None with interventions; lm.score takes interventions")
         with self._engine.decisions.command("add", session=self, request=request):
             if tokenizer is not None and params.thinking_budget is not None:
                 budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
@@ -190,9 +195,12 @@ class Session:
                     skip_special_tokens=params.skip_special_tokens,
                     keep_tool_markers=params.keep_tool_markers,
                 )
+            if params.prompt_logprobs is not None:
+                self._unscored[request.index] = request
             if len(request.prompt) < self._engine.context:
                 self._scheduler.add(sequence)
             else:
+                self._score_prompts()
                 self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
@@ -228,7 +236,10 @@ class Session:
         while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
             self._read()
         try:
+            self._score_prompts()
             dispatched = self._scheduler.next()
+        except NumericalError:
+            raise
         except BaseException:
             self.close()
             raise
@@ -240,6 +251,24 @@ class Session:
             self._scheduler.check_integrity()
         events, self._events = self._events, []
         return events
+
+    def _score_prompts(self) -> None:
+        """Compute the log-probabilities of the prompts of new requests that ask for them, all together.
+
+        Raises:
+            NumericalError: those of a prompt are not finite; its request has ended.
+        """
+        requests, self._unscored = list(self._unscored.values()), {}
+        wrong: NumericalError | None = None
+        for index, logprobs in prompt_logprobs(self._engine, requests).items() if requests else ():
+            if isinstance(logprobs, list):
+                self._prompt_logprobs[index] = logprobs
+                continue
+            error = self.errors[index] = NumericalError(f"request {index}", logprobs)
+            wrong = wrong or error
+            self._forget(self._alive[index], "cancelled")
+        if wrong is not None:
+            raise wrong
 
     def check_integrity(self) -> None:
         """Check that every row of the pools is free or held by one active request.
@@ -403,6 +432,7 @@ class Session:
         if text is not None:
             text.finish()
             reason = "stop" if text.stopped and reason == "length" else reason
+        of_prompt = self._prompt_logprobs.get(index)
         self._forget(sequence, reason)
         params, given, output = sequence.request.params, list(sequence.request.given), sequence.output
         reasoning = answer = None
@@ -430,6 +460,7 @@ class Session:
             answer=answer,
             captured=None if sequence.writer is None else sequence.writer.finish(),
             seed=params.seed if params.temperature > 0 else None,
+            prompt_logprobs=of_prompt,
         )
         self._events.append(Event(index, token, "" if text is None else text.take(final=True), completion))
 
@@ -439,3 +470,5 @@ class Session:
         del self._alive[sequence.request.index]
         self._texts.pop(sequence.request.index, None)
         self._budgets.pop(sequence.request.index, None)
+        self._unscored.pop(sequence.request.index, None)
+        self._prompt_logprobs.pop(sequence.request.index, None)

@@ -49,6 +49,7 @@ class SamplingOptions(PlainSettings):
     """Sampling settings, with the others of `SamplingParams` as text."""
 
     logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = None
+    prompt_logprobs: Annotated[int | None, setting("prompt_logprobs", note="With --json.")] = None
     skip_special_tokens: Annotated[
         bool,
         typer.Option("--skip-special-tokens/--keep-special-tokens", help="Leave special tokens out, or print them."),
@@ -111,8 +112,9 @@ def generate(
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
-    if sampling.logprobs is not None and not json:
-        raise typer.BadParameter("is printed with --json only", param_hint="--logprobs")
+    for option in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, option) is not None and not json:
+            raise typer.BadParameter("is printed with --json only", param_hint=f"--{option.replace('_', '-')}")
     if not chat.chat and any(
         option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, chat.tools)
     ):
@@ -235,7 +237,7 @@ def _shown(completion: Completion) -> str:
 
 
 def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
-    tops = completion.top_logprobs
+    tops, of_prompt = completion.top_logprobs, completion.prompt_logprobs
     return {
         "prompt": index // n,
         "completion": index % n,
@@ -248,10 +250,13 @@ def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -
         "prompt_token_ids": completion.prompt_token_ids,
         "seed": completion.seed,
         "logprobs": None if completion.logprobs is None else [finite(value) for value in completion.logprobs],
-        "top_logprobs": None
-        if tops is None
-        else [[{"token_id": token, "logprob": finite(value)} for token, value in top.items()] for top in tops],
+        "top_logprobs": None if tops is None else [_tokens(top) for top in tops],
+        **({} if of_prompt is None else {"prompt_logprobs": [top and _tokens(top) for top in of_prompt]}),
     }
+
+
+def _tokens(logprobs: dict[int, float]) -> list[dict[str, Any]]:
+    return [{"token_id": token, "logprob": finite(value)} for token, value in logprobs.items()]
 
 
 def _write(text: str) -> None:

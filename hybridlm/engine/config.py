@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate, drafters
+from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
 from hybridlm.programs.programs import CERTIFY, Certify
@@ -50,7 +51,8 @@ class EngineConfig:
         compilation_cache: folder for compiled steps between processes; None for a folder in the user's cache directory
             (unless JAX has been given one), False for none. Certificates are stored, too: a proof is made once. Files
             that somebody else could have written are not read; see docs/trust.md.
-        chunk: tokens of a prompt prefilled by one step; None for 128, or the context if that is less.
+        chunk: tokens of a prompt or text in one step. None for 128, or the context if that is less, and for narrower
+            steps where fewer tokens are left.
         progress: show a line per phase, and its duration in the last start; None shows them if standard error is a
             terminal.
         sanitize: for debugging: move shadow labels (owner, position and step of a state) with every row and check them
@@ -177,6 +179,8 @@ class EngineConfig:
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         values |= {"context": context, "dtype": dtype, "mesh": placement.mesh, "kernels": placement.kernel_mode}
         values |= {"chunk": min(chunk, context) if self.chunk is None else self.chunk}
+        if self.chunk is None:
+            values["widths"] = step_widths(values["chunk"], placement.platform)
         if self.prefix_cache is not None:
             values["prefix_cache"] = cache_budget(self.prefix_cache, placement.several_processes)
         return ResolvedConfig(**values)
@@ -199,13 +203,18 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """Options of one engine: None is replaced by the value for the model; see `EngineConfig.resolved`."""
+    """Options of one engine: None is replaced by the value for the model; see `EngineConfig.resolved`.
+
+    Attributes:
+        widths: tokens of a lane in a prefill or scoring step, the widest first; `chunk` only if there are none.
+    """
 
     context: int = DEFAULT_CONTEXT
     dtype: str = "bfloat16"
     chunk: int = DEFAULT_CHUNK
     kernels: str = "off"
     prefix_cache: CacheBudget | None = None
+    widths: tuple[int, ...] = ()
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -27,6 +27,7 @@ from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit, dtype_of_caches
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
+from hybridlm.files.finished import FinishedTexts
 from hybridlm.multiprocess.decisions import Decisions
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
@@ -87,6 +88,7 @@ class Engine:
         options: of `load`, as in `settings`.
         lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
         config: of the whole model.
+        widths: tokens of a lane in a prefill or scoring step, the widest first (see `hybridlm.engine.widths`).
         decisions: shares commands and decisions with the other processes, if there are any.
         placement: the devices of the parameters and of the programs.
         hidden_size: width of the residual stream.
@@ -98,6 +100,7 @@ class Engine:
         prefix_cache: states of earlier prompts; None without.
         queues: of the open sessions.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
+        finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners.
     """
 
@@ -117,6 +120,7 @@ class Engine:
         self.lanes, self.context, self.chunk, self.dtype = (
             settings.lanes, settings.context, settings.chunk, settings.dtype,
         )  # fmt: skip
+        self.widths = settings.widths or (self.chunk,)
         placement = self.placement = programs.placement
         self.runner = OneProcess(programs, placement) if runner is None else runner
         self.decisions: Decisions = self.runner.decisions
@@ -135,6 +139,7 @@ class Engine:
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
+        self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)

@@ -17,7 +17,8 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.speculation import Speculation
-from hybridlm.programs.shapes import Shape, step_width
+from hybridlm.engine.widths import width_of
+from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import step_operands
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -222,7 +223,7 @@ class Scheduler:
         lanes = self._by_lane(pool, sequences)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
         operands, changes = step_operands(lanes, engine.vocab_size)
-        width = step_width(max(len(feed.tokens) for feed in feeds if feed is not None), engine.chunk)
+        width = width_of(max(len(feed.tokens) for feed in feeds if feed is not None), engine.widths)
         shape = Shape("generate", pool.size, width, self._top(sequences), self._processor, **changes)
         if self._probing is not None:
             shape = self._probing.shape(shape, lanes)

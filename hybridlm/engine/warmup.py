@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, step_widths
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
@@ -72,14 +72,14 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     """
     prefill = [engine.prefill_rows] if only_full else engine.prefill_sizes
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
-    widths = [engine.chunk] if only_full else step_widths(engine.chunk)
+    widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
     shapes += [Shape("generate", lanes, width) for lanes in prefill for width in widths]
     shapes += [Shape("generate", lanes, 1) for lanes in decode]
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
         shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
-    shapes += [Shape("score", lanes, engine.chunk, 0) for lanes in prefill]
+    shapes += [Shape("score", lanes, width, 0) for lanes in prefill for width in engine.widths]
     shapes += [CopyShape(source, target) for source in prefill for target in decode]
     if not only_full:
         for sizes in (prefill, decode):

@@ -1,8 +1,9 @@
 """Parts of an unfinished output, in a folder beside it, so that a run that was killed can continue.
 
-`OUTPUT.parts/` holds `lock`, `manifest.jsonl` and a file for every part. The first line of the manifest records what
-the parts are made from. Every further line records a part and reaches the disk after it: a part that the manifest does
-not record does not exist. The last line records that the output is complete.
+`OUTPUT.parts/` holds `lock`, `manifest.jsonl`, a file for every part, and results of the part that is being computed.
+The first line of the manifest records what the parts are made from. Every further line records a part and reaches the
+disk after it: a part that the manifest does not record does not exist. The last line records that the output is
+complete.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hybridlm.files.atomic import naming, sync
+from hybridlm.files.finished import FinishedTexts, delete_finished, finished_files
 from hybridlm.files.json_lines import dump
 from hybridlm.files.part_lock import locked
 from ir_passes.files.atomic import whole_file
@@ -109,7 +111,7 @@ class Parts:
         over = lines[-1].get("over") if lines else None
         if over == "joined" and self.output.exists() and not self._differences(lines[0], origin):
             self.joined = True
-        elif over or len(lines) < 2:
+        elif over or (len(lines) < 2 and not finished_files(self.folder)):
             # The run was killed while it deleted its parts, or before it had any.
             self.delete()
             return
@@ -163,7 +165,12 @@ class Parts:
         part = PartRecord(rows, tokens, errors, error, len(content), sha256, **counts)
         _write(self._path(len(self.done)), content)
         self._append(asdict(part))
+        delete_finished(self.folder, len(self.done))
         self.done.append(part)
+
+    def finished(self) -> FinishedTexts:
+        """Return the results of single texts of the next part; raises ValueError if they are damaged."""
+        return FinishedTexts(self.folder, len(self.done))
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.
@@ -189,6 +196,7 @@ class Parts:
             self._append({"over": "deleted"})
         for path in files:
             path.unlink()
+        delete_finished(self.folder)
         (self.folder / "whole").unlink(missing_ok=True)
         self._manifest.unlink(missing_ok=True)
         self.done = []
@@ -198,12 +206,14 @@ class Parts:
         rows = sum(part.rows for part in self.done)
         if self.done and not self.joined:
             error.add_note(f"{rows:,} {unit} are kept in {self.folder}: the same command continues")
+        elif finished_files(self.folder) and not self.joined:
+            error.add_note(f"some {unit} are kept in {self.folder}: the same command continues")
         elif isinstance(error, KeyboardInterrupt) and not self.joined:
             error.add_note(f"no {unit} are kept: the same command begins again")
 
     def leave(self) -> None:
-        """Delete the parts if the output is complete or there are none."""
-        if self._ours and (self.joined or not self.done):
+        """Delete the parts if the output is complete or nothing is kept."""
+        if self._ours and (self.joined or not (self.done or finished_files(self.folder))):
             self.delete()
 
     def _path(self, number: int) -> Path:

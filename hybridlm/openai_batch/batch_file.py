@@ -127,7 +127,7 @@ def batch_file(
                     bar(done, total, kept_bytes)
             if not parts.joined:
                 target = JsonScores({}, {})
-                parts.join(lambda contents, file: target.join(in_windows(contents, sorted_windows), file, 0))
+                parts.join(lambda contents, file: target.join(in_windows(contents, sorted_windows), file))
         except BaseException as error:
             parts.note(error, "lines")
             raise

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridlm.files.json_lines import finite
+from hybridlm.requests.results import PromptLogprobs
 from hybridlm.text.stream_decoder import REPLACEMENT
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -80,3 +81,28 @@ class ChoiceLogprobs:
 
 def _number(logprob: float | None) -> float | None:
     return None if logprob is None else finite(logprob)
+
+
+def prompt_entries(
+    logprobs: PromptLogprobs, top: int | None, tokenizer: Tokenizer | None
+) -> list[dict[str, Any] | None]:
+    """Return the log-probabilities of a prompt in the form of vLLM's `prompt_logprobs`.
+
+    A token has `logprob`, `rank` from 1 (null for a token of the prompt that is not among the most likely ones) and
+    `decoded_token` (null without a tokenizer), by its id as a text.
+
+    Args:
+        logprobs: of the tokens of the prompt.
+        top: number of most likely tokens that were asked for.
+        tokenizer: None if tokens have no text.
+    """
+
+    def row(place: int, token: int, logprob: float) -> dict[str, Any]:
+        text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+        rank = place + 1 if place < (top or 0) else None
+        return {"logprob": _number(logprob), "rank": rank, "decoded_token": text}
+
+    return [
+        None if entry is None else {str(token): row(i, token, value) for i, (token, value) in enumerate(entry.items())}
+        for entry in logprobs
+    ]

@@ -97,6 +97,11 @@ class OpenAIRequest:
     names_are_ids: bool
 
     @property
+    def prompt_top(self) -> int | None:
+        """Number of most likely tokens at each token of the prompt; None without `prompt_logprobs`."""
+        return self.requests[0].params.prompt_logprobs if self.requests else None
+
+    @property
     def scored(self) -> bool:
         """Whether log-probabilities of the prompt are asked for."""
         return self.echo and self.top is not None
@@ -130,6 +135,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         body.take(label, ANYTHING)
     echo = body.take("echo", BOOLEAN, False) if not chat else False
     top = _take_logprobs(body, chat, inputs.max_logprobs)
+    of_prompt = body.take("prompt_logprobs", whole(0, inputs.max_logprobs))
     n = body.take("n", whole(1, MAX_CHOICES), 1)
     if not chat and body.take("best_of", whole(1, MAX_CHOICES), n) != n:
         body.fault(f"best_of: is supported only with the value of n ({n})")
@@ -141,9 +147,11 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         body.fault("return_tokens_as_token_ids: expected true, because the checkpoint has no tokenizer.json")
     if max_tokens == 0 and not echo:
         body.fault("max_tokens: 0 only makes sense with echo")
+    if max_tokens == 0 and of_prompt is not None:
+        body.fault("prompt_logprobs: needs max_tokens of at least 1; with 0, echo and logprobs report the prompt")
     body.finish({**NEUTRAL, **(OF_CHATS if chat else OF_COMPLETIONS)})
     prompts = _chat_prompt(said, variables, tools, inputs) if chat else _prompts(said, inputs)
-    params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top)
+    params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top, prompt_logprobs=of_prompt)
     requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:
         requests = []

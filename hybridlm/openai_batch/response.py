@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hybridlm.openai_batch.logprobs import ChoiceLogprobs
+from hybridlm.openai_batch.logprobs import ChoiceLogprobs, prompt_entries
 from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
@@ -49,6 +49,8 @@ def response_body(
         "choices": choices,
         "usage": usage,
     }
+    if request.chat and completions[0].prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_entries(completions[0].prompt_logprobs, request.prompt_top, tokenizer)
     return body if request.user is None else {**body, "user": request.user}
 
 
@@ -81,6 +83,8 @@ def _choice(
     if request.token_ids:
         choice["token_ids"] = [] if completion is None else completion.token_ids
         choice["prompt_token_ids"] = list(prompt.token_ids)
+    if completion is not None and completion.prompt_logprobs is not None and not request.chat:
+        choice["prompt_logprobs"] = prompt_entries(completion.prompt_logprobs, request.prompt_top, tokenizer)
     return choice
 
 

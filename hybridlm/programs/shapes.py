@@ -76,17 +76,3 @@ S = TypeVar("S", Shape, CopyShape, PartShape, EditShape, AnyShape)
 def lane_bucket(count: int, lanes: int) -> int:
     """Return the compiled number of lanes (bucket) for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)
-
-
-MIN_WIDTH = 32
-"""Tokens of the narrowest prefill step: with fewer, a step takes as long, because it reads all weights."""
-
-
-def step_widths(chunk: int) -> list[int]:
-    """Return the compiled tokens per lane of prefill steps: the chunk and its quarters, down to `MIN_WIDTH`."""
-    return [chunk, *(step_widths(chunk // 4) if chunk >= 4 * MIN_WIDTH else [])]
-
-
-def step_width(tokens: int, chunk: int) -> int:
-    """Return the narrowest compiled width for `tokens` tokens of a lane, at most `chunk`."""
-    return min(width for width in step_widths(chunk) if width >= min(tokens, chunk))

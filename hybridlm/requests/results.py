@@ -21,6 +21,10 @@ def perplexity(sum_logprob: float, count: int) -> float | None:
     return math.exp(mean) if mean < math.log(sys.float_info.max) else None
 
 
+PromptLogprobs = list[dict[int, float] | None]
+"""For each token of a prompt its log-probability and the most likely tokens' by id; None for the first token."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """The completion of one prompt.
@@ -40,6 +44,9 @@ class Completion:
         answer: the text without the thoughts and their markers; None if the model has no tokenizer.
         captured: hidden states and states, if they were asked for; not compared.
         seed: the given or drawn seed of its random numbers; None if the temperature is 0. Not compared.
+        prompt_logprobs: for each token of the prompt a dict of the most likely tokens, best first, and the token itself
+            with their log-probabilities; None for the first token, which nothing predicts. None unless requested, and
+            of a request that was cancelled before its first step.
     """
 
     text: str | None
@@ -53,6 +60,7 @@ class Completion:
     answer: str | None = None
     captured: Captured | None = field(default=None, compare=False)
     seed: int | None = field(default=None, compare=False)
+    prompt_logprobs: PromptLogprobs | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_tokenizer(self)

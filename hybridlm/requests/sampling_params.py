@@ -30,6 +30,7 @@ class PlainSettings:
     min_p: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -64,6 +65,8 @@ class SamplingParams(PlainSettings):
         stop_token_ids: more token ids that end a completion.
         ignore_eos: do not end at the model's own end tokens.
         logprobs: report log-probabilities of the sampled tokens, and of this many most likely ones (0: none other).
+        prompt_logprobs: report log-probabilities of the tokens of the prompt, and of this many most likely ones at each
+            (0: none other). The prompt is read once more for them, by the steps of `LM.score`.
         repetition_penalty: logits of tokens of the prompt and the completion are divided by it if they are positive,
             else multiplied; 1 for none. Penalties, biases and bans come before temperature, and change no reported
             log-probability.
@@ -104,6 +107,7 @@ class Settings(TypedDict, total=False):
     min_p: Each[float]
     seed: Each[int | None]
     logprobs: Each[int | None]
+    prompt_logprobs: Each[int | None]
     repetition_penalty: Each[float]
     presence_penalty: Each[float]
     frequency_penalty: Each[float]

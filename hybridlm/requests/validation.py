@@ -116,7 +116,8 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("min_p", lambda x: _is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
     need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
-    need("logprobs", lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+    for name in ("logprobs", "prompt_logprobs"):
+        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
     need("stop", _is_stop_list, "a string, a token id, or a list of them")
     if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:
         faults.append("stop: expected strings that are not empty, got ''")

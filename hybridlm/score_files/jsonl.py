@@ -155,9 +155,8 @@ class JsonScores:
             for name, value in fields.items()
         }
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the lines of all parts to a file, in the order of the input."""
-        del saved  # a line is a row
         for contents, order in parts:
             if order is None:
                 for one in contents:

@@ -16,9 +16,6 @@ MAX_GROUP_ROWS = 1 << 16
 MAX_GROUP_BYTES = 1 << 26
 """Size at which a row group of the output, gathered from parts, is written."""
 
-SAVED = "hybridlm.prefix_tokens_saved"
-"""Key in the metadata of an output's schema: tokens that were not computed again because rows begin alike."""
-
 
 class ParquetRows:
     """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
@@ -111,9 +108,9 @@ class ParquetScores:
         pq.write_table(table_of(rows, self._schema, self._columns), sink)
         return sink.getvalue().to_pybytes()
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the rows of all parts to one Parquet file, in the order of the input."""
-        with pq.ParquetWriter(file, self._schema.with_metadata({SAVED: str(saved)})) as writer:
+        with pq.ParquetWriter(file, self._schema) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):
                 gathered.append(table)

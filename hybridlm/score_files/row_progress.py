@@ -1,4 +1,4 @@
-"""Progress over a file of texts: the share of its bytes, and within a part the tokens that have been computed."""
+"""Progress over a file of texts: the share of its bytes, and within a part the share of its tokens."""
 
 import threading
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ class Amount(NamedTuple):
 class RowProgress:
     """Progress over the rows of a file; without a bar or lines the methods show nothing.
 
-    Long and short rows count by their bytes. Within a part progress follows the computed tokens, by the tokens for each
-    byte in the parts before it.
+    Long and short rows count by their bytes. Within a part progress follows the computed tokens: as a share of the
+    part's tokens, or, where their number is not known, by the tokens for each byte in the parts before it.
 
     Args:
         bar: None for no bar.
@@ -44,6 +44,7 @@ class RowProgress:
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="", rows="", left="")
         self._done = self._total = self._kept = self._part = Amount(0, 0)
         self._first = self._tokens = self._bytes = 0
+        self._part_tokens: Tokens = no_tokens
         self._lock = threading.Lock()
 
     def read(self, rows: int) -> None:
@@ -61,9 +62,9 @@ class RowProgress:
             self._bar.reset(self._task, total=total.size, completed=kept.size, description="scoring")
         self._show()
 
-    def begin_part(self, part: Amount) -> None:
-        """Begin the rows of a part."""
-        self._part, self._first = part, self._count()
+    def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
+        """Begin the rows of a part; `tokens` returns the number of tokens that will be computed, 0 while unknown."""
+        self._part, self._part_tokens, self._first = part, tokens, self._count()
 
     def end_part(self) -> None:
         """Add the rows of the part."""
@@ -84,9 +85,11 @@ class RowProgress:
     @property
     def done(self) -> int:
         """Bytes of text that are done, in a part estimated from its computed tokens and less than all of it."""
-        if not self._part.size or not self._tokens:
+        total = self._part_tokens()
+        size, tokens = (self._part.size, total) if total else (self._bytes, self._tokens)
+        if not self._part.size or not tokens:
             return self._done.size
-        estimate = (self._count() - self._first) * self._bytes // self._tokens
+        estimate = (self._count() - self._first) * size // tokens
         return self._done.size + min(estimate, self._part.size - 1)
 
     def _show(self) -> None:

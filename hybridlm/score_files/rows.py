@@ -133,13 +133,12 @@ class ScoreTarget(Protocol):
         """Return a part of the output, complete in itself."""
         ...
 
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO, saved: int) -> None:
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the whole output.
 
         Args:
             parts: all parts, those of a sort window together, of which a few are in memory at a time.
             file: the output.
-            saved: tokens that were not computed again because rows begin alike, for formats that have a place for it.
         """
         ...
 

@@ -120,9 +120,11 @@ def score_file(
                     if number <= len(parts.done):
                         continue
                     size = sum(row.size for row in rows)
-                    bar.begin_part(Amount(len(rows), size))
+                    finished = parts.finished()
+                    bar.begin_part(Amount(len(rows), size), lambda finished=finished: finished.tokens)
                     saved, computed = scorer.saved(), scorer.step_places()
-                    scored = score_rows(scorer, _checked(source, target, found, rows), source.unit)
+                    with scorer.keeping(finished):
+                        scored = score_rows(scorer, _checked(source, target, found, rows), source.unit)
                     if strict:
                         _refuse(texts, _errors(rows, scored))
                     places = scorer.step_places() - computed
@@ -133,8 +135,7 @@ def score_file(
                     f"{texts}: was changed while it was read; give it the content that it had, or --restart"
                 )
             if not parts.joined:
-                saved = sum(part.saved for part in parts.done)
-                parts.join(lambda contents, file: target.join(in_windows(contents, order), file, saved))
+                parts.join(lambda contents, file: target.join(in_windows(contents, order), file))
         except BaseException as error:
             parts.note(error, "rows")
             raise

@@ -1,10 +1,12 @@
 """Scoring of rows in one call; a row that cannot be scored gets an error instead."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hybridlm.errors import NumericalError
+from hybridlm.files.finished import FinishedTexts
 from hybridlm.files.parts import Origin
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.results import Score
@@ -13,6 +15,9 @@ from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, R
 from hybridlm.score_files.score_columns import PROMPTS, score_columns, score_fields
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
+
+Keeping = Callable[[FinishedTexts], AbstractContextManager[Any]]
+"""Takes the kept results of a part, for the time that it is computed."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class ValueScorer:
         most_rows: maximum number of rows of a window; None for any.
         computed: tokens so far that were prefilled.
         step_places: tokens and places of the steps so far.
+        keeping: while a part is computed, keeps the results of single texts, and restores those of an earlier run.
     """
 
     columns: Columns
@@ -79,6 +85,7 @@ class ValueScorer:
     computed: Callable[[], int] = lambda: 0
     step_places: Callable[[], StepPlaces] = StepPlaces
     prompt_columns: Columns = field(default_factory=dict)
+    keeping: Keeping = nullcontext
 
     def read(self, row: InputRow) -> Any:
         """Return what is computed with; raises ValueError or TypeError."""
@@ -97,7 +104,7 @@ class Scorer:
         origin: everything else that the scores depend on but the settings.
         settings: what is asked about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
-        saved, computed, step_places, request: as for `ValueScorer`.
+        saved, computed, step_places, request, keeping: as for `ValueScorer`.
         probed: what is read and changed inside the model; None for nothing.
     """
 
@@ -111,6 +118,7 @@ class Scorer:
     request: tuple[str, ...] | None = None
     computed: Callable[[], int] = lambda: 0
     step_places: Callable[[], StepPlaces] = StepPlaces
+    keeping: Keeping = nullcontext
 
     @property
     def depends_on(self) -> Origin:

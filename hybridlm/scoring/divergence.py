@@ -4,7 +4,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -15,78 +14,17 @@ from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import types_of
 from hybridlm.rows.pool import RowPool
+from hybridlm.scoring.distances import Divergence
+from hybridlm.scoring.finished import KeptTexts
+from hybridlm.scoring.lanes import enter, leave, may_begin, widest
 from hybridlm.scoring.queue import ScoringQueue
-from hybridlm.scoring.scorer import enter, leave, max_held
+from hybridlm.scoring.scorer import max_held
 from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
 from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Structure
 from ir_passes import Certificate, CompiledStep, compile_step
 from ir_passes.rewrites import DropDead
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Distance between two models on texts; entries `offsets[i]` to `offsets[i + 1]` belong to text i.
-
-    An entry is about the distribution in the place of one token, over the whole vocabulary. Nothing predicts the first
-    token of a text: its numbers are nan, and its `same_top` False.
-
-    Attributes:
-        token_ids: int32 [E], the tokens of all texts.
-        kl: float32 [E], KL(P || Q) in nats, where P is this model's distribution and Q the other one's.
-        reverse_kl: float32 [E], KL(Q || P) in nats.
-        js: float32 [E], Jensen-Shannon divergence in nats, at most log 2.
-        same_top: bool [E], whether both have the same most likely token.
-        offsets: int64 [texts + 1].
-        certificate: of the step that compared them; None if nothing was compared.
-    """
-
-    token_ids: np.ndarray
-    kl: np.ndarray
-    reverse_kl: np.ndarray
-    js: np.ndarray
-    same_top: np.ndarray
-    offsets: np.ndarray
-    certificate: Certificate | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def predicted(self) -> np.ndarray:
-        """Indices of the entries of tokens that are predicted: all but the first of each text."""
-        first = np.zeros(len(self.token_ids), bool)
-        first[self.offsets[:-1]] = True
-        return np.flatnonzero(~first)
-
-    @property
-    def mean_kl(self) -> float | None:
-        """Mean of `kl` over the predicted tokens, in float64; None without any."""
-        return self._mean(self.kl)
-
-    @property
-    def mean_reverse_kl(self) -> float | None:
-        """Mean of `reverse_kl` over the predicted tokens."""
-        return self._mean(self.reverse_kl)
-
-    @property
-    def mean_js(self) -> float | None:
-        """Mean of `js` over the predicted tokens."""
-        return self._mean(self.js)
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of the predicted tokens in whose place both models have the same most likely token."""
-        return self._mean(self.same_top)
-
-    def of(self, text: int) -> dict[str, Any]:
-        """Return what was found about one text: its arrays, and the means over its predicted tokens."""
-        own = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
-        arrays = {name: getattr(self, name)[own] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
-        one = Divergence(**arrays, offsets=np.array([0, own.stop - own.start]))
-        means = {"mean_kl": one.mean_kl, "mean_reverse_kl": one.mean_reverse_kl, "mean_js": one.mean_js}
-        return {**arrays, **means, "agreement": one.agreement}
-
-    def _mean(self, values: np.ndarray) -> float | None:
-        return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else None
 
 
 class ComparedModel(NamedTuple):
@@ -121,6 +59,10 @@ class ComparedText(QueuedText):
         for own, all_lanes in zip(self.found, outputs, strict=True):
             own[first : first + count] = all_lanes[lane, :count]
 
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name."""
+        return self.found._asdict()
+
     def finish(self) -> None:
         """Copy the positions that were computed with the text that this one continues."""
         super().finish()
@@ -134,16 +76,17 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 
 
 def compare(
-    sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]]
+    sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
     """Return the distances of two models, and the first token without finite numbers by text.
 
-    Each text has a lane of its own in both; chunks are those of the first one. A common prefix of several texts is
-    prefilled once in both, in whole chunks. A text has the same bits in every company, in steps of the same shape.
+    Each text has a lane of its own in both; steps are those of the first one. A common prefix of several texts is
+    prefilled once in both, in whole steps. A text has the same bits in every company, in steps of the same shape.
 
     Args:
         sides: the models, on the same devices.
         texts: token ids, which fit the context of both.
+        full_lanes: use all lanes for any number of texts.
 
     Raises:
         IsolationError, AuditError, HloError: a step is refused (see `compile_step`).
@@ -151,18 +94,25 @@ def compare(
     found = [_arrays(len(text)) for text in texts]
     predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
     certificate, wrong = None, dict[int, int]()
+    storage = None if sides[0].engine.finished is None else KeptTexts(sides[0].engine.finished)
+    if storage is not None:
+        for i, text in storage.restored(predicted, lambda i: ComparedText(i, predicted[i])).items():
+            found[i] = text.found
+            if text.first_wrong is not None:
+                wrong[i] = text.first_wrong
+            del predicted[i]
     if predicted:
         most = min(side.engine.prefill_rows for side in sides)
-        size = max(side.engine.bucket(len(predicted), most) for side in sides)
+        size = max(side.engine.bucket(most if full_lanes else len(predicted), most) for side in sides)
         held = min(max_held(side.engine, size) for side in sides)
-        waiting = ScoringQueue(predicted, None, sides[0].engine.chunk, held, make=ComparedText)
+        waiting = ScoringQueue(predicted, None, sides[0].engine.widths, held, make=ComparedText)
         pools: list[RowPool] = []
         try:
             for side in sides:
                 if waiting.shares:
                     side.engine.give_up("decode")
                 pools.append(side.engine.borrow("prefill", size))
-            certificate = _compare(sides, pools, waiting, found, wrong)
+            certificate = _compare(sides, pools, waiting, found, wrong, storage)
         finally:
             for side, pool in zip(sides, pools, strict=False):
                 side.engine.give_back("prefill", pool)
@@ -206,36 +156,43 @@ def _compare(
     waiting: ScoringQueue[ComparedText],
     found: list[Divergences],
     wrong: dict[int, int],
+    storage: KeptTexts | None,
 ) -> Certificate:
     """Run the steps of both models until every text is compared, and fill `found` and `wrong`."""
+    widths = sides[0].engine.widths
     lanes: list[ComparedText | None] = [None] * pools[0].size
     flights: deque[tuple[Divergences, list[_Part]]] = deque()
-    program: CompiledStep | None = None
+    programs: dict[int, CompiledStep] = {}
     while flights or waiting or any(lanes):
-        while pools[0].owner.free and (text := waiting.take()) is not None:
+        begins = may_begin(lanes, widths)
+        while begins and pools[0].owner.free and (text := waiting.take()) is not None:
             _join(sides, pools, lanes, text)
             waiting.begun(text)
             if text.parent is not None and text.parent.snapshot is None:
                 text.parent.twin.snapshot = None  # nobody waits for the state in the second model either
         if any(lanes):
-            hidden, parts = _dispatch(sides, pools, lanes, waiting)
+            width = widest(lanes, widths)
+            hidden, parts = _dispatch(sides, pools, lanes, waiting, width)
             arguments = (sides[0].engine.params, sides[1].engine.params, *hidden)
-            program = program or _program(sides, arguments)
-            (outputs,) = program(*arguments)
+            if width not in programs:
+                programs[width] = _program(sides, arguments)
+            (outputs,) = programs[width](*arguments)
             flights.append((outputs, parts))
         while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
             read = Divergences._make(jax.device_get(outputs))
             for lane, text, first, count, last in parts:
                 text.take(read, lane, first, count)
+                sides[0].engine.stats["scored_tokens"] += count
                 if last:
                     text.finish()
                     if text.index is not None:
                         found[text.index] = text.found
                         if text.first_wrong is not None:
                             wrong[text.index] = text.first_wrong
-    assert program is not None, "there are texts"
-    return program.certificate
+                        if storage is not None:
+                            storage.add(text)
+    return programs[max(programs)].certificate
 
 
 def _join(
@@ -256,18 +213,20 @@ def _dispatch(
     pools: list[RowPool],
     lanes: list[ComparedText | None],
     waiting: ScoringQueue[ComparedText],
+    width: int,
 ) -> tuple[list[Any], list[_Part]]:
-    """Dispatch a step of each model; return their residual streams, and the part of each text."""
-    chunk = sides[0].engine.chunk
-    feeds = [None if one is None else one.feed(chunk) for one in lanes]
-    shape, batch = Shape("hidden", len(lanes), chunk), Batch.of(feeds, chunk)
-    owners = [list(lanes), [None if one is None else one.twin for one in lanes]]
+    """Dispatch a step of each model; return their residual streams, and the part of each text of this width."""
+    widths = sides[0].engine.widths
+    active = [None if text is None or text.width(widths) < width else text for text in lanes]
+    feeds = [None if text is None else text.feed(width) for text in active]
+    shape, batch = Shape("hidden", len(lanes), width), Batch.of(feeds, width)
+    owners = [active, [None if text is None else text.twin for text in active]]
     hidden = [
         side.engine.run(shape, pool, batch, owners=mine, counts=np.asarray(batch.lengths))
         for side, pool, mine in zip(sides, pools, owners, strict=True)
     ]
     parts: list[_Part] = []
-    for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
+    for lane, (text, feed) in enumerate(zip(active, feeds, strict=True)):
         if text is None or feed is None:
             continue
         for one in (text, text.twin):

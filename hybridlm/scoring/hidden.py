@@ -80,6 +80,10 @@ class ReadText(QueuedText):
             for row in hidden:  # one after the other, however the text is cut into chunks
                 self.total = self.total + row
 
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name."""
+        return {"vectors": self.vectors, "total": self.total}
+
     def finish(self) -> None:
         """Copy what was read of the shared prefix; all steps have been read."""
         super().finish()
@@ -103,7 +107,12 @@ class Read:
 
 
 def read_hidden(
-    engine: Engine, texts: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]], size: int, summed: bool = False
+    engine: Engine,
+    texts: Sequence[tuple[int, ...]],
+    places: Sequence[tuple[int, ...]],
+    size: int,
+    summed: bool = False,
+    full_lanes: bool = False,
 ) -> Read:
     """Return the residual stream after the final norm at some places of texts.
 
@@ -115,15 +124,17 @@ def read_hidden(
         places: for each text, indices of the tokens whose vectors are kept, in order.
         size: width of the residual stream.
         summed: also add up the vectors of all tokens.
+        full_lanes: use all lanes for any number of texts.
     """
     found = Read([np.zeros((0, size), np.float32)] * len(texts), [np.zeros(size)] * len(texts), {})
     if not texts:
         return found
     question = Reading([TextPlaces(tuple(one)) for one in places], size, summed)
-    step: TextStep[ReadText] = TextStep(Shape("hidden", 0, engine.chunk), lambda lanes, feeds: ())
+    step: TextStep[ReadText] = TextStep(Shape("hidden", 0, 0), lambda shape, lanes, feeds: ())
     given = {i: (*text, BEHIND) for i, text in enumerate(texts)}
-    with engine.decisions.command("read", texts=list(texts), places=list(places), size=size, summed=summed):
-        for one in prefilled(engine, given, step, ReadText, question=question):
+    sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
+    with engine.decisions.command("read", **sent):
+        for one in prefilled(engine, given, step, ReadText, question=question, full_lanes=full_lanes):
             assert one.index is not None
             found.vectors[one.index], found.totals[one.index] = one.vectors, one.total
             if one.first_wrong is not None:

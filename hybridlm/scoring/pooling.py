@@ -52,7 +52,14 @@ class Pooled(NamedTuple):
     wrong: dict[int, int]
 
 
-def pooled(engine: Engine, texts: Sequence[tuple[int, ...]], size: int, pooling: Pooling, normalised: bool) -> Pooled:
+def pooled(
+    engine: Engine,
+    texts: Sequence[tuple[int, ...]],
+    size: int,
+    pooling: Pooling,
+    normalised: bool,
+    full_lanes: bool = False,
+) -> Pooled:
     """Return a vector for each text: its residual stream after the final norm, pooled.
 
     Every vector is the one that the text has alone in steps of this shape.
@@ -63,10 +70,11 @@ def pooled(engine: Engine, texts: Sequence[tuple[int, ...]], size: int, pooling:
         size: width of the residual stream.
         pooling: "last" or "first" for the vector of that token, "mean" for the mean over all tokens.
         normalised: divide each vector by its length.
+        full_lanes: use all lanes for any number of texts.
     """
     mean = pooling == "mean"
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
-    read = read_hidden(engine, texts, places, size, summed=mean)
+    read = read_hidden(engine, texts, places, size, summed=mean, full_lanes=full_lanes)
     found = np.zeros((len(texts), size), np.float32)
     for i, text in enumerate(texts):
         vector = read.totals[i] / len(text) if mean else read.vectors[i][0].astype(np.float64)
@@ -83,7 +91,7 @@ def check_pooling(pooling: object) -> None:
 
 
 def classes(
-    engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier
+    engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier, full_lanes: bool = False
 ) -> tuple[Classification, dict[int, int]]:
     """Classify texts by their last tokens; also return the wrong texts of `Pooled`.
 
@@ -91,8 +99,9 @@ def classes(
         engine: runs the steps.
         texts: token ids, which fit the context.
         head: of the checkpoint.
+        full_lanes: use all lanes for any number of texts.
     """
-    read = pooled(engine, texts, head.weight.shape[1], "last", False)
+    read = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)
     logits = class_logits(head.weight, read.vectors)
     overflown = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
     return Classification(logits, head.labels), {i: len(texts[i]) - 1 for i in overflown} | read.wrong

@@ -65,7 +65,7 @@ class TextProbing:
             [] if probe is None or feed is None else probe.read_in(feed.position, feed.position + len(feed.tokens))
             for probe, feed in zip(probes, feeds, strict=True)
         ]
-        own = self._shape
+        own = self._shape._replace(places=min(self._shape.places, shape.tokens))
         if not any(read):
             own = own._replace(hidden_states=0, places=0)
         if not any(probe.vectors for probe in given):

@@ -5,9 +5,11 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.widths import text_widths
 from hybridlm.prefix_cache.radix_tree import RadixTree
 from hybridlm.requests.probes import Probe
 from hybridlm.scoring.text import QueuedText, ScoredText
@@ -46,7 +48,7 @@ class ScoringQueue(Generic[T]):
     Args:
         texts: token ids by the number of the text.
         prefix: a common beginning of all texts, prefilled by the caller.
-        chunk: tokens of a chunk; shared prefixes are whole chunks.
+        widths: widths of all steps, the widest first; shared prefixes are whole steps.
         most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
         question: what is asked about the texts, by their numbers; None for nothing.
         make: class of the texts.
@@ -60,7 +62,7 @@ class ScoringQueue(Generic[T]):
         self,
         texts: Mapping[int, tuple[int, ...]],
         prefix: Prefix | None,
-        chunk: int,
+        widths: tuple[int, ...],
         most: int,
         question: Asked | None = None,
         make: Callable[..., T] = ScoredText,
@@ -71,7 +73,7 @@ class ScoringQueue(Generic[T]):
         numbers, given = list(texts), list(texts.values())
         asked = None if question is None else [question.texts[i] for i in numbers]
         keys = None if asked is None else [one.key for one in asked]
-        found, of = shared_prefixes(given, chunk, begin, keys) if most else ([], [None] * len(texts))
+        found, of = shared_prefixes(given, widths, begin, keys) if most else ([], [None] * len(texts))
         self.shares = bool(found)
         prefix_of = dict(zip(texts, of, strict=True))
         shared: list[T] = []
@@ -145,42 +147,42 @@ class SharedPrefix(NamedTuple):
 
 def shared_prefixes(
     texts: Sequence[tuple[int, ...]],
-    chunk: int,
+    widths: tuple[int, ...],
     begin: int,
     keys: Sequence[Callable[[int, int], Any]] | None = None,
 ) -> tuple[list[SharedPrefix], list[int | None]]:
-    """Find prefixes of whole chunks that two texts or more have in common.
+    """Find prefixes of whole steps that two texts or more have in common.
 
-    A text is divided into the same chunks as without sharing. Its texts have the tokens of a prefix in common, and the
+    A text is divided into the same steps as without sharing. Its texts have the tokens of a prefix in common, and the
     token after them, so that the prefix's predictions hold for all of them. Every text keeps something to prefill. If
     prefixes are nested, the outermost and the innermost are kept, so that two states at a time are enough.
 
     Args:
         texts: token ids.
-        chunk: tokens of a chunk.
-        begin: where the first chunk begins, behind the same tokens in all texts.
+        widths: widths of all steps, the widest first.
+        begin: where the first step begins, behind the same tokens in all texts.
         keys: for each text, (first token, end) -> what else has to be equal about tokens to be shared.
 
     Returns:
         The prefixes, each behind its parent, and for each text the index of its prefix.
     """
-    # A radix tree over the numbers of chunks, each with the token behind it. The state of a node: texts that end there.
+    # A radix tree over the numbers of steps, each with the token behind it. The state of a node: texts that end there.
     numbers: dict[Any, int] = {}
     tree: RadixTree[list[int], Any] = RadixTree(grows=False)
+    ends = [list(accumulate(text_widths(len(text) - 1 - begin, widths), initial=begin)) for text in texts]
     for i, text in enumerate(texts):
-        # Every text keeps something to prefill, so its last chunk ends before its last token but one.
-        ends = range(begin + chunk, len(text) - 1, chunk)
-        if keys is None:
-            chunks = [numbers.setdefault(text[end - chunk : end + 1], len(numbers)) for end in ends]
-        else:
-            # A chunk predicts the tokens from its second one on, and the one behind it.
-            predicted = [(text[end - chunk : end + 1], keys[i](end - chunk + 1, end + 1)) for end in ends]
-            chunks = [numbers.setdefault(one, len(numbers)) for one in predicted]
-        match = tree.match(chunks)
-        if match.length == len(chunks) and match.into is None and match.node.state is not None:
+        # Every text keeps something to prefill, so its last shared step ends before its last token but one.
+        spans = [(start, end) for start, end in pairwise(ends[i]) if end < len(text) - 1]
+        steps = [
+            # A step predicts the tokens from its second one on, and the one behind it.
+            numbers.setdefault((text[start : end + 1], keys and keys[i](start + 1, end + 1)), len(numbers))
+            for start, end in spans
+        ]
+        match = tree.match(steps)
+        if match.length == len(steps) and match.into is None and match.node.state is not None:
             match.node.state.append(i)
-        elif chunks:
-            tree.insert(chunks, [i], ())
+        elif steps:
+            tree.insert(steps, [i], ())
     nodes = sorted(tree.nodes(), key=lambda node: node.position)
     counts, firsts = dict[Any, int](), dict[Any, int]()  # texts at a node and below it, and the first of them
     for node in reversed(nodes):
@@ -195,7 +197,7 @@ def shared_prefixes(
         innermost = not any(counts[child] > 1 for child in node.children.values())
         if counts[node] > 1 and (above is None or innermost):
             first = firsts[node]
-            prefixes.append(SharedPrefix(texts[first][: begin + node.position * chunk + 1], above, first))
+            prefixes.append(SharedPrefix(texts[first][: ends[first][node.position] + 1], above, first))
             above = len(prefixes) - 1
         prefix_at[node] = above
         for i in node.state or ():

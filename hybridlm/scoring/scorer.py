@@ -1,23 +1,29 @@
-"""Scoring: log-probabilities of texts (prompt logprobs), prefilled chunk by chunk in the rows of the prefill pool."""
+"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in the rows of the prefill pool.
+
+The widths of a text's steps follow from its own number of tokens. Texts of about the same length share the lanes; the
+lanes with the widest next step run first, so that all lanes of a step are in use.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
-from hybridlm.engine.probing import ReadPositions
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
+from hybridlm.scoring.finished import KeptTexts
+from hybridlm.scoring.lanes import TextPart, enter, leave, may_begin, widest
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
-from hybridlm.scoring.text import QueuedText, ScoredText
+from hybridlm.scoring.text import ScoredText
 from hybridlm.scoring.text_distributions import TextDistributions
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.steps.score import Chosen
@@ -30,11 +36,13 @@ def scores(
     prefix: Prefix | None = None,
     question: Question | None = None,
     probing: TextProbing | None = None,
+    full_lanes: bool = False,
 ) -> list[Score]:
     """Return the scores of all texts in order, unchecked; arguments as for `score`."""
     found: dict[int, Score] = {}
-    with engine.decisions.command("score", texts=list(texts), top=top, prefix=prefix, question=question):
-        for one in score(engine, texts, top, prefix, question, probing):
+    arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
+    with engine.decisions.command("score", **arguments):
+        for one in score(engine, texts, top, prefix, question, probing, full_lanes):
             assert one.index is not None
             tops = one.top_logprobs if top else None
             captured = None if one.writer is None or one.first_wrong is not None else one.writer.finish()
@@ -80,10 +88,11 @@ def score(
     prefix: Prefix | None = None,
     question: Question | None = None,
     probing: TextProbing | None = None,
+    full_lanes: bool = False,
 ) -> Generator[ScoredText, None, None]:
     """Score every token of every text, longest first; yield each text when it is done.
 
-    A common prefix of several texts is prefilled once, as far as it is whole chunks. Every number is the one that the
+    A common prefix of several texts is prefilled once, as far as it is whole steps. Every number is the one that the
     text has alone in steps of this shape.
 
     Args:
@@ -93,6 +102,7 @@ def score(
         prefix: common beginning of all texts.
         question: what is asked about the distributions of the texts; None for nothing. `top` is 0 with it.
         probing: what is read and changed inside the model; None for nothing. Texts share nothing with it.
+        full_lanes: use all lanes for any number of texts, so that the bits of a text do not depend on that number.
     """
 
     def has_steps(i: int) -> bool:
@@ -105,28 +115,25 @@ def score(
         yield ScoredText(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
     if not predicted:
         return
-    one_by_one = probing is not None and probing.one_by_one
-    shape = Shape("score", 0, 1 if one_by_one else engine.chunk, top)
+    shape = Shape("score", 0, 0, top)
     if question is not None:
         shape = replace(shape, top=question.top, chosen=question.width)
 
-    def operands(lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> tuple[Any, ...]:
-        return _operands(shape, lanes, feeds, question)
-
-    step = TextStep(shape, operands)
-    yield from prefilled(engine, {i: texts[i] for i in predicted}, step, ScoredText, prefix, question, probing)
+    step = TextStep(shape, partial(_operands, question))
+    several = {i: texts[i] for i in predicted}
+    yield from prefilled(engine, several, step, ScoredText, prefix, question, probing, full_lanes)
 
 
 class TextStep(NamedTuple, Generic[T]):
     """A step that prefills texts.
 
     Attributes:
-        shape: the program, with any number of lanes.
-        operands: texts in lanes and their feeds -> operands behind the batch.
+        shape: the program, with any number of lanes and tokens.
+        operands: shape of a step, texts in lanes and their feeds -> operands behind the batch.
     """
 
     shape: Shape
-    operands: Callable[[Sequence[T | None], Sequence[Feed | None]], tuple[Any, ...]]
+    operands: Callable[[Shape, Sequence[T | None], Sequence[Feed | None]], tuple[Any, ...]]
 
 
 def prefilled(
@@ -137,10 +144,11 @@ def prefilled(
     prefix: Prefix | None = None,
     question: Asked | None = None,
     probing: TextProbing | None = None,
+    full_lanes: bool = False,
 ) -> Generator[T, None, None]:
     """Prefill all tokens but the last one of every text, longest first; yield each text when it is done.
 
-    A common prefix of several texts is prefilled once, as far as it is whole chunks.
+    A common prefix of several texts is prefilled once, as far as it is whole steps.
 
     Args:
         engine: runs the steps.
@@ -150,15 +158,30 @@ def prefilled(
         prefix: common beginning of all texts.
         question: what is asked about the texts.
         probing: what is read and changed inside the model; None for nothing.
+        full_lanes: use all lanes for any number of texts.
     """
-    size = engine.bucket(len(texts), engine.prefill_rows)
+    storage = None if engine.finished is None or probing is not None else KeptTexts(engine.finished)
+    if storage is not None:
+
+        def empty(i: int) -> T:
+            return make(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
+
+        restored = storage.restored(texts, empty)
+        yield from restored.values()
+        texts = {i: tokens for i, tokens in texts.items() if i not in restored}
+        if not texts:
+            return
+    size = engine.bucket(engine.prefill_rows if full_lanes else len(texts), engine.prefill_rows)
     most, probes = (max_held(engine, size), None) if probing is None else (0, probing.probes)
-    waiting = ScoringQueue(texts, prefix, engine.chunk, most, question, make, probes)
+    waiting = ScoringQueue(texts, prefix, engine.widths, most, question, make, probes)
     if waiting.shares:
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
     try:
-        yield from _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing)
+        for text in _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing):
+            if storage is not None:
+                storage.add(text)
+            yield text
     finally:
         engine.give_back("prefill", pool)
 
@@ -173,41 +196,29 @@ def max_held(engine: Engine, lanes: int) -> int:
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-class TextPart(NamedTuple, Generic[T]):
-    """Part of a text that one step prefills.
-
-    Attributes:
-        lane, text: where, and which.
-        first, count: tokens that are predicted: `count` from token `first` on, the one after the first prefilled one.
-        read: what is read; None for nothing.
-        last: whether the text ends with it.
-    """
-
-    lane: int
-    text: T
-    first: int
-    count: int
-    read: ReadPositions | None
-    last: bool
-
-
 def _prefill(
     engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None
 ) -> Iterator[T]:
     """Dispatch steps, one ahead of the outputs that are read, until every text is done."""
+    widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
-        while pool.owner.free and (text := waiting.take()) is not None:
+        begins = may_begin(lanes, widths)
+        while begins and pool.owner.free and (text := waiting.take()) is not None:
             if probing is not None:
                 probing.begin(text)
             lanes[enter(engine, pool, text)] = text
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
+            width = widest(lanes, widths)
+            wide = [None if text is None or text.width(widths) < width else text for text in lanes]
+            shaped = step._replace(shape=replace(step.shape, tokens=width))
             # Texts that ask for nothing have the bits of the plain step: the others have steps of their own.
-            for probed in sorted({text.probe is not None for text in lanes if text is not None}):
-                flights.append(_dispatch(engine, pool, step, lanes, waiting, probing if probed else None))
+            for probed in sorted({text.probe is not None for text in wide if text is not None}):
+                active = [None if text is None or (text.probe is not None) != probed else text for text in wide]
+                flights.append(_dispatch(engine, pool, shaped, lanes, active, waiting, probing if probed else None))
         while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
             found = engine.runner.read(outputs)
@@ -222,42 +233,19 @@ def _prefill(
                         yield text
 
 
-def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
-    """Give a row to a text, with the state that it continues; return its lane."""
-    text.slot = pool.acquire()
-    if text.start is not None:
-        text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
-    return pool.lanes([text.slot])[0]
-
-
-def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
-    """Release the row of a text that is done; the state after a shared prefix is kept for the texts behind it."""
-    if text.slot is None:
-        return
-    if text.index is None:
-        known = () if text.start is None else text.start.spans
-        text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
-        # Each restore adds the whole prefix to the statistic, but it was computed once.
-        engine.stats["prefix_tokens_saved"] -= text.consumed
-    pool.owner.release(text.slot)
-    text.slot = None
-    engine.forget(text)
-
-
 def _dispatch(
     engine: Engine,
     pool: RowPool,
     step: TextStep[T],
     lanes: list[T | None],
+    active: Sequence[T | None],
     waiting: ScoringQueue[T],
     probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
-    """Dispatch one step of the texts with probes, or of those without; return its outputs, and the part of each."""
-    # Lanes whose turn it is not are idle.
-    active = [None if text is None or (text.probe is None) == (probing is not None) else text for text in lanes]
+    """Dispatch one step of the active texts; return its outputs, and the part of each."""
     feeds = [None if text is None else text.feed(step.shape.tokens) for text in active]
     batch = Batch.of(feeds, step.shape.tokens)
-    shape, operands = step.shape, step.operands(active, feeds)
+    shape, operands = step.shape, step.operands(step.shape, active, feeds)
     if probing is not None:
         shape, operands = probing.operands(shape, active, feeds, operands)
     outputs = engine.run(shape, pool, batch, *operands, owners=active, counts=np.asarray(batch.lengths))
@@ -283,7 +271,7 @@ def _dispatch(
 
 
 def _operands(
-    shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
+    question: Question | None, shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]
 ) -> tuple[Any, ...]:
     """Return the operands of a scoring step: the target of every token before the last, and the chosen ids."""
     targets = np.zeros((len(lanes), shape.tokens), np.int32)

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.widths import next_width
 from hybridlm.requests.captured import CaptureWriter
 from hybridlm.requests.captured_table import TableWriter
 from hybridlm.requests.finite import first_not_finite
@@ -72,15 +73,23 @@ class QueuedText:
             return self.parent.snapshot
         return None if self.prefix is None else self.prefix.snapshot
 
-    def feed(self, limit: int) -> Feed:
-        """Return the next tokens to prefill, at most `limit`."""
-        end = min(self.end, self.consumed + limit)
+    def width(self, widths: tuple[int, ...]) -> int:
+        """Return the width of the next step; `widths` are those of all steps, the widest first."""
+        return next_width(self.end - self.consumed, widths)
+
+    def feed(self, width: int) -> Feed:
+        """Return the next tokens to prefill, at most `width`."""
+        end = min(self.end, self.consumed + width)
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
         return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, of the `count` tokens that precede token `first` and those behind."""
+        raise NotImplementedError
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name, to store or to fill."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -142,6 +151,10 @@ class ScoredText(QueuedText):
             for i in range(count):
                 ids, values = scored.top_tokens[lane, i].tolist(), scored.top_logprobs[lane, i].tolist()
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the arrays of results by name; `top_logprobs` is not among them."""
+        return {"logprobs": self.logprobs, "greedy": self.greedy, **({} if self.found is None else self.found.arrays())}
 
     def finish(self) -> None:
         """Copy the results of the first tokens from the shared prefix; all steps have been read."""

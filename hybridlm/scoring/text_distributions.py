@@ -9,6 +9,9 @@ from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.steps.score import Scored
 
+_BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
+"""Arrays that begin at the first token that is asked about."""
+
 
 @dataclass(eq=False)
 class TextDistributions:
@@ -35,6 +38,10 @@ class TextDistributions:
         self._top_logprobs = np.zeros((count, asked.top), np.float32)
         self._logprobs = np.zeros((count, asked.width), np.float32)
         self._chosen_ranks = np.zeros((count, asked.width), np.int32)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all arrays by name."""
+        return {name: getattr(self, name) for name in ("ranks", "entropy", *_BY_POSITION)}
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
@@ -63,7 +70,7 @@ class TextDistributions:
             return
         assert shared.asked.first == first, "chunks that are shared are asked the same"
         self.ranks[first:end], self.entropy[first:end] = shared.ranks[first:], shared.entropy[first:]
-        for name in ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks"):
+        for name in _BY_POSITION:
             getattr(self, name)[: end - first] = getattr(shared, name)
 
     def top(self, before: int) -> TokenLogprobs | None:

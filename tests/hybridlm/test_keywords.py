@@ -37,7 +37,7 @@ def test_the_error_has_the_name_that_is_meant(call: Any, name: str, meant: str) 
         call(MODEL, **{name: 1})
 
 
-@pytest.mark.parametrize("name", ["num_beams", "best_of", "prompt_logprobs", "do_sample"])
+@pytest.mark.parametrize("name", ["num_beams", "best_of", "do_sample"])
 def test_names_without_an_argument_have_advice(name: str) -> None:
     with pytest.raises(TypeError) as error:
         LM.generate(MODEL, "a", **{name: 1})

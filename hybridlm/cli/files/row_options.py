@@ -27,8 +27,6 @@ Texts = Annotated[
 
 LOADED_WITH = (*STEP_OPTIONS, "adapter")
 """Options of `hybridlm.load` that these commands have."""
-MIN_TOKEN_SHARE = 0.5
-"""Share of tokens among the computed places below which a smaller chunk is advised."""
 EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 
@@ -71,17 +69,13 @@ class RowOptions:
         kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
         saved = report.prefix_tokens_saved
         shared = f"; {saved:,} tokens of common prefixes were not computed again" if saved else ""
+        share = report.token_share
+        places = "" if share is None else f"; {share:.0%} of the {report.step_places:,} computed places were tokens"
         typer.echo(
-            f"{report.output}: {report.texts:,} {items} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared} "
-            f"(compilation included)",
+            f"{report.output}: {report.texts:,} {items} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared}"
+            f"{places} (compilation included)",
             err=True,
         )
-        if (share := report.token_share) is not None and share < MIN_TOKEN_SHARE:
-            typer.echo(
-                f"{report.output}: {share:.0%} of the {report.step_places:,} computed places were tokens, the rest was "
-                "padding: give a smaller --chunk for short texts",
-                err=True,
-            )
         if report.shifted:
             typer.echo(
                 f"{report.output}: {report.shifted:,} completions are scored from within the prompt, because a token "

@@ -132,11 +132,13 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for index in (4, 1, 0, 5, 3, 2):
             logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
             yield Event(index, 7, "x", None)
-            yield Event(index, 8, "y", hybridlm.Completion(f"{index}é", [7, 8], logprobs, tops, "stop", [index]))
+            completion = hybridlm.Completion(f"{index}é", [7, 8], logprobs, tops, "stop", [index])
+            yield Event(index, 8, "y", dataclasses.replace(completion, prompt_logprobs=[None, {7: -0.5}]))
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
     output = printed(*GENERATE, "--n", "2", "--logprobs", "2", "--json", "--file", tmp_path / "p.jsonl")
     assert seen == ["Ada", "Ben", [36, 71]] and output.isascii()
+    assert "with --json only" in refused(*GENERATE, "Ada", "--prompt-logprobs", "1", status=2)
     assert rows(output) == [
         {
             "prompt": index // 2,
@@ -154,6 +156,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                 [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],
                 [{"token_id": 3, "logprob": -0.1}, {"token_id": 7, "logprob": None}],
             ],
+            "prompt_logprobs": [None, [{"token_id": 7, "logprob": -0.5}]],
         }
         for index in range(6)
     ]
@@ -217,6 +220,7 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "stop": ["a b", "c", 9],
         "ignore_eos": True,
         "logprobs": None,
+        "prompt_logprobs": None,
         "n": 4,
         "stop_token_ids": (),
         "repetition_penalty": 1.1,
@@ -624,9 +628,9 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     scores, calls = hybridlm.LM._scores, iter([True])
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         if next(calls, False):
-            return scores(*arguments)
+            return scores(*arguments, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hybridlm.LM, "_scores", interrupted)

@@ -125,11 +125,11 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (whole.texts, whole.errors, whole.kept) == (7, 3, 0) and whole.prefix_tokens_saved > 0
     calls: list[int] = []
 
-    def interrupted(*args: Any) -> Read:
+    def interrupted(*args: Any, **options: Any) -> Read:
         calls.append(len(args[1]))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return read_hidden(*args)
+        return read_hidden(*args, **options)
 
     monkeypatch.setattr("hybridlm.lm.read_hidden", interrupted)
     with pytest.raises(KeyboardInterrupt):

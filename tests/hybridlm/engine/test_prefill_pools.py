@@ -8,25 +8,22 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes
-from hybridlm.programs.shapes import CopyShape, Shape, step_width, step_widths
+from hybridlm.engine.widths import width_of
+from hybridlm.programs.shapes import CopyShape, Shape
 
 
-@pytest.mark.parametrize(
-    "chunk, widths",
-    [(1, [1]), (4, [4]), (64, [64]), (127, [127]), (128, [128, 32]), (256, [256, 64]), (512, [512, 128, 32])],
-)
-def test_widths_are_quarters_of_the_chunk(chunk: int, widths: list[int]) -> None:
-    assert step_widths(chunk) == widths
-    for tokens in range(1, 2 * chunk):
-        width = step_width(tokens, chunk)
-        assert width in widths and width >= min(tokens, chunk)
-        assert all(narrower < min(tokens, chunk) for narrower in widths if narrower < width)
+@pytest.mark.parametrize("widths", [(1,), (4,), (128, 32, 8), (128, 64)], ids=str)
+def test_width_is_the_narrowest_with_room(widths: tuple[int, ...]) -> None:
+    for tokens in range(1, widths[0] + 1):
+        width = width_of(tokens, widths)
+        assert width in widths and width >= tokens
+        assert all(narrower < tokens for narrower in widths if narrower < width)
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
     directory: Path = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("prefill_pools"))
-    return hybridlm.load(directory, lanes=4, context=512, chunk=128, progress=False, certify="off")
+    return hybridlm.load(directory, lanes=4, context=512, progress=False, certify="off")
 
 
 def prompt(tokens: int) -> list[int]:
@@ -58,11 +55,13 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
 @pytest.mark.parametrize(
     "arrivals, steps",
     [
-        ({0: [20]}, ["1x32"]),
+        ({0: [1]}, ["1x8"]),
+        ({0: [8]}, ["1x8"]),
+        ({0: [9]}, ["1x32"]),
         ({0: [32]}, ["1x32"]),
         ({0: [33]}, ["1x128"]),
         ({0: [128]}, ["1x128"]),
-        ({0: [129]}, ["1x128", "1x32"]),
+        ({0: [129]}, ["1x128", "1x8"]),
         ({0: [300]}, ["1x128", "1x128", "1x128"]),
         ({0: [20, 30]}, ["4x32"]),
         ({0: [20, 200]}, ["4x128", "1x128"]),  # the second prompt moves to a pool of one row
@@ -79,13 +78,14 @@ def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], step
     for completion, tokens in zip(found, lengths, strict=True):
         (alone,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
         assert completion.token_ids == alone.token_ids
+        assert completion.logprobs is not None and alone.logprobs is not None
         np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
 
 
 def test_moves_between_prefill_pools_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
     assert {CopyShape(1, 4), CopyShape(4, 1)} <= shapes
-    assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (32, 128)} <= shapes
+    assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
 
 
 def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:

@@ -152,6 +152,22 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
         assert score.greedy[1:].tolist() == (best == np.asarray(golden.prompts[index][1:])).tolist()
 
 
+@long_except("dense_interval")
+def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
+    """Log-probabilities of prompts beside their completions, against those of transformers."""
+    for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=1, prompt_logprobs=2)):
+        prompt, logits = golden.prompts[index], golden.logits[index].astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        assert completion.prompt_logprobs is not None
+        first, *entries = completion.prompt_logprobs
+        assert first is None and len(entries) == len(prompt) - 1
+        own = np.array([np.nan, *(entry[token] for entry, token in zip(entries, prompt[1:], strict=True))], np.float32)
+        check_logprobs(own, golden.logprobs[index], golden.where(index), golden.tolerance)
+        for entry, row, token in zip(entries, logprobs, prompt[1:], strict=False):
+            best = np.argsort(-row)[:2].tolist()
+            assert list(entry)[:2] == best and set(entry) == {*best, token}, golden.where(index)
+
+
 @long_except("next_old_fields")
 def test_generates(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the greedy continuation of each alone: every token."""

@@ -35,7 +35,7 @@ def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None
     model = family.abstract(replace(config, layers=config.layers[:layers]))
     structure, params = flatten(model)
     types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
-    settings = ForwardSettings(CHUNK, 1, 1, kv_blocks(TOKENS), types, False, False, None)
+    settings = ForwardSettings(((CHUNK, -(-TOKENS // CHUNK)),), 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
 
     def logprobs(params: Any, tokens: jax.Array) -> jax.Array:

@@ -30,6 +30,20 @@ def test_long_rows_count_more_and_tokens_within_a_part() -> None:
     assert progress.done == 1000
 
 
+def test_the_first_part_follows_its_own_tokens() -> None:
+    tokens, total = [30], [0]
+    progress = RowProgress(None, Lines("scoring", lambda: tokens[0]), lambda: tokens[0])
+    progress.begin(Amount(30, 1000), Amount(0, 0))
+    progress.begin_part(Amount(20, 600), lambda: total[0])
+    assert progress.done == 0
+    total[0], tokens[0] = 200, 30 + 50
+    assert progress.done == 150, "a quarter of the tokens"
+    tokens[0] = 30 + 200
+    assert progress.done == 599
+    progress.end_part()
+    assert progress.done == 600
+
+
 def test_the_time_left_follows_the_tokens_of_a_part(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

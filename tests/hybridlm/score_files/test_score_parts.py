@@ -90,7 +90,9 @@ def test_continues_with_a_model(texts: Path, text_lm: hybridlm.LM, monkeypatch: 
     for windows in (1, 2):
         calls = iter([True] * windows)
         monkeypatch.setattr(
-            type(text_lm), "_scores", lambda *given, calls=calls: real(*given) if next(calls, False) else 1 / 0
+            type(text_lm),
+            "_scores",
+            lambda *given, calls=calls, **options: real(*given, **options) if next(calls, False) else 1 / 0,
         )
         with pytest.raises(ZeroDivisionError) as raised:
             text_lm.score_file(texts, output, window=64)

@@ -114,10 +114,10 @@ def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyP
     path, out = tmp_path / "in.jsonl", tmp_path / f"out{ending}"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **options: Any) -> Any:
         if TEXTS[4] in [list(ids) for ids in args[1]]:
             raise KeyboardInterrupt
-        return pooled(*args)
+        return pooled(*args, **options)
 
     monkeypatch.setattr("hybridlm.lm.pooled", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -30,27 +30,27 @@ def test_parts_end_where_chunks_do() -> None:
     a = tuple(range(10))
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
-        parts, part_of = shared_prefixes([a, other], 4, 0)
+        parts, part_of = shared_prefixes([a, other], (4,), 0)
         assert [part.tokens for part in parts] == ([] if depth is None else [a[: depth + 1]]), length
         assert part_of == ([None, None] if depth is None else [0, 0])
-    assert shared_prefixes([a[:9], a[:9]], 4, 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
-    assert shared_prefixes([a, a], 4, 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
+    assert shared_prefixes([a[:9], a[:9]], (4,), 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
+    assert shared_prefixes([a, a], (4,), 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
 
 
 def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> None:
     stem = tuple(range(3))
     texts = [(*stem, *tail) for tail in ((3, 9, 9), (3, 4, 9, 9), (3, 4, 5, 6, 9), (3, 4, 5, 6, 8), (7, 7, 7, 7))]
-    parts, part_of = shared_prefixes(texts, 1, 0)
+    parts, part_of = shared_prefixes(texts, (1,), 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
     longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
-    assert shared_prefixes(longer, 1, 0) == (parts, part_of), "texts that go on alone are no prefixes"
+    assert shared_prefixes(longer, (1,), 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).map(tuple), max_size=12), st.integers(1, 3))
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
-    parts, part_of = shared_prefixes(texts, chunk, 0)
+    parts, part_of = shared_prefixes(texts, (chunk,), 0)
     members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
     for index, part in enumerate(parts):
@@ -72,7 +72,7 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
 @settings(max_examples=150)
 def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, most: int) -> None:
     """No text waits for ever, in whatever order lanes become free."""
-    queue = ScoringQueue(dict(enumerate(texts)), None, 1, most)
+    queue = ScoringQueue(dict(enumerate(texts)), None, (1,), most)
     alive: list[ScoredText] = []
     kept: set[ScoredText] = set()
     seen = []

@@ -1,0 +1,107 @@
+"""Files with the results of finished texts of an unfinished part.
+
+A part may take hours. The results of texts that have finished are written every few seconds, so that a run that was
+killed computes only the others again.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from hybridlm.files.atomic import naming
+from ir_passes.files.atomic import whole_file
+
+KEPT_EVERY = 20.0
+"""Seconds between two files, if texts finish; less than the 30 that are promised, because a step may take seconds."""
+
+
+class FinishedTexts:
+    """Results of the finished texts of one part, as arrays by the text's number in its call.
+
+    Calls are counted, because the same part makes the same calls in each run. Files are named
+    `finished-PART-NUMBER.safetensors`.
+
+    Args:
+        folder: of the parts, which no other process writes to.
+        part: number of the part.
+        clock: returns seconds.
+
+    Attributes:
+        tokens: tokens of the texts that this run computes for the part; 0 before they are known.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path, part: int, clock: Callable[[], float] = time.monotonic):
+        self._folder, self._part, self._clock = folder, part, clock
+        self._earlier, self._new = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        self._calls, self._written, self._last, self.tokens = 0, 0, clock(), 0
+        while (path := self._path(self._written)).exists():
+            try:
+                self._earlier |= load_file(path)
+            except SafetensorError as error:
+                raise _damaged(path, str(error)) from error
+            self._written += 1
+
+    def begin_call(self) -> int:
+        """Return the number of the next call."""
+        self._calls += 1
+        return self._calls - 1
+
+    def restore(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Fill arrays with the results of an earlier run; return False if it had not finished the text.
+
+        Raises:
+            ValueError: the results have other shapes or dtypes.
+        """
+        names = {name: f"{call}/{text}/{name}" for name in arrays}
+        if not all(key in self._earlier for key in names.values()):
+            return False
+        for name, array in arrays.items():
+            stored = self._earlier.pop(names[name])
+            if stored.shape != array.shape or stored.dtype != array.dtype:
+                message = f"{names[name]}: expected {array.dtype}{array.shape}, got {stored.dtype}{stored.shape}"
+                raise _damaged(self._path(0), message)
+            array[...] = stored
+        return True
+
+    def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add the results of a text; write all new results if the last file is old enough."""
+        self._new |= {f"{call}/{text}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+        if self._clock() - self._last >= KEPT_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all new results; when this returns no crash can lose them."""
+        if self._new:
+            path, partial = self._path(self._written), self._folder / "finished.partial"
+            partial.unlink(missing_ok=True)  # a run that was killed here left it
+            with naming(path), whole_file(path, partial) as file:
+                file.write(save(self._new))
+            self._written, self._new = self._written + 1, {}
+        self._last = self._clock()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"finished-{self._part:06}-{number:06}.safetensors"
+
+
+def delete_finished(folder: Path, part: int | None = None) -> None:
+    """Delete the results of the texts of one part, or of all parts."""
+    for path in finished_files(folder, part):
+        path.unlink()
+
+
+def finished_files(folder: Path, part: int | None = None) -> list[Path]:
+    """Return the files of results of one part, or of all parts."""
+    return sorted(
+        [*folder.glob(f"finished-{'*' if part is None else f'{part:06}-*'}"), *folder.glob("finished.partial")]
+    )
+
+
+def _damaged(path: Path, fault: str) -> ValueError:
+    return ValueError(f"{path}: cannot be read ({fault}); --restart (restart=True) deletes it and begins again")

@@ -1,0 +1,64 @@
+"""Lanes of the scorer: which texts may take them, and which step comes next."""
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.probing import ReadPositions
+from hybridlm.rows.pool import RowPool
+from hybridlm.scoring.text import QueuedText
+
+T = TypeVar("T", bound=QueuedText)
+
+
+class TextPart(NamedTuple, Generic[T]):
+    """Part of a text that one step prefills.
+
+    Attributes:
+        lane, text: where, and which.
+        first, count: tokens that are predicted: `count` from token `first` on, the one after the first prefilled one.
+        read: what is read; None for nothing.
+        last: whether the text ends with it.
+    """
+
+    lane: int
+    text: T
+    first: int
+    count: int
+    read: ReadPositions | None
+    last: bool
+
+
+def widest(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> int:
+    """Return the widest next step of the texts in lanes; at least one lane has a text."""
+    return max(text.width(widths) for text in lanes if text is not None)
+
+
+def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bool:
+    """Return True if texts may take the free lanes: no text waits for a step that is narrower than the widest.
+
+    A text that begins has the widest steps ahead, and lanes at narrower ones would be idle meanwhile.
+    """
+    return all(text is None or text.width(widths) == widths[0] for text in lanes)
+
+
+def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
+    """Give a row to a text, with the state that it continues; return its lane."""
+    text.slot = pool.acquire()
+    if text.start is not None:
+        text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
+    return pool.lanes([text.slot])[0]
+
+
+def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
+    """Release the row of a text that is done; the state after a shared prefix is kept for the texts behind it."""
+    if text.slot is None:
+        return
+    if text.index is None:
+        known = () if text.start is None else text.start.spans
+        text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
+        # Each restore adds the whole prefix to the statistic, but it was computed once.
+        engine.stats["prefix_tokens_saved"] -= text.consumed
+    pool.owner.release(text.slot)
+    text.slot = None
+    engine.forget(text)

@@ -1,0 +1,38 @@
+"""Log-probabilities of the prompts of requests (`prompt_logprobs`), which the scorer computes.
+
+Prompts are read again for them, whatever the prefix cache holds: cached states have no log-probabilities.
+"""
+
+from collections.abc import Sequence
+
+from hybridlm.engine.engine import Engine
+from hybridlm.requests.results import PromptLogprobs, Score
+from hybridlm.requests.sequence import Request
+from hybridlm.scoring.scorer import scores
+
+
+def prompt_logprobs(engine: Engine, requests: Sequence[Request]) -> dict[int, PromptLogprobs | int]:
+    """Return the log-probabilities of prompts by number of the request.
+
+    Equal prompts are scored once, and common beginnings too. For a prompt without finite numbers the value is the index
+    of its first wrong token.
+
+    Args:
+        engine: runs the steps.
+        requests: each has `prompt_logprobs`.
+    """
+    results: dict[int, PromptLogprobs | int] = {}
+    for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
+        own = [request for request in requests if request.params.prompt_logprobs == top]
+        prompts = list(dict.fromkeys(request.given for request in own))
+        scored = dict(zip(prompts, scores(engine, prompts, top), strict=True))
+        results |= {request.index: _entries(scored[request.given]) for request in own}
+    return results
+
+
+def _entries(score: Score) -> PromptLogprobs | int:
+    if score.first_wrong is not None:
+        return score.first_wrong
+    tops = score.top_logprobs or [{} for _ in score.token_ids]
+    tokens = zip(score.token_ids, score.logprobs.tolist(), tops, strict=True)
+    return [None, *({**top, token: logprob} for token, logprob, top in list(tokens)[1:])]

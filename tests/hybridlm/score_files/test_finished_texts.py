@@ -1,0 +1,150 @@
+"""Results of texts that have finished are kept within a part: a kill loses seconds, and no bit depends on it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_scorer import write_lines
+
+import hybridlm
+from hybridlm.files import finished
+from hybridlm.files.finished import FinishedTexts, finished_files
+
+REFERENCE = Path(__file__).resolve().parents[2] / "reference"
+
+
+def arrays(value: int) -> dict[str, np.ndarray]:
+    """Return results of a text."""
+    return {"logprobs": np.full(3, value, np.float32), "greedy": np.full(2, value > 1), "none": np.zeros((0, 4))}
+
+
+def test_results_are_written_every_few_seconds(tmp_path: Path) -> None:
+    now = [100.0]
+    texts = FinishedTexts(tmp_path, 3, lambda: now[0])
+    assert texts.begin_call() == 0
+    texts.add(0, 5, arrays(1))
+    now[0] += finished.KEPT_EVERY - 1
+    texts.add(0, 6, arrays(2))
+    assert not finished_files(tmp_path)
+    now[0] += 1
+    texts.add(0, 7, arrays(3))
+    assert len(finished_files(tmp_path, 3)) == 1 and not finished_files(tmp_path, 4)
+    texts.add(0, 8, arrays(4))
+    assert len(finished_files(tmp_path, 3)) == 1, "the clock begins anew"
+    again = FinishedTexts(tmp_path, 3)
+    for number in (5, 6, 7):
+        result = {name: np.zeros_like(array) for name, array in arrays(0).items()}
+        assert again.restore(0, number, result)
+        assert all((result[name] == array).all() for name, array in arrays(number - 4).items())
+    assert not again.restore(0, 8, arrays(0)) and not again.restore(1, 5, arrays(0))
+    assert finished.KEPT_EVERY < 30
+
+
+def test_results_of_other_texts_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    texts = FinishedTexts(tmp_path, 0)
+    texts.add(0, 0, arrays(1))
+    texts.flush()
+    with pytest.raises(ValueError, match=r"0/0/logprobs: expected float32\(4,\), got float32\(3,\)"):
+        FinishedTexts(tmp_path, 0).restore(0, 0, {"logprobs": np.zeros(4, np.float32)})
+    (path,) = finished_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"finished-000000-000000\.safetensors: cannot be read.*--restart"):
+        FinishedTexts(tmp_path, 0)
+
+
+class Killed(OSError):
+    """Ends a run as a kill does: nothing more is written."""
+
+
+Task = Callable[[hybridlm.LM, Path, Path], Any]
+TASKS: dict[str, Task] = {
+    "score": lambda lm, texts, output: lm.score_file(texts, output),
+    "distributions": lambda lm, texts, output: lm.score_file(texts, output, top=2, entropy=True, token_ids=[5, 6]),
+    "embed": lambda lm, texts, output: lm.embed_file(texts, output, pooling="mean"),
+    "divergence": lambda lm, texts, output: lm.divergence_file(lm, texts, output),
+}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Forty rows of 1 to 40 tokens, some of which begin alike."""
+    rng = np.random.default_rng(0)
+    stem = rng.integers(3, 90, 12).tolist()
+    rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
+    return write_lines(tmp_path / "in.jsonl", [{"id": i, "token_ids": row} for i, row in enumerate(rows)])
+
+
+def kill_after(count: int, patch: pytest.MonkeyPatch) -> None:
+    """End the run after so many finished texts, each of which is written at once."""
+    add, calls = FinishedTexts.add, iter(range(1000))
+
+    def killing(self: FinishedTexts, *given: Any) -> None:
+        if next(calls) == count:
+            raise Killed
+        add(self, *given)
+
+    patch.setattr(finished, "KEPT_EVERY", 0.0)
+    patch.setattr(FinishedTexts, "add", killing)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_killed_part_continues_with_the_same_bytes(
+    text_lm: hybridlm.LM, texts: Path, task: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    whole, output = texts.with_name(f"whole.{ending}"), texts.with_name(f"out.{ending}")
+    undisturbed = TASKS[task](text_lm, texts, whole)
+    for count in (7, 11):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_after(count, patch)
+            TASKS[task](text_lm, texts, output)
+    assert len(finished_files(texts.with_name(f"out.{ending}.parts"))) == 7 + 11
+    before = text_lm.stats["step_tokens"]
+    report = TASKS[task](text_lm, texts, output)
+    assert output.read_bytes() == whole.read_bytes() and report.kept == 0 and report.texts == 40
+    computed = text_lm.stats["step_tokens"] - before
+    assert 0 < computed == report.step_tokens < 0.7 * undisturbed.step_tokens
+    assert not texts.with_name(f"out.{ending}.parts").exists()
+
+
+def test_an_interrupt_writes_all_finished_texts(
+    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, calls = FinishedTexts.add, iter(range(1000))
+
+    def interrupted(self: FinishedTexts, *given: Any) -> None:
+        add(self, *given)
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+
+    output = texts.with_name("out.jsonl")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as raised:
+        patch.setattr(FinishedTexts, "add", interrupted)
+        text_lm.score_file(texts, output)
+    assert raised.value.__notes__ == [f"some rows are kept in {output}.parts: the same command continues"]
+    with pytest.raises(ValueError, match="window: 4096 rows, .* there, 5 rows"):
+        text_lm.score_file(texts, output, window=5)
+    assert len(finished_files(texts.with_name("out.jsonl.parts"))) == 1
+    assert text_lm.score_file(texts, output, restart=True).texts == 40
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Path) -> None:
+    output, whole = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
+    text_lm.score_file(texts, whole)
+    command = [sys.executable, REFERENCE / "processes" / "kill_texts.py", text_lm.path, texts, output, "9"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(finished_files(texts.with_name("out.jsonl.parts"))) == 9
+    report = text_lm.score_file(texts, output)
+    assert output.read_bytes() == whole.read_bytes() and 0 < report.step_tokens < 0.9 * report.tokens

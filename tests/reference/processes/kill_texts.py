@@ -1,0 +1,28 @@
+"""Score a file and kill -9 this process after so many finished texts: kill_texts.py MODEL INPUT OUTPUT COUNT."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checkpoints"))
+from text_checkpoint import SETTINGS
+
+import hybridlm
+from hybridlm.files import finished
+
+add, finished.KEPT_EVERY = finished.FinishedTexts.add, 0.0
+counted = [0]
+
+
+def killing(self: finished.FinishedTexts, *given: Any) -> None:
+    """Count the finished texts."""
+    if counted[0] == int(sys.argv[4]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    counted[0] += 1
+    add(self, *given)
+
+
+finished.FinishedTexts.add = killing  # type: ignore[method-assign]  # the process ends
+hybridlm.load(sys.argv[1], **SETTINGS).score_file(sys.argv[2], sys.argv[3])

@@ -19,7 +19,7 @@ from hybridlm.scoring.queue import ScoringQueue
 from hybridlm.scoring.scorer import enter, leave, max_held
 from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
-from hybridlm.steps.operands import Batch
+from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Structure
 from ir_passes import Certificate, CompiledStep, compile_step
 from ir_passes.rewrites import DropDead
@@ -260,10 +260,11 @@ def _dispatch(
     """Dispatch a step of each model; return their residual streams, and the part of each text."""
     chunk = sides[0].engine.chunk
     feeds = [None if one is None else one.feed(chunk) for one in lanes]
-    shape, batch = Shape("hidden", len(lanes), chunk), Batch.of(feeds, chunk)
+    inputs = StepInputs(Batch.of(feeds, chunk))
+    shape, counts = Shape.of(inputs), np.asarray(inputs.batch.lengths)
     owners = [list(lanes), [None if one is None else one.twin for one in lanes]]
     hidden = [
-        side.engine.run(shape, pool, batch, owners=mine, counts=np.asarray(batch.lengths))
+        side.engine.run(shape, pool, inputs, owners=mine, counts=counts)
         for side, pool, mine in zip(sides, pools, owners, strict=True)
     ]
     parts: list[_Part] = []

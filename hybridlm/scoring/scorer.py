@@ -19,8 +19,7 @@ from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import QueuedText, ScoredText
 from hybridlm.scoring.text_distributions import TextDistributions
-from hybridlm.steps.operands import Batch, Feed
-from hybridlm.steps.score import Chosen
+from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 
 def scores(
@@ -106,14 +105,11 @@ def score(
     if not predicted:
         return
     one_by_one = probing is not None and probing.one_by_one
-    shape = Shape("score", 0, 1 if one_by_one else engine.chunk, top)
-    if question is not None:
-        shape = replace(shape, top=question.top, chosen=question.width)
 
-    def operands(lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> tuple[Any, ...]:
-        return _operands(shape, lanes, feeds, question)
+    def inputs(batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> StepInputs:
+        return _scoring_inputs(batch, lanes, feeds, question)
 
-    step = TextStep(shape, operands)
+    step = TextStep(1 if one_by_one else engine.chunk, inputs, top if question is None else question.top)
     yield from prefilled(engine, {i: texts[i] for i in predicted}, step, ScoredText, prefix, question, probing)
 
 
@@ -121,12 +117,14 @@ class TextStep(NamedTuple, Generic[T]):
     """A step that prefills texts.
 
     Attributes:
-        shape: the program, with any number of lanes.
-        operands: texts in lanes and their feeds -> operands behind the batch.
+        tokens: maximum number of tokens of a text.
+        inputs: (batch, texts in lanes, their feeds) -> inputs.
+        top: number of most likely tokens to report; None for a step that reports none.
     """
 
-    shape: Shape
-    operands: Callable[[Sequence[T | None], Sequence[Feed | None]], tuple[Any, ...]]
+    tokens: int
+    inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs]
+    top: int | None = None
 
 
 def prefilled(
@@ -158,7 +156,7 @@ def prefilled(
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
     try:
-        yield from _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing)
+        yield from _prefill(engine, pool, waiting, step, probing)
     finally:
         engine.give_back("prefill", pool)
 
@@ -255,12 +253,13 @@ def _dispatch(
     """Dispatch one step of the texts with probes, or of those without; return its outputs, and the part of each."""
     # Lanes whose turn it is not are idle.
     active = [None if text is None or (text.probe is None) == (probing is not None) else text for text in lanes]
-    feeds = [None if text is None else text.feed(step.shape.tokens) for text in active]
-    batch = Batch.of(feeds, step.shape.tokens)
-    shape, operands = step.shape, step.operands(active, feeds)
+    feeds = [None if text is None else text.feed(step.tokens) for text in active]
+    batch = Batch.of(feeds, step.tokens)
+    inputs = step.inputs(batch, active, feeds)
     if probing is not None:
-        shape, operands = probing.operands(shape, active, feeds, operands)
-    outputs = engine.run(shape, pool, batch, *operands, owners=active, counts=np.asarray(batch.lengths))
+        inputs = inputs._replace(probes=probing.operand(active, feeds, step.tokens))
+    shape = Shape.of(inputs, step.top)
+    outputs = engine.run(shape, pool, inputs, owners=active, counts=np.asarray(batch.lengths))
     own = [(lane, *both) for lane, both in enumerate(zip(active, feeds, strict=True))]
     for _, text, feed in own:
         if text is not None and feed is not None:
@@ -282,12 +281,12 @@ def _dispatch(
     return outputs, parts
 
 
-def _operands(
-    shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
-) -> tuple[Any, ...]:
-    """Return the operands of a scoring step: the target of every token before the last, and the chosen ids."""
-    targets = np.zeros((len(lanes), shape.tokens), np.int32)
-    chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
+def _scoring_inputs(
+    batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
+) -> StepInputs:
+    """Return the inputs of a scoring step, with a target for every token before the last."""
+    targets = np.zeros(batch.tokens.shape, np.int32)
+    chosen = np.zeros((*targets.shape, 0 if question is None else question.width), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
             count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
@@ -295,6 +294,6 @@ def _operands(
             if text.asked is not None:
                 text.asked.fill(chosen[lane, :count], feed.position + 1)
     if question is None:
-        return (targets,)
-    host: Any = (chosen, np.full(len(lanes), question.temperature, np.float32))
-    return targets, Chosen(*host)
+        return StepInputs(batch, targets=targets)
+    temperature = np.full(len(lanes), question.temperature, np.float32)
+    return StepInputs(batch, targets=targets, chosen=Chosen(chosen, temperature))

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
+from models.ops.kernels import MODES, RowKernel, combinations
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.sharding.varying import varying_like
@@ -64,6 +65,10 @@ def expert_dot(
         kernels: one of `kernels.MODES`.
     """
     return grouped_product(x, weight, expert, absent, platform, kernels)
+
+
+_FORMS = combinations(platform=PLATFORMS, absent=(False, True), kernels=MODES)
+ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
 
 
 def grouped_product(

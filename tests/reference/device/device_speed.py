@@ -11,7 +11,8 @@ import hybridlm
 from hybridlm.bench.limits import measure_limits
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.steps.operands import Batch
 from hybridlm.target_report.floor import floor_of
 from hybridlm.target_report.step_report import step_report
 from ir_passes.targets import Target, local_target
@@ -108,20 +109,18 @@ def generated_per_second(lm: hybridlm.LM, prompt: int, tokens: int) -> float:
 def _seconds(engine: Engine, shape: Shape, position: int, times: int) -> float:
     program, rows = engine.program(shape), engine.new_rows(shape.lanes)
     rng = np.random.default_rng(5)
-    operands = jax.device_put(
-        (
-            rng.integers(1, engine.vocab_size, (shape.lanes, shape.tokens)).astype(np.int32),
-            np.full(shape.lanes, shape.tokens, np.int32),
-            np.full(shape.lanes, position, np.int32),
-            np.int32(kv_blocks(position + shape.tokens)),
-            *sampling_arrays([None] * shape.lanes),
-        )
+    batch = Batch(
+        rng.integers(1, engine.vocab_size, (shape.lanes, shape.tokens)).astype(np.int32),
+        np.full(shape.lanes, shape.tokens, np.int32),
+        np.full(shape.lanes, position, np.int32),
+        np.int32(kv_blocks(position + shape.tokens)),
     )
+    inputs = jax.device_put(sampling_inputs(batch, [None] * shape.lanes, engine.vocab_size))
     best = float("inf")
     for round in range(ROUNDS + 1):
         start, out = time.perf_counter(), None
         for _ in range(times if round else 1):
-            out, rows = program(engine.params, rows, *operands)
+            out, rows = program(engine.params, rows, inputs)
         jax.block_until_ready((out, rows))
         if round:  # the first one warms up
             best = min(best, (time.perf_counter() - start) / times)

@@ -12,6 +12,7 @@ from hybridlm.lm import LM
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import LAST_SAMPLED
+from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes import CompiledStep
 from models import kv_blocks
 
@@ -39,8 +40,10 @@ class EngineSide:
         self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
         self.program = self._engine.program(Shape("generate", lanes, 1))
         self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
-        self._sampling = self._engine.placement.ahead(sampling_arrays([None] * lanes))
-        (self._last_sampled,) = self._engine.placement.ahead((np.full((lanes, 1), LAST_SAMPLED, np.int32),))
+        sampling, mode = sampling_arrays([None] * lanes)
+        self._last_sampled, self._sampling = self._engine.placement.ahead(
+            (np.full((lanes, 1), LAST_SAMPLED, np.int32), {"sampling": sampling, "sampling_mode": mode})
+        )
         self._tokens = random_tokens(lanes, prompt, lm.config.vocab_size)
         self._start()
         self.decode(WARM_UP)
@@ -56,15 +59,15 @@ class EngineSide:
         for start in range(0, tokens.shape[1], chunk):
             part = tokens[:, start : start + chunk]
             padded = np.pad(part, [(0, 0), (0, chunk - part.shape[1])])
-            sampled = self._run(self.reading, padded, part.shape[1], *self._sampling)
+            sampled = self._run(self.reading, padded, part.shape[1], **self._sampling)
         return jax.device_get(sampled.token)
 
-    def _run(self, program: CompiledStep, tokens: np.ndarray | jax.Array, length: int, *operands: Any) -> Any:
+    def _run(self, program: CompiledStep, tokens: np.ndarray | jax.Array, length: int, **parts: Any) -> Any:
         lengths = np.full(self.lanes, length, np.int32)
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
-        blocks = np.int32(kv_blocks(self.position))
-        out, self.rows = program(self._engine.params, self.rows, tokens, lengths, positions, blocks, *operands)
+        batch = Batch(tokens, lengths, positions, np.array(kv_blocks(self.position), np.int32))
+        out, self.rows = program(self._engine.params, self.rows, StepInputs(batch, **parts))
         return out
 
     def decode(self, steps: int) -> list[float]:
@@ -74,7 +77,7 @@ class EngineSide:
         ends = [time.perf_counter()]
         unread: Any = None
         for step in range(steps + 1):
-            dispatched = self._run(self.program, self._last_sampled, 1, *self._sampling) if step < steps else None
+            dispatched = self._run(self.program, self._last_sampled, 1, **self._sampling) if step < steps else None
             if unread is not None:
                 self.last = jax.device_get(unread.token)
                 ends.append(time.perf_counter())
@@ -103,7 +106,7 @@ class EngineSide:
         for first in range(0, tokens, chunk):
             targets = texts[:, first + 1 : first + 1 + chunk]
             part = min(chunk, tokens - first)
-            jax.device_get(self._run(program, texts[:, first : first + chunk], part, targets))
+            jax.device_get(self._run(program, texts[:, first : first + chunk], part, targets=targets))
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:

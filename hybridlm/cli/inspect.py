@@ -141,7 +141,7 @@ def _shape(engine: Engine, which: StepKind) -> Shape:
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
     """Return arguments of a step whose lanes continue rows of their own; a chunk has one token less than it could."""
-    params, rows, _, _, _, _, *rest = engine.example_arguments(shape)
+    params, rows, inputs = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 
     def filled(row: jax.ShapeDtypeStruct) -> jax.Array:
@@ -149,4 +149,5 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    return params, jax.tree.map(filled, rows), *Batch.of([feed] * shape.lanes, shape.tokens), *rest
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens))
+    return params, jax.tree.map(filled, rows), inputs

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,6 +17,9 @@ from models.cpu_kernels import library
 from models.ops.kernels import default_mode
 from models.sharding.devices import Devices
 from models.sharding.sharded_dim import ShardedDim
+
+T = TypeVar("T")
+"""A pytree of arrays."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +128,17 @@ class Placement:
         """Return the sharding of an operand of a step: scalars are replicated, all others have lanes on axis 0."""
         return self.over(DATA) if np.ndim(operand) else self.over()
 
-    def put(self, operands: Sequence[Any]) -> list[Any]:
-        """Put the host arrays among the operands of a step on the devices of a mesh, in one call.
+    def put(self, inputs: T) -> T:
+        """Put the host arrays of a step's inputs on the devices of a mesh, together.
 
         On one device they stay on the host: a call of a program puts them in a tenth of the time.
         """
         if self.mesh is None:
-            return list(operands)
-        host = [one for one in operands if not isinstance(one, jax.Array)]
-        put = iter(self._put(host, jax.tree.map(self.of_operand, host)))
-        return [one if isinstance(one, jax.Array) else next(put) for one in operands]
+            return inputs
+        leaves, tree = jax.tree.flatten(inputs)
+        host = [leaf for leaf in leaves if not isinstance(leaf, jax.Array)]
+        placed = iter(self._put(host, list(map(self.of_operand, host))))
+        return tree.unflatten(leaf if isinstance(leaf, jax.Array) else next(placed) for leaf in leaves)
 
     def put_whole(self, tree: Any) -> Any:
         """Put host arrays on every device of a mesh, in one call; as `put` on one device."""
@@ -142,11 +146,14 @@ class Placement:
             return tree
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
 
-    def ahead(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Put operands that many steps take on devices once; with several processes they stay, to be compared."""
+    def ahead(self, inputs: T) -> T:
+        """Put inputs of many steps on devices once.
+
+        With several processes they stay on the host, to be compared.
+        """
         if self.several_processes:
-            return tuple(operands)
-        return tuple(jax.device_put(list(operands)) if self.mesh is None else self.put(operands))
+            return inputs
+        return jax.device_put(inputs) if self.mesh is None else self.put(inputs)
 
     def _put(self, tree: Any, places: Any) -> Any:
         """Put host arrays where `places` says, which has a sharding for each."""
@@ -162,16 +169,16 @@ class Placement:
         if self.several_processes:
             raise ValueError(f"{what}: not supported for a model over several processes; load it in one")
 
-    def examples(self, operands: Sequence[Any], whole: bool = False) -> tuple[Any, ...]:
-        """Return example operands to compile a program for; on a mesh only their types and shardings."""
+    def examples(self, inputs: T, whole: bool = False) -> T:
+        """Return inputs to compile a program for; on a mesh their types and shardings."""
         if self.mesh is None:
-            return tuple(operands)
+            return inputs
 
         def example(one: Any) -> jax.ShapeDtypeStruct:
             sharding = self.over() if whole else self.of_operand(one)
             return jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
 
-        return tuple(jax.tree.map(example, tuple(operands)))
+        return jax.tree.map(example, inputs)
 
 
 ONE_DEVICE = Placement()

@@ -6,7 +6,7 @@ last is in its row. Drafts are proposed from the sampled tokens, so a step that 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,13 +16,13 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import ReadPositions, RequestProbing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import CopyShape, Shape
-from hybridlm.requests.logit_changes import changes_shape, expected_changes, logit_changes
-from hybridlm.requests.sampling_operands import sampling_arrays, step_operands
+from hybridlm.requests.logit_changes import expected_changes, logit_changes
+from hybridlm.requests.sampling_operands import sampling_arrays, sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
-from hybridlm.steps.operands import Batch, Feed, blocks_for
+from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
 
 
 class DispatchedStep(NamedTuple):
@@ -63,7 +63,7 @@ class Decoding:
         assert probing is None or speculation is None, "nothing is drafted where probes may be"
         self._engine, self._processor, self._speculation, self._probing = engine, processor, speculation, probing
         self._drafted: list[int] = []
-        self._steady: tuple[list[ActiveSequence | None], Shape, np.ndarray, tuple[Any, ...]] | None = None
+        self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
     def read_and_change(self, probing: RequestProbing) -> None:
         """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
@@ -134,25 +134,22 @@ class Decoding:
     ) -> DispatchedStep:
         """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
         engine = self._engine
-        changes = logit_changes(lanes, engine.vocab_size)
-        shape = Shape("generate", pool.size, 1, top, self._processor, mtp_drafts, **changes_shape(changes))
-        if self._probing is not None:
-            shape = self._probing.shape(shape, lanes)
-        if self._steady is None or self._steady[:2] != (lanes, shape):
+        consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
+        positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
+        if self._steady is None or self._steady[0] != lanes:
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            probes = () if self._probing is None else self._probing.operands(shape, lanes)
-            placed = engine.placement.ahead((tokens, active, *sampling_arrays(lanes), *probes))
-            self._steady = lanes, shape, active, placed
-        counts, (tokens, active, *operands) = self._steady[2:]
-        # Probes are behind the changes of logits, which may be none.
-        at = len(operands) - (shape.probes is not None)
-        operands[at:at] = changes or ((None,) if shape.probes is not None else ())
-        positions = [0 if sequence is None else sequence.consumed for sequence in lanes]
-        blocks = self._blocks(max(positions) + 1, mtp_drafts)
-        batch = Batch(tokens, active, np.array(positions, np.int32), blocks)
+            probes = None if self._probing is None else self._probing.operand(lanes)
+            inputs = StepInputs(Batch(tokens, active, positions, blocks), None, *sampling_arrays(lanes), probes=probes)
+            self._steady = lanes, active, engine.placement.ahead(inputs)
+        _, counts, placed = self._steady
+        batch = Batch(placed.batch.tokens, placed.batch.lengths, positions, blocks)
+        changes = logit_changes(lanes, engine.vocab_size)
+        # `_replace` takes twice the time.
+        inputs = StepInputs(batch, None, placed.sampling, placed.sampling_mode, changes, probes=placed.probes)
+        shape = Shape.of(inputs, top, self._processor, mtp_drafts)
         timing = self._time(shape)
-        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, inputs, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
         sequences = _active_lanes(lanes)
@@ -176,15 +173,14 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        sampling, changes = step_operands(lanes, engine.vocab_size, drafts, tokens)
-        shape = Shape("verify", pool.size, tokens, top, self._processor, mtp_drafts, **changes)
         batch = Batch.of(feeds, tokens)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
-        operands = (np.array(self._drafted, np.int32), *sampling)
+        inputs = sampling_inputs(batch, lanes, engine.vocab_size, drafts)
+        shape = Shape.of(inputs, top, self._processor, mtp_drafts)
         timing = self._time(shape)
-        accepted, sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=None)
+        accepted, sampled = engine.run(shape, pool, inputs, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
         if timing is not None:
             timing.dispatched(sampled.token)

@@ -41,7 +41,7 @@ from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import StateKind, layout_of
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.operands import Batch
+from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
@@ -311,8 +311,7 @@ class Engine:
         self,
         shape: Shape,
         pool: RowPool,
-        batch: Batch,
-        *operands: Any,
+        inputs: StepInputs,
         owners: Sequence[Any],
         counts: np.ndarray | None,
     ) -> Any:
@@ -321,7 +320,7 @@ class Engine:
         Args:
             shape: the program.
             pool: its rows are consumed and replaced.
-            batch, operands: operands of the step; host arrays must not be written to afterwards.
+            inputs: of the step; host arrays must not be written to afterwards.
             owners: owner of each row, for the sanitizer and the test hook.
             counts: tokens that each row consumes, int32 [N], on the host; None if the step decides: then it returns
                 them as its first output, and `RowPool.advance` is called once that has been read.
@@ -329,7 +328,7 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
-        step = PoolStep(shape, self.params, pool, batch, operands, owners, counts)
+        step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, rows = self.runner.run(step, self.example_arguments)
         pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
         pool.advance(counts)

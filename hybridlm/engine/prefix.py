@@ -10,7 +10,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.snapshot_file import save_snapshot
 from hybridlm.errors import NumericalError
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.rows.snapshot import Snapshot, nothing_consumed
 from hybridlm.steps.operands import Batch, Feed
 
@@ -71,15 +71,14 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     pool = engine.new_row()
     slot = pool.acquire()
     lane = pool.lanes([slot])[0]
-    shape = Shape("generate", pool.size, engine.chunk)
     owners = [slot if row == lane else None for row in range(pool.size)]
     token = np.zeros(0)
     for start in range(0, len(consumed), engine.chunk):
         engine.decisions.checkpoint()
         part = Feed(consumed[start : start + engine.chunk], start)
         batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk)
-        sampling = sampling_arrays([None] * pool.size)
-        token = engine.run(shape, pool, batch, *sampling, owners=owners, counts=np.asarray(batch.lengths)).token
+        inputs = sampling_inputs(batch, [None] * pool.size, engine.vocab_size)
+        token = engine.run(Shape.of(inputs), pool, inputs, owners=owners, counts=np.asarray(batch.lengths)).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
     engine.forget(slot)

@@ -4,7 +4,6 @@ States are copied out of a row, and changed in it, between steps of the model: a
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import EditShape, Shape
+from hybridlm.programs.shapes import EditShape
 from hybridlm.requests.captured import CaptureWriter, StateEntry
 from hybridlm.requests.captured_table import CaptureTable, TableWriter
 from hybridlm.requests.places import Edit, Places
@@ -226,17 +225,11 @@ class Probing:
 class RequestProbing(Probing):
     """Reads and changes by the requests of a session. Hidden states are read where a token is sampled."""
 
-    def shape(self, shape: Shape, lanes: Sequence[ActiveSequence | None]) -> Shape:
-        """Return the shape of a step of these lanes, given the one without probes."""
-        found = shape_of((None if one is None else one.request.probe for one in lanes), 1)
-        return shape if found == ProbeShape() else replace(shape, probes=found)
-
-    def operands(self, shape: Shape, lanes: Sequence[ActiveSequence | None]) -> tuple[Probes, ...]:
-        """Return the operand of a step, if its shape has one."""
-        if shape.probes is None:
-            return ()
-        probes = [None if one is None else one.request.probe for one in lanes]
-        return (probe_operands(probes, shape.probes, self.arrays.places.hidden, None),)
+    def operand(self, lanes: Sequence[ActiveSequence | None]) -> Probes | None:
+        """Return the probes of a step of these lanes; None if no lane has any."""
+        probes = [None if sequence is None else sequence.request.probe for sequence in lanes]
+        shape = shape_of(probes, 1)
+        return None if shape == ProbeShape() else probe_operands(probes, shape, self.arrays.places.hidden, None)
 
     def after_step(
         self, pool: RowPool, sequences: Sequence[tuple[ActiveSequence, int]]

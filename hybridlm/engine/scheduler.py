@@ -19,7 +19,7 @@ from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import width_of
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import step_operands
+from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
@@ -222,17 +222,15 @@ class Scheduler:
         sequences = self._one_kind(self.prefilling)
         lanes = self._by_lane(pool, sequences)
         feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        operands, changes = step_operands(lanes, engine.vocab_size)
         width = width_of(max(len(feed.tokens) for feed in feeds if feed is not None), engine.widths)
-        shape = Shape("generate", pool.size, width, self._top(sequences), self._processor, **changes)
+        batch = Batch.of(feeds, width)
+        inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
-            shape = self._probing.shape(shape, lanes)
-            if shape.probes is not None:
-                operands += (() if changes else (None,)) + self._probing.operands(shape, lanes)
+            inputs = inputs._replace(probes=self._probing.operand(lanes))
+        shape = Shape.of(inputs, self._top(sequences), self._processor)
         if self._decode_pool is None:
             self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
-        batch = Batch.of(feeds, width)
-        sampled = engine.run(shape, pool, batch, *operands, owners=lanes, counts=np.asarray(batch.lengths))
+        sampled = engine.run(shape, pool, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         own: list[tuple[ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ir_passes import Lane, LaneContract, Shared, SlotMap
+from ir_passes.contract.prefix import is_entry
 from ir_passes.proof.agreement import devices_agree
 
 DIGEST_WORDS = 32
@@ -36,11 +38,14 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
         *args, digest = given
         maps = [arg for arg, entry in zip(args, entries, strict=True) if isinstance(entry, SlotMap)]
         agree = devices_agree((digest, maps))
-        for i, entry in enumerate(entries):
+
+        def guarded(entry: Any, arg: Any) -> Any:
             if isinstance(entry, Lane) and entry.role == "length":
-                args[i] = jnp.where(agree, args[i], jnp.int32(0))
-            elif isinstance(entry, SlotMap) and entry.role != "read":
-                args[i] = jnp.where(agree, args[i], jnp.int32(entry.size))
-        return (*step(*args), agree)
+                return jnp.where(agree, arg, jnp.int32(0))
+            if isinstance(entry, SlotMap) and entry.role != "read":
+                return jnp.where(agree, arg, jnp.int32(entry.size))
+            return arg
+
+        return *step(*jax.tree.map(guarded, entries, tuple(args), is_leaf=is_entry)), agree
 
     return run, replace(contract, inputs=(*entries, Shared()), outputs=(*contract.outputs, Shared()))

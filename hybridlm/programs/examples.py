@@ -12,8 +12,7 @@ from hybridlm.requests.probes import probe_operands
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.edit import no_edits, types_in
-from hybridlm.steps.operands import Batch
-from hybridlm.steps.score import Chosen
+from hybridlm.steps.operands import Batch, Chosen, StepInputs
 from hybridlm.steps.structure import Rows
 
 
@@ -37,34 +36,26 @@ def example_arguments(
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows)
-        return (abstract, *placement.examples([no_edits(shape.rows, types_in(abstract))]))
+        return abstract, placement.examples(no_edits(shape.rows, types_in(abstract)))
     if isinstance(shape, CopyShape):
-        maps = placement.examples([np.zeros(1, np.int32)] * 2, whole=True)
-        return (rows(shape.target), rows(shape.source), *maps)
-    operands: list[Any] = [*Batch.of([None] * shape.lanes, shape.tokens)]
+        maps = placement.examples((np.zeros(1, np.int32),) * 2, whole=True)
+        return rows(shape.target), rows(shape.source), *maps
+    idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":
-        operands.append(np.zeros((shape.lanes, shape.tokens), np.int32))
+        parts["targets"] = np.zeros(size, np.int32)
         if shape.chosen is not None:
-            chosen: Any = np.zeros((shape.lanes, shape.tokens, shape.chosen), np.int32)
-            temperature: Any = np.ones(shape.lanes, np.float32)
-            operands.append(Chosen(chosen, temperature))
-        elif shape.probes is not None:
-            operands.append(None)
+            parts["chosen"] = Chosen(np.zeros((*size, shape.chosen), np.int32), np.ones(shape.lanes, np.float32))
     elif shape.step != "hidden":
-        operands += [np.zeros(shape.lanes, np.int32)] if shape.step == "verify" else []
-        operands += sampling_arrays([None] * shape.lanes)
-        if shape.changes:
-            operands.append(empty_changes(shape.lanes, shape.changes, _mask_shape(shape, vocab_size)))
-        elif shape.probes is not None:
-            operands.append(None)
+        parts["sampling"], parts["sampling_mode"] = sampling_arrays(idle)
+    if shape.step == "verify":
+        parts["drafts"] = np.zeros(shape.lanes, np.int32)
+    if shape.changes:
+        parts["changes"] = empty_changes(shape.lanes, shape.changes, _mask_shape(shape, vocab_size))
     if shape.probes is not None:
-        places = (
-            np.zeros((shape.lanes, shape.probes.places), np.int32)
-            if shape.step == "score" and shape.probes.places
-            else None
-        )
-        operands.append(probe_operands([None] * shape.lanes, shape.probes, hidden, places))
-    return (params, rows(shape.lanes), *placement.examples(operands))
+        count = shape.probes.places if shape.step == "score" else 0
+        places = np.zeros((shape.lanes, count), np.int32) if count else None
+        parts["probes"] = probe_operands(idle, shape.probes, hidden, places)
+    return params, rows(shape.lanes), placement.examples(StepInputs(Batch.of(idle, shape.tokens), **parts))
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:

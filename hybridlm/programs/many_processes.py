@@ -14,6 +14,7 @@ from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Examples, Move, PoolStep, Runner
 from hybridlm.programs.shapes import AnyShape, EditShape
 from hybridlm.rows.pool import RowPool
+from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 
 MAP_FIELDS = ("slot that is read", "slot that is written")
@@ -32,10 +33,9 @@ class ManyProcesses(Runner):
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Run the step in all processes, with a digest of each operand that the step compares."""
-        named, _ = jax.tree_util.tree_flatten_with_path((step.batch, step.operands))
-        fields = {getattr(path[-1], "name", f"operand {i}"): _digest(one) for i, (path, one) in enumerate(named)}
-        program, given = self.compiled(step.shape, examples), self.placement.put((*step.batch, *step.operands))
-        outputs, rows = self.group.call(step.shape, program, (step.params, step.pool.take(), *given), fields)
+        program, inputs = self.compiled(step.shape, examples), self.placement.put(step.inputs)
+        args = step.params, step.pool.take(), inputs
+        outputs, rows = self.group.call(step.shape, program, args, digests(step.inputs))
         return self.group.replicate(outputs), rows
 
     @under_settings
@@ -65,6 +65,12 @@ class ManyProcesses(Runner):
             return False
         repeat(self.group)
         return True
+
+
+def digests(inputs: StepInputs) -> dict[str, int]:
+    """Return a digest of each array of a step's inputs, by its place: "batch.tokens"."""
+    leaves = jax.tree_util.tree_leaves_with_path(inputs)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): _digest(leaf) for path, leaf in leaves}
 
 
 def _digest(operand: Any) -> int:

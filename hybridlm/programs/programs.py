@@ -32,18 +32,14 @@ from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
+from hybridlm.steps.contract import step_contract
 from hybridlm.steps.dim_names import name_pool_dims
 from hybridlm.steps.edit import EDIT_CONTRACT, edit_step
-from hybridlm.steps.generate import (
-    CHANGED_GENERATE_CONTRACT,
-    GENERATE_CONTRACT,
-    PROBED_GENERATE_CONTRACT,
-    generate_step,
-)
-from hybridlm.steps.hidden import HIDDEN_CONTRACT, hidden_step
-from hybridlm.steps.score import CHOSEN_CONTRACT, PROBED_SCORE_CONTRACT, SCORE_CONTRACT, score_step
+from hybridlm.steps.generate import generate_step
+from hybridlm.steps.hidden import hidden_step
+from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Structure
-from hybridlm.steps.verify import CHANGED_VERIFY_CONTRACT, VERIFY_CONTRACT, verify_step
+from hybridlm.steps.verify import verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.proving import warn
@@ -168,18 +164,13 @@ class Programs:
             return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
             step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
-            if shape.probes is not None:
-                return step, PROBED_GENERATE_CONTRACT
-            return step, CHANGED_GENERATE_CONTRACT if shape.changes else GENERATE_CONTRACT
-        if shape.step == "verify":
+        elif shape.step == "verify":
             step = verify_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
-            return step, CHANGED_VERIFY_CONTRACT if shape.changes else VERIFY_CONTRACT
-        if shape.step == "hidden":
-            return hidden_step(self.structure), HIDDEN_CONTRACT
-        step = score_step(self.structure, shape.top or 0)
-        if shape.probes is not None:
-            return step, PROBED_SCORE_CONTRACT
-        return step, SCORE_CONTRACT if shape.chosen is None else CHOSEN_CONTRACT
+        elif shape.step == "hidden":
+            step = hidden_step(self.structure)
+        else:
+            step = score_step(self.structure, shape.top or 0)
+        return step, step_contract(verifying=shape.step == "verify")
 
     @under_settings
     def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
@@ -296,7 +287,7 @@ class Programs:
         mesh = self.placement.mesh
         if self.placement.several_processes:
             step, contract = with_operand_check(step, contract)
-            args += self.placement.examples([EXAMPLE_DIGEST], whole=True)
+            args = *args, self.placement.examples(EXAMPLE_DIGEST, whole=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:

@@ -21,7 +21,7 @@ from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import PoolPart, RowPool
-from hybridlm.steps.operands import Batch
+from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.stored import StoredStep
@@ -40,14 +40,13 @@ class PoolStep(NamedTuple):
     Attributes:
         shape, params: the program, and the model's parameters.
         pool: its rows are consumed.
-        batch, operands, owners, counts: as for `Engine.run`.
+        inputs, owners, counts: as for `Engine.run`.
     """
 
     shape: Shape
     params: tuple[jax.Array, ...]
     pool: RowPool
-    batch: Batch
-    operands: tuple[Any, ...]
+    inputs: StepInputs
     owners: Sequence[Any]
     counts: np.ndarray | None
 
@@ -173,8 +172,8 @@ class OneProcess(Runner):
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Dispatch the compiled step; its pool's arrays are donated."""
-        given = self.placement.put((*step.batch, *step.operands))
-        return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), *given)
+        inputs = self.placement.put(step.inputs)
+        return self._call(self.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
@@ -185,9 +184,8 @@ class OneProcess(Runner):
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         """Dispatch the compiled change of states; the pool's arrays are donated."""
-        (given,) = self.placement.put((operand,))
-        program = self.compiled(shape, examples)
-        pool.put(*self._call(program, pool.take(), given))
+        edits, program = self.placement.put(operand), self.compiled(shape, examples)
+        pool.put(*self._call(program, pool.take(), edits))
 
     def _call(self, program: Any, *args: Any) -> Any:
         with jax_private.explicit_device_put():

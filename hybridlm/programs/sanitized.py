@@ -66,15 +66,15 @@ class Sanitizer(Runner):
             SanitizerError: a lane found rows that are not its own, or not where it left them.
         """
         safe, call = self.program(step.shape, examples)
-        positions, counts = np.asarray(step.batch.positions), step.counts
-        most = np.asarray(step.batch.lengths) if counts is None else counts
+        batch, counts = step.inputs.batch, step.counts
+        positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
         turns = [
             None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(most[lane]))
             for lane, owner in enumerate(step.owners)
         ]
-        expected, given = self._ledger.expect(turns), self.placement.put((*step.batch, *step.operands))
+        expected = self._ledger.expect(turns)
         labels = self.shadow_labels(step.pool)
-        outputs, rows, labels, verdict = call((step.params, step.pool.take(), *given), labels, expected)
+        outputs, rows, labels, verdict = call((step.params, step.pool.take(), step.inputs), labels, expected)
         self._shadow_labels[step.pool] = labels
         safe.require(verdict, expected)
         self.steps += 1

@@ -1,11 +1,12 @@
 """Shapes of compiled programs: their compilation keys."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from hybridlm.rows.parts import PartShape
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.hooks import ProbeShape
+from hybridlm.steps.operands import StepInputs
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,36 @@ class Shape:
     masked: bool = False
     chosen: int | None = None
     probes: ProbeShape | None = None
+
+    @classmethod
+    def of(
+        cls,
+        inputs: StepInputs,
+        top: int | None = None,
+        processor: LogitsProcessor | None = None,
+        mtp_drafts: int = 0,
+    ) -> Self:
+        """Return the key of the step of these inputs, from their parts and their shapes.
+
+        Args:
+            inputs: arrays, or their types.
+            top, processor, mtp_drafts: settings without an input, as above.
+        """
+        lanes, tokens = inputs.batch.tokens.shape
+        changes, chosen, probes = inputs.changes, inputs.chosen, inputs.probes
+        samples = "verify" if inputs.drafts is not None else "generate"
+        return cls(
+            samples if inputs.sampling is not None else "hidden" if inputs.targets is None else "score",
+            lanes,
+            tokens,
+            top,
+            processor,
+            mtp_drafts,
+            0 if changes is None else changes.tokens.shape[1],
+            changes is not None and changes.mask is not None,
+            None if chosen is None else chosen.token_ids.shape[2],
+            None if probes is None else probes.shape,
+        )
 
     def __str__(self) -> str:
         top = "" if not self.top and (self.top is None or self.step == "score") else f" top={self.top}"

@@ -18,8 +18,8 @@ def logit_changes(
     vocab_size: int,
     drafts: Sequence[Sequence[int]] | None = None,
     tokens: int = 1,
-) -> tuple[LogitChanges, ...]:
-    """Return the operand of the changes of every lane's logits, padded to a bucket; none if no lane has any.
+) -> LogitChanges | None:
+    """Return the changes of the logits of all lanes, padded to a bucket; None without changes.
 
     All sampled tokens of lanes whose logits change must have been read.
 
@@ -33,7 +33,7 @@ def logit_changes(
     grammars = [None if s is None else s.grammar for s in lanes]
     masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
     if all(one is None for one in found) and masks is None:
-        return ()
+        return None
     count = bucket(max((one[0].size for one in found if one is not None), default=0))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),
@@ -47,23 +47,18 @@ def logit_changes(
             for whole, part in zip(changes[:-1], one, strict=True):
                 assert isinstance(whole, np.ndarray)
                 whole[lane, : part.size] = part
-    return (changes,)
+    return changes
 
 
 class ChangesShape(TypedDict, total=False):
-    """The fields of a step's `Shape` that say what the operand is."""
+    """The fields of a step's `Shape` about changes of logits."""
 
     changes: int
     masked: bool
 
 
-def changes_shape(operands: tuple[LogitChanges, ...]) -> ChangesShape:
-    """Return the number of changes of each lane and whether there are masks, for the shape of the step."""
-    return {"changes": operands[0].tokens.shape[1], "masked": operands[0].mask is not None} if operands else {}
-
-
 def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
-    """Return what `changes_shape` probably is for steps of these sequences."""
+    """Return the fields that steps of these sequences probably have."""
     params = [sequence.request.params for sequence in sequences]
     if not any(one.needs_output for one in params):
         return {}

@@ -1,27 +1,32 @@
-"""Sampling settings of sequences as operands of a step."""
+"""Sampling settings of sequences as inputs of a step."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from hybridlm.requests.logit_changes import ChangesShape, changes_shape, logit_changes
+from hybridlm.requests.logit_changes import logit_changes
 from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
+from hybridlm.steps.operands import Batch, StepInputs
 
 
-def step_operands(
+def sampling_inputs(
+    batch: Batch,
     lanes: Sequence[ActiveSequence | None],
     vocab_size: int,
     drafts: Sequence[Sequence[int]] | None = None,
-    tokens: int = 1,
-) -> tuple[tuple[Any, ...], ChangesShape]:
-    """Return the operands that say how each lane is sampled, and the fields of `Shape` about changes of logits.
+) -> StepInputs:
+    """Return the inputs of a step that samples the next token of each lane.
 
-    Arguments as for `logit_changes`.
+    Args:
+        batch: tokens of each lane.
+        lanes: the sequences; None for an idle lane.
+        vocab_size: logits of a token.
+        drafts: drafts of each lane, for a step that verifies; None for one that does not.
     """
-    changes = logit_changes(lanes, vocab_size, drafts, tokens)
-    return (*sampling_arrays(lanes), *changes), changes_shape(changes)
+    counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
+    changes = logit_changes(lanes, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
+    return StepInputs(batch, counts, *sampling_arrays(lanes), changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:

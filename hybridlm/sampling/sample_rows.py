@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32, Int32, UInt32
 
+from ir_passes import Lane, rowwise
 from ir_passes.jaxpr import jax_private
-from models.cpu_kernels import library
-from models.ops.kernels import Kernel
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import Kernel, combinations
 from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
 
@@ -58,3 +59,6 @@ def sample_rows(
     operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
     call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")
     return call(*operands, instructions=instruction_number(instructions))
+
+
+rowwise(sample_rows, inputs=(Lane(),) * 6, static=combinations(instructions=INSTRUCTIONS))

@@ -21,7 +21,7 @@ from hybridlm.scoring.queue import ScoringQueue
 from hybridlm.scoring.scorer import max_held
 from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
-from hybridlm.steps.operands import Batch
+from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Structure
 from ir_passes import Certificate, CompiledStep, compile_step
 from ir_passes.rewrites import DropDead
@@ -219,10 +219,11 @@ def _dispatch(
     widths = sides[0].engine.widths
     active = [None if text is None or text.width(widths) < width else text for text in lanes]
     feeds = [None if text is None else text.feed(width) for text in active]
-    shape, batch = Shape("hidden", len(lanes), width), Batch.of(feeds, width)
+    inputs = StepInputs(Batch.of(feeds, width))
+    shape, counts = Shape.of(inputs), np.asarray(inputs.batch.lengths)
     owners = [active, [None if text is None else text.twin for text in active]]
     hidden = [
-        side.engine.run(shape, pool, batch, owners=mine, counts=np.asarray(batch.lengths))
+        side.engine.run(shape, pool, inputs, owners=mine, counts=counts)
         for side, pool, mine in zip(sides, pools, owners, strict=True)
     ]
     parts: list[_Part] = []

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import Shape
 from hybridlm.scoring.scorer import TextStep, prefilled
 from hybridlm.scoring.text import QueuedText
+from hybridlm.steps.operands import StepInputs
 
 BEHIND = 0
 """Token put behind every text: a queue leaves the last token of a text out, and here all of them are prefilled."""
@@ -130,7 +130,7 @@ def read_hidden(
     if not texts:
         return found
     question = Reading([TextPlaces(tuple(one)) for one in places], size, summed)
-    step: TextStep[ReadText] = TextStep(Shape("hidden", 0, 0), lambda shape, lanes, feeds: ())
+    step: TextStep[ReadText] = TextStep(lambda batch, lanes, feeds: StepInputs(batch))
     given = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
     with engine.decisions.command("read", **sent):

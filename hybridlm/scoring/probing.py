@@ -1,13 +1,11 @@
-"""Probes of the texts of one call: the shape and the operand of each step."""
+"""Probes of the texts of one call, as inputs of each step."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hybridlm.engine.probing import Probing, ReadPositions
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.probes import Probe, probe_operands, shape_of, slots
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import QueuedText
@@ -46,18 +44,12 @@ class TextProbing:
             capacity = len(text.probe.read_in(0, len(text.tokens)))
             text.writer = self.probing.writer(text.probe, text.index, capacity)
 
-    def operands(
-        self,
-        shape: Shape,
-        lanes: Sequence[QueuedText | None],
-        feeds: Sequence[Feed | None],
-        operands: tuple[Any, ...],
-    ) -> tuple[Shape, tuple[Any, ...]]:
-        """Return the shape of a step and its operands.
+    def operand(self, lanes: Sequence[QueuedText | None], feeds: Sequence[Feed | None], tokens: int) -> Probes | None:
+        """Return the probes of a step; None if no lane has any.
 
         Args:
-            shape, operands: of the step without probes.
             lanes, feeds: the text in each lane, and its tokens.
+            tokens: maximum number of tokens of a text in the step.
         """
         probes = [None if text is None else text.probe for text in lanes]
         given = [probe for probe in probes if probe is not None]
@@ -65,7 +57,7 @@ class TextProbing:
             [] if probe is None or feed is None else probe.read_in(feed.position, feed.position + len(feed.tokens))
             for probe, feed in zip(probes, feeds, strict=True)
         ]
-        own = self._shape._replace(places=min(self._shape.places, shape.tokens))
+        own = self._shape._replace(places=min(self._shape.places, tokens))
         if not any(read):
             own = own._replace(hidden_states=0, places=0)
         if not any(probe.vectors for probe in given):
@@ -73,16 +65,14 @@ class TextProbing:
         if not any(probe.ablations for probe in given):
             own = own._replace(ablations=0)
         if own == ProbeShape():
-            return shape, operands
+            return None
         places: Any = None
         if own.places:
-            places = np.full((len(lanes), own.places), shape.tokens, np.int32)
+            places = np.full((len(lanes), own.places), tokens, np.int32)
             for lane, (positions, feed) in enumerate(zip(read, feeds, strict=True)):
                 if feed is not None:
                     places[lane, : len(positions)] = np.array(positions, np.int32) - feed.position
-        operand: Probes = probe_operands(probes, own, self.probing.arrays.places.hidden, places)
-        # Chosen ids, which may be none, are in front of it.
-        return replace(shape, probes=own), (*operands, *((None,) if shape.chosen is None else ()), operand)
+        return probe_operands(probes, own, self.probing.arrays.places.hidden, places)
 
     def edit(self, pool: RowPool, lanes: Sequence[QueuedText | None]) -> None:
         """Dispatch the changes of states that are due after a step."""

@@ -7,7 +7,6 @@ lanes with the widest next step run first, so that all lanes of a step are in us
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -25,8 +24,7 @@ from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import ScoredText
 from hybridlm.scoring.text_distributions import TextDistributions
-from hybridlm.steps.operands import Batch, Feed
-from hybridlm.steps.score import Chosen
+from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 
 def scores(
@@ -115,11 +113,11 @@ def score(
         yield ScoredText(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
     if not predicted:
         return
-    shape = Shape("score", 0, 0, top)
-    if question is not None:
-        shape = replace(shape, top=question.top, chosen=question.width)
 
-    step = TextStep(shape, partial(_operands, question))
+    def inputs(batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> StepInputs:
+        return _scoring_inputs(batch, lanes, feeds, question)
+
+    step = TextStep(inputs, top if question is None else question.top)
     several = {i: texts[i] for i in predicted}
     yield from prefilled(engine, several, step, ScoredText, prefix, question, probing, full_lanes)
 
@@ -128,12 +126,12 @@ class TextStep(NamedTuple, Generic[T]):
     """A step that prefills texts.
 
     Attributes:
-        shape: the program, with any number of lanes and tokens.
-        operands: shape of a step, texts in lanes and their feeds -> operands behind the batch.
+        inputs: (batch, texts in lanes, their feeds) -> inputs.
+        top: number of most likely tokens to report; None for a step that reports none.
     """
 
-    shape: Shape
-    operands: Callable[[Shape, Sequence[T | None], Sequence[Feed | None]], tuple[Any, ...]]
+    inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs]
+    top: int | None = None
 
 
 def prefilled(
@@ -178,7 +176,7 @@ def prefilled(
         engine.give_up("decode")
     pool = engine.borrow("prefill", size)
     try:
-        for text in _prefill(engine, pool, waiting, step._replace(shape=replace(step.shape, lanes=size)), probing):
+        for text in _prefill(engine, pool, waiting, step, probing):
             if storage is not None:
                 storage.add(text)
             yield text
@@ -214,11 +212,11 @@ def _prefill(
             engine.decisions.checkpoint()
             width = widest(lanes, widths)
             wide = [None if text is None or text.width(widths) < width else text for text in lanes]
-            shaped = step._replace(shape=replace(step.shape, tokens=width))
             # Texts that ask for nothing have the bits of the plain step: the others have steps of their own.
             for probed in sorted({text.probe is not None for text in wide if text is not None}):
                 active = [None if text is None or (text.probe is not None) != probed else text for text in wide]
-                flights.append(_dispatch(engine, pool, shaped, lanes, active, waiting, probing if probed else None))
+                part = _dispatch(engine, pool, step, width, lanes, active, waiting, probing if probed else None)
+                flights.append(part)
         while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
             found = engine.runner.read(outputs)
@@ -237,18 +235,20 @@ def _dispatch(
     engine: Engine,
     pool: RowPool,
     step: TextStep[T],
+    width: int,
     lanes: list[T | None],
     active: Sequence[T | None],
     waiting: ScoringQueue[T],
     probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
     """Dispatch one step of the active texts; return its outputs, and the part of each."""
-    feeds = [None if text is None else text.feed(step.shape.tokens) for text in active]
-    batch = Batch.of(feeds, step.shape.tokens)
-    shape, operands = step.shape, step.operands(step.shape, active, feeds)
+    feeds = [None if text is None else text.feed(width) for text in active]
+    batch = Batch.of(feeds, width)
+    inputs = step.inputs(batch, active, feeds)
     if probing is not None:
-        shape, operands = probing.operands(shape, active, feeds, operands)
-    outputs = engine.run(shape, pool, batch, *operands, owners=active, counts=np.asarray(batch.lengths))
+        inputs = inputs._replace(probes=probing.operand(active, feeds, width))
+    shape = Shape.of(inputs, step.top)
+    outputs = engine.run(shape, pool, inputs, owners=active, counts=np.asarray(batch.lengths))
     own = [(lane, *both) for lane, both in enumerate(zip(active, feeds, strict=True))]
     for _, text, feed in own:
         if text is not None and feed is not None:
@@ -270,12 +270,12 @@ def _dispatch(
     return outputs, parts
 
 
-def _operands(
-    question: Question | None, shape: Shape, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]
-) -> tuple[Any, ...]:
-    """Return the operands of a scoring step: the target of every token before the last, and the chosen ids."""
-    targets = np.zeros((len(lanes), shape.tokens), np.int32)
-    chosen = np.zeros((len(lanes), shape.tokens, shape.chosen or 0), np.int32)
+def _scoring_inputs(
+    batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
+) -> StepInputs:
+    """Return the inputs of a scoring step, with a target for every token before the last."""
+    targets = np.zeros(batch.tokens.shape, np.int32)
+    chosen = np.zeros((*targets.shape, 0 if question is None else question.width), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
             count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
@@ -283,6 +283,6 @@ def _operands(
             if text.asked is not None:
                 text.asked.fill(chosen[lane, :count], feed.position + 1)
     if question is None:
-        return (targets,)
-    host: Any = (chosen, np.full(len(lanes), question.temperature, np.float32))
-    return targets, Chosen(*host)
+        return StepInputs(batch, targets=targets)
+    temperature = np.full(len(lanes), question.temperature, np.float32)
+    return StepInputs(batch, targets=targets, chosen=Chosen(chosen, temperature))

@@ -1,5 +1,5 @@
-"""Step functions over all lanes, and the contract beside each.
+"""Step functions over all lanes, their inputs and their contract.
 
-Imports `sampling`. Begin with `structure`, then `generate`; `score` and `verify` have the same form, `operands` are
-built on the host for every step.
+Imports `sampling`. Begin with `operands` (the inputs, made on the host for every step), `structure` and `contract`,
+then `generate`; `score`, `verify` and `hidden` have the same form.
 """

@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
-from hybridlm.steps.structure import STATE, Rows, Structure
+from hybridlm.steps.contract import STATE
+from hybridlm.steps.structure import Rows, Structure
 from ir_passes import Lane, LaneContract
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices
 from models.state.state import StateArray, name_dims

@@ -1,12 +1,10 @@
-"""The generating step and its contract: prefill of a chunk of each prompt, or a decode step, and one token per lane.
+"""The generating step: prefill or decode of one chunk, and one sampled token per lane.
 
 All steps share everything up to the final residual stream; `lengths` gives the number of real tokens of each lane, and
 a lane of length 0 keeps its rows.
 """
 
-import itertools
-from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,43 +12,15 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
-from hybridlm.sampling.sample_rows import sample_rows
 from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
-from hybridlm.steps.mtp_drafts import DraftingLanes, propose_mtp_drafts
-from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
-from ir_passes import Lane, LaneContract, Shared, rowwise
+from hybridlm.steps.hooks import HiddenRows, ProbeHooks
+from hybridlm.steps.mtp_drafts import propose_mtp_drafts
+from hybridlm.steps.operands import StepInputs
+from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
-from models.cpu_kernels import INSTRUCTIONS
-from models.ops.expert_dot import PLATFORMS, expert_dot
-from models.ops.kernels import MODES
-from models.ops.packed_product import KINDS, packed_expert_product, packed_product
-from models.ops.quantised_codes import Codes
-from models.ops.quantised_experts import offset_expert_dot, scaled_expert_dot, twice_scaled_expert_dot
-from models.ops.row_product import DTYPES, row_product
 from models.sharding.devices import Devices
 
-_DTYPES = ("bfloat16", "float16", "float32")
-_FORMS = [
-    {"absent": absent, "devices": Devices(platform=name, kernels=mode)}
-    for name, absent, mode in itertools.product(PLATFORMS, (False, True), MODES)
-]
-_QUANTISED = [
-    form | {"dtype": dtype, "kind": kind} for form, dtype, kind in itertools.product(_FORMS, _DTYPES, get_args(Codes))
-]
-rowwise(expert_dot, inputs=(Lane(), Shared(), Lane()), static=_FORMS)
-rowwise(scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Lane()), static=_QUANTISED)
-rowwise(twice_scaled_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
-rowwise(offset_expert_dot, inputs=(Lane(), Shared(), Shared(), Shared(), Lane()), static=_QUANTISED)
-rowwise(row_product, inputs=(Lane(), Shared()), static=[{"instructions": one} for one in INSTRUCTIONS])
-rowwise(sample_rows, inputs=(Lane(),) * 6, static=[{"instructions": name} for name in INSTRUCTIONS])
-_PACKED = [
-    {"kind": kind, "dtype": dtype, "instructions": one}
-    for kind, dtype, one in itertools.product(KINDS, DTYPES, INSTRUCTIONS)
-]
-rowwise(packed_product, inputs=(Lane(), *[Shared()] * 4), static=_PACKED)
-rowwise(packed_expert_product, inputs=(Lane(), *[Shared()] * 4, Lane()), static=_PACKED)
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
 NO_TOKEN = 1
@@ -77,27 +47,16 @@ class SampledTokens(NamedTuple):
     hidden_states: HiddenRows | None = None
 
 
-GENERATE_CONTRACT = LaneContract(
-    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Shared()),
-    outputs=(Lane(), STATE),
-    opaque=KERNEL_CALLS,
-)
-CHANGED_GENERATE_CONTRACT = replace(GENERATE_CONTRACT, inputs=(*GENERATE_CONTRACT.inputs, Lane()))
-"""Contract of a step with `LogitChanges`."""
-PROBED_GENERATE_CONTRACT = replace(CHANGED_GENERATE_CONTRACT, inputs=(*CHANGED_GENERATE_CONTRACT.inputs, Lane()))
-"""Contract of a step with `Probes`; its `LogitChanges` may be None."""
-
-
 def generate_step(
     structure: Structure,
     top: int | None,
     processor: LogitsProcessor | None,
     mtp_drafts: int = 0,
 ) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, sampling, sampling_mode) -> (SampledTokens, rows)`.
+    """Make the generating step, with outputs `SampledTokens`.
 
-    `LAST_SAMPLED` in `tokens` stands for the token that the lane sampled in its last step. A step may have one operand
-    more, `LogitChanges`, or two, the second of them `Probes`.
+    Its inputs have `sampling` and may have `changes` and `probes`. `LAST_SAMPLED` in `tokens` stands for the token that
+    the lane sampled in its last step.
 
     Args:
         structure: structure of the model.
@@ -107,22 +66,13 @@ def generate_step(
             many more positions.
     """
 
-    def step(
-        params: tuple[Any, ...],
-        rows: Rows,
-        tokens: Int32[Array, "lane token"],
-        lengths: Int32[Array, "lane"],
-        positions: Int32[Array, "lane"],
-        kv_blocks: Int32[Array, ""],
-        sampling: Sampling,
-        sampling_mode: Int32[Array, ""],
-        changes: LogitChanges | None = None,
-        probes: Probes | None = None,
-    ) -> tuple[SampledTokens, Rows]:
+    def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
         model = structure.rebuild(params)
+        tokens, lengths, positions, kv_blocks = inputs.batch
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         devices = model.config.devices
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
+        probes = inputs.probes
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices, last)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
@@ -130,12 +80,12 @@ def generate_step(
 
         logits, devices = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices
         sampled = sample_with_logprobs(
-            logits, last_token, positions + lengths, sampling, sampling_mode, top, processor, devices, changes
+            logits, last_token, positions + lengths, *inputs.required_sampling, top, processor, devices, inputs.changes
         )
         if hooks is not None:
             sampled = sampled._replace(hidden_states=hooks.hidden_states)
-        lanes = DraftingLanes(lengths, positions, kv_blocks, sampling, sampling_mode)
-        return finish_step(model, Rows(layers, rows.token), sampled.token, sampled, lanes, mtp_drafts, processor)
+        rows = Rows(layers, rows.token)
+        return finish_step(model, rows, sampled.token, sampled, inputs, lengths, mtp_drafts, processor)
 
     return step
 
@@ -145,7 +95,8 @@ def finish_step(
     rows: Rows,
     token: Int32[Array, "lane"],
     sampled: SampledTokens,
-    lanes: DraftingLanes,
+    inputs: StepInputs,
+    consumed: Int32[Array, "lane"],
     mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
@@ -156,14 +107,15 @@ def finish_step(
         rows: the layers' new state, and the tokens before the step, which idle lanes keep.
         token: the token that each lane continues with.
         sampled: all tokens that the step has sampled.
-        lanes: positions and sampling settings after the step.
+        inputs: inputs of the step.
+        consumed: number of tokens that each lane has consumed; a lane with 0 keeps its token.
         mtp_drafts, processor: as for `generate_step`.
     """
     layers = rows.layers
     if mtp_drafts:
-        found, layers = propose_mtp_drafts(model, layers, token, lanes, mtp_drafts, processor)
+        found, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
         sampled = sampled._replace(mtp_drafts=found)
-    return sampled, Rows(layers, jnp.where(lanes.consumed[:, None] > 0, token[:, None], rows.token))
+    return sampled, Rows(layers, jnp.where(consumed[:, None] > 0, token[:, None], rows.token))
 
 
 def sample_with_logprobs(

@@ -3,35 +3,23 @@
 from typing import Any
 
 from jax import Array
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
-from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
-from ir_passes import Lane, LaneContract, Shared
-
-HIDDEN_CONTRACT = LaneContract(
-    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared()),
-    outputs=(Lane(), STATE),
-    opaque=KERNEL_CALLS,
-)
+from hybridlm.steps.operands import StepInputs
+from hybridlm.steps.structure import Rows, Step, Structure
 
 
 def hidden_step(structure: Structure) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks) -> (hidden float32 [N, T, hidden], rows)`.
-
-    Rows of padding have no meaning.
+    """Make the step with outputs `hidden`, float32 [N, T, hidden]; padding has no meaning.
 
     Args:
         structure: structure of the model.
     """
 
     def step(
-        params: tuple[Any, ...],
-        rows: Rows,
-        tokens: Int32[Array, "lane token"],
-        lengths: Int32[Array, "lane"],
-        positions: Int32[Array, "lane"],
-        kv_blocks: Int32[Array, ""],
+        params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[Float32[Array, "lane token hidden"], Rows]:
+        tokens, lengths, positions, kv_blocks = inputs.batch
         hidden, layers = structure.rebuild(params)(tokens, lengths, positions, rows.layers, kv_blocks)
         return hidden, Rows(layers, rows.token)
 

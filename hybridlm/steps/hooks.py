@@ -91,6 +91,19 @@ class Probes(NamedTuple):
     vectors: Vectors | None
     ablations: Ablations | None
 
+    @property
+    def shape(self) -> ProbeShape:
+        """Return the part of the compilation key."""
+        hidden_states = 0 if self.layers is None else self.layers.shape[1]
+        places = min(hidden_states, 1) if self.places is None else self.places.shape[1]
+        vectors, ablations = self.vectors, self.ablations
+        return ProbeShape(
+            hidden_states,
+            places,
+            0 if vectors is None else vectors.index.shape[1],
+            0 if ablations is None else ablations.site.shape[1],
+        )
+
 
 HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
 """Hidden states of some tokens of each lane, one after another, by slot: never of the shape of an array of a state, in

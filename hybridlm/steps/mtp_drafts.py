@@ -1,40 +1,25 @@
 """Drafts of the multi-token-prediction (MTP) head: tokens after the sampled one, each from the previous one."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Int32
 
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
+from hybridlm.sampling.sampling import LogitsProcessor, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
+from hybridlm.steps.operands import StepInputs
 from models import Decoder, MtpDecoder
 from models.decoder.mtp import MtpState
-
-
-class DraftingLanes(NamedTuple):
-    """Positions and sampling settings of lanes for which the MTP head drafts.
-
-    Attributes:
-        consumed: tokens that the step has consumed; a lane with 0 has not sampled, and gets no drafts.
-        positions: position of each lane's first token in the step; the sampled token follows the consumed ones.
-        kv_blocks: KV cache blocks that hold the positions of all drafts.
-        sampling, sampling_mode: those of the step.
-    """
-
-    consumed: Int32[Array, "lane"]
-    positions: Int32[Array, "lane"]
-    kv_blocks: Int32[Array, ""]
-    sampling: Sampling
-    sampling_mode: Int32[Array, ""]
 
 
 def propose_mtp_drafts(
     model: Decoder,
     layers: tuple[Any, ...],
     token: Int32[Array, "lane"],
-    lanes: DraftingLanes,
+    inputs: StepInputs,
+    consumed: Int32[Array, "lane"],
     count: int,
     processor: LogitsProcessor | None,
 ) -> tuple[Int32[Array, "lane propose_mtp_drafts"], tuple[Any, ...]]:
@@ -48,7 +33,8 @@ def propose_mtp_drafts(
         model: a model with an MTP head.
         layers: its state, in which the head's part has consumed all tokens but the sampled one.
         token: the token that each lane has sampled.
-        lanes: positions and sampling settings.
+        inputs: inputs of the step; its KV cache blocks hold the positions of all drafts.
+        consumed: number of tokens that the step has consumed; a lane with 0 has not sampled, and gets no drafts.
         count: number of drafts.
         processor: changes the logits of each lane before sampling.
 
@@ -58,24 +44,24 @@ def propose_mtp_drafts(
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *before, head = layers
     rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
-    one = (lanes.consumed > 0).astype(jnp.int32)
+    one, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
 
     def inside(token: Array) -> Array:
         # sampling from NaN logits gives an id outside the vocabulary
         return jnp.where(token < vocabulary.size, token, 0)
 
-    token, found, drawn_at = inside(token), list[Array](), lanes.positions + lanes.consumed
+    token, found, drawn_at = inside(token), list[Array](), inputs.batch.positions + consumed
     for place in range(count):
         # Without a barrier XLA:CPU fuses the drafts of a single lane into one another endlessly; before a loop it would
         # convert the whole embedding to float32 for the few rows that are read.
         hidden, token = lax.optimization_barrier((hidden, token))
         at = drawn_at + place
-        after, rows = model.mtp_forward(token[:, None], hidden[:, None], one, at, rows, lanes.kv_blocks)
+        after, rows = model.mtp_forward(token[:, None], hidden[:, None], one, at, rows, inputs.batch.kv_blocks)
         hidden = after[:, 0]
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
             logits = jax.vmap(processor)(logits, token, at + 1)
         devices = model.config.devices
-        token = inside(sample_tokens(logits, lanes.sampling, at + 1, lanes.sampling_mode, devices))
+        token = inside(sample_tokens(logits, sampling, at + 1, sampling_mode, devices))
         found.append(token)
     return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))

@@ -1,11 +1,17 @@
-"""Operands of one step. Host arrays are new for every step, and are not written to afterwards."""
+"""Inputs of one step.
+
+Host arrays are new for every step, and are not written to afterwards.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+from jaxtyping import Float32, Int32
 
+from hybridlm.sampling.logit_changes import LogitChanges
+from hybridlm.sampling.sampling import Sampling
+from hybridlm.steps.hooks import Probes
 from models import kv_blocks
 
 
@@ -17,18 +23,19 @@ class Feed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Operands that describe the input of each lane, in the order of the step.
+    """Tokens of each lane.
 
     Attributes:
-        tokens: int32 [N, T].
-        lengths, positions: int32 [N].
-        kv_blocks: int32, number of KV cache blocks that hold every position of the step.
+        tokens: token ids.
+        lengths: number of real tokens; 0 for an idle lane.
+        positions: position of the first token.
+        kv_blocks: number of KV cache blocks that hold every position of the step.
     """
 
-    tokens: np.ndarray | jax.Array
-    lengths: np.ndarray | jax.Array
-    positions: np.ndarray | jax.Array
-    kv_blocks: np.ndarray | jax.Array
+    tokens: Int32[Any, "lane token"]
+    lengths: Int32[Any, "lane"]
+    positions: Int32[Any, "lane"]
+    kv_blocks: Int32[Any, ""]
 
     @staticmethod
     def of(feeds: Sequence[Feed | None], tokens: int) -> "Batch":
@@ -46,6 +53,49 @@ class Batch(NamedTuple):
                 batch.lengths[lane] = len(feed.tokens)
                 batch.positions[lane] = feed.position
         return batch
+
+
+class Chosen(NamedTuple):
+    """Request for a report on the distribution of each position.
+
+    Attributes:
+        token_ids: their log-probabilities and ranks are reported; C may be 0.
+        temperature: divides the logits of a lane.
+    """
+
+    token_ids: Int32[Any, "lane token chosen"]
+    temperature: Float32[Any, "lane"]
+
+
+class StepInputs(NamedTuple):
+    """Inputs of a step; an absent part is None.
+
+    Every step is `step(params, rows, inputs) -> (outputs, rows)`.
+
+    Attributes:
+        batch: tokens of each lane.
+        drafts: number of drafts at the end of each lane's tokens, which the step verifies.
+        sampling, sampling_mode: settings for sampling the next token, as for `sample_tokens`.
+        changes: changes of the logits before sampling.
+        targets: the token after each token, to score; targets of padding have no meaning.
+        chosen: report on the distribution of each position.
+        probes: hidden states to return, and changes inside the model.
+    """
+
+    batch: Batch
+    drafts: Int32[Any, "lane"] | None = None
+    sampling: Sampling | None = None
+    sampling_mode: Int32[Any, ""] | None = None
+    changes: LogitChanges | None = None
+    targets: Int32[Any, "lane token"] | None = None
+    chosen: Chosen | None = None
+    probes: Probes | None = None
+
+    @property
+    def required_sampling(self) -> tuple[Sampling, Int32[Any, ""]]:
+        """Return the sampling settings and the mode of a step that samples."""
+        assert self.sampling is not None and self.sampling_mode is not None, "a step that samples has settings"
+        return self.sampling, self.sampling_mode
 
 
 def blocks_for(positions: int) -> np.ndarray:

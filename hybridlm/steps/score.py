@@ -1,7 +1,6 @@
-"""The scoring step: log-probabilities of given tokens, and its contract."""
+"""The scoring step: log-probabilities of given tokens."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +9,9 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
 from hybridlm.sampling.vocab_parallel import Vocabulary
-from hybridlm.steps.hooks import HiddenRows, ProbeHooks, Probes
-from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
-from ir_passes import Lane, LaneContract, Shared
+from hybridlm.steps.hooks import HiddenRows, ProbeHooks
+from hybridlm.steps.operands import Chosen, StepInputs
+from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
 from models.ops.layout import materialize
 
@@ -45,56 +44,25 @@ class Scored(NamedTuple):
     hidden_states: HiddenRows | None = None
 
 
-class Chosen(NamedTuple):
-    """Operands of a step that also reports on the distribution of each position.
-
-    Attributes:
-        token_ids: ids whose log-probabilities and ranks are reported; C may be 0.
-        temperature: divides the logits of a lane.
-    """
-
-    token_ids: Int32[Array, "lane token chosen"]
-    temperature: Float32[Array, "lane"]
-
-
-SCORE_CONTRACT = LaneContract(
-    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane()),
-    outputs=(Lane(), STATE),
-    opaque=KERNEL_CALLS,
-)
-CHOSEN_CONTRACT = replace(SCORE_CONTRACT, inputs=(*SCORE_CONTRACT.inputs, Lane()))
-"""Contract of a scoring step with `Chosen`."""
-PROBED_SCORE_CONTRACT = replace(CHOSEN_CONTRACT, inputs=(*CHOSEN_CONTRACT.inputs, Lane()))
-"""Contract of a scoring step with `Probes`; `Chosen` may be None."""
-
-
 def score_step(structure: Structure, top: int) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, targets[, chosen[, probes]]) -> (Scored, rows)`.
+    """Make the scoring step, with outputs `Scored`.
 
-    `targets[i, t]` is the token that follows `tokens[i, t]`; targets of padding have no meaning. With `chosen`,
-    ranks, entropy and the chosen ids are reported too, and all log-probabilities are those at its temperature.
+    Its inputs have `targets` and may have `chosen` and `probes`. With `chosen`, ranks, entropy and the chosen ids are
+    reported too, and all log-probabilities are those at its temperature.
 
     Args:
         structure: structure of the model.
         top: number of most likely tokens to report at each position.
     """
 
-    def step(
-        params: tuple[Any, ...],
-        rows: Rows,
-        tokens: Int32[Array, "lane token"],
-        lengths: Int32[Array, "lane"],
-        positions: Int32[Array, "lane"],
-        kv_blocks: Int32[Array, ""],
-        targets: Int32[Array, "lane token"],
-        chosen: Chosen | None = None,
-        probes: Probes | None = None,
-    ) -> tuple[Scored, Rows]:
+    def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        devices = model.config.devices
+        tokens, lengths, positions, kv_blocks = inputs.batch
+        devices, probes = model.config.devices, inputs.probes
+        assert inputs.targets is not None, "a step that scores has targets"
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices)
         hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
-        scored = score_tokens(model, hidden, targets, top, chosen)
+        scored = score_tokens(model, hidden, inputs.targets, top, inputs.chosen)
         if hooks is not None:
             scored = scored._replace(hidden_states=hooks.hidden_states)
         return scored, Rows(layers, rows.token)

@@ -1,7 +1,7 @@
 """The structure of a step's model without its arrays, and the rows that steps return."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -10,29 +10,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Int32
 
-from hybridlm.steps.dim_names import POSITION
-from ir_passes import Lane, Opaque, Pool, Shared
+from hybridlm.steps.operands import StepInputs
 from models import Decoder
-from models.ops.decode_attention_cpu import ATTENTION, LATENT_ATTENTION
 from models.ops.linear import LinearWeight
-from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 from models.state.state import state_array
-
-STATE = Pool("state")
-_STATES = replace(STATE, dims=("row", "value_head", "value", "key"))
-_WINDOWS = replace(STATE, dims=("row", "tap", "channel"))
-_KEYS, _VALUES = (replace(STATE, dims=("row", "kv_head", POSITION, size)) for size in ("key", "value"))
-_TOKENS = (Lane(role="length"), *[Lane()] * 6)
-_INPUTS = (Lane(role="length"), Lane(), Lane(), Shared(), Shared())
-KERNEL_CALLS = {
-    recurrent_step_cpu.STEP: Opaque((*_TOKENS, _STATES), (Lane(), _STATES), aliases={len(_TOKENS): 1}, fresh=1),
-    recurrent_step_cpu.READ: Opaque((*_TOKENS, _STATES), (Lane(),), fresh=1),
-    conv_step_cpu.STEP: Opaque((*_INPUTS, _WINDOWS), (Lane(), _WINDOWS), aliases={len(_INPUTS): 1}, fresh=1),
-    conv_step_cpu.READ: Opaque((*_INPUTS, _WINDOWS), (Lane(),), fresh=1),
-    ATTENTION: Opaque((*_TOKENS[:5], _KEYS, _VALUES), (Lane(), _KEYS, _VALUES), aliases={5: 1, 6: 2}),
-    LATENT_ATTENTION: Opaque((*_TOKENS[:4], _KEYS), (Lane(), _KEYS), aliases={4: 1}),
-}
-"""Declarations of the kernels for CPUs that have whole pools as operands; all others are declared row-wise."""
 
 
 class Rows(NamedTuple):
@@ -47,7 +28,8 @@ class Rows(NamedTuple):
     token: Int32[Array, "row 1"]
 
 
-Step = Callable[..., tuple[Any, Rows]]
+Step = Callable[[tuple[Any, ...], Rows, StepInputs], tuple[Any, Rows]]
+"""(parameters, rows, inputs) -> (outputs, new rows)."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ No rejection sampling is needed for that, because the key of each token is fixed
 accepted tokens.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,32 +14,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int32
 
-from hybridlm.sampling.logit_changes import LogitChanges
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling
+from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sample_with_logprobs
-from hybridlm.steps.mtp_drafts import DraftingLanes
-from hybridlm.steps.structure import KERNEL_CALLS, STATE, Rows, Step, Structure
-from ir_passes import Lane, LaneContract, Shared
+from hybridlm.steps.operands import StepInputs
+from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
-
-VERIFY_CONTRACT = LaneContract(
-    inputs=(Shared(), STATE, Lane(), Lane(role="length"), Lane(), Shared(), Lane(), Lane(), Shared()),
-    outputs=((Lane(role="accepted"), Lane()), STATE),
-    opaque=KERNEL_CALLS,
-)
-CHANGED_VERIFY_CONTRACT = replace(VERIFY_CONTRACT, inputs=(*VERIFY_CONTRACT.inputs, Lane()))
-"""Contract of a step with `LogitChanges`, which follow from the tokens before the step: a lane with changes has no
-drafts, unless the changes are masks, of which each token has its own."""
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
-    """`step(params, rows, tokens, lengths, positions, kv_blocks, drafts, sampling, sampling_mode)`.
+    """Make the verifying step, with outputs `(accepted, SampledTokens)`.
 
-    Returns `((accepted, SampledTokens), rows)`: the number of accepted tokens per lane, and the tokens sampled after
-    each of its T tokens, of which only those after accepted tokens mean anything; the last of these is the lane's next
-    token. The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's tokens are drafts, fewer
-    than all; without drafts all are accepted.
+    Its inputs have `drafts` and `sampling`, and may have `changes`. `accepted` is the number of accepted tokens per
+    lane. Tokens are sampled after each of its T tokens; only those after accepted tokens have a meaning, and the last
+    of them is the lane's next token. The first token of a lane may be `LAST_SAMPLED`. The last `drafts[i]` of a lane's
+    tokens are drafts, fewer than all; without drafts all are accepted.
 
     Args:
         structure: structure of the model.
@@ -50,27 +38,20 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
     """
 
     def step(
-        params: tuple[Any, ...],
-        rows: Rows,
-        tokens: Int32[Array, "lane token"],
-        lengths: Int32[Array, "lane"],
-        positions: Int32[Array, "lane"],
-        kv_blocks: Int32[Array, ""],
-        drafts: Int32[Array, "lane"],
-        sampling: Sampling,
-        sampling_mode: Int32[Array, ""],
-        changes: LogitChanges | None = None,
+        params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
+        tokens, lengths, positions, kv_blocks = inputs.batch
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
         hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
-        sampled = _sample_after_each(model, hidden, tokens, positions, sampling, sampling_mode, top, processor, changes)
-        accepted = accept(tokens, sampled.token, lengths, drafts)
+        sampled = _sample_after_each(model, hidden, tokens, inputs, top, processor)
+        assert inputs.drafts is not None, "a step that verifies has drafts"
+        accepted = accept(tokens, sampled.token, lengths, inputs.drafts)
         layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
-        lanes = DraftingLanes(accepted, positions, kv_blocks, sampling, sampling_mode)
-        sampled, rows = finish_step(model, Rows(layers, rows.token), token, sampled, lanes, mtp_drafts, processor)
+        rows = Rows(layers, rows.token)
+        sampled, rows = finish_step(model, rows, token, sampled, inputs, accepted, mtp_drafts, processor)
         return (accepted, sampled), rows
 
     return step
@@ -100,16 +81,14 @@ def _sample_after_each(
     model: Decoder,
     hidden: Array,
     tokens: Array,
-    positions: Array,
-    sampling: Sampling,
-    sampling_mode: Array,
+    inputs: StepInputs,
     top: int | None,
     processor: LogitsProcessor | None,
-    changes: LogitChanges | None,
 ) -> SampledTokens:
     """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, _ = hidden.shape
-    behind = positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
+    changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
+    behind = inputs.batch.positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     masks = None if changes is None else changes.mask
     changes = None if changes is None else changes._replace(mask=None)
     each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))

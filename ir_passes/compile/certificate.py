@@ -133,7 +133,7 @@ class Certificate(Exchanging):
         lanes: N.
         equations: of the compiled jaxpr, of one device.
         versions, fingerprints: of what made it, and of what was made.
-        contract: the entries, arrays of one argument and entry in one line.
+        contract: the entries, arrays of one argument, or of one of its fields, and of one entry in one line.
         proved: claims that hold of the compiled jaxpr; ids of `Claim`.
         audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
         measured: claims that runs of the step's layers showed; ids of `MeasuredClaim`.

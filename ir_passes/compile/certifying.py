@@ -94,10 +94,10 @@ def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """Return one line for all arrays of one argument or output that have the same entry."""
+    """Return one line for all arrays of an argument or output, or of its field, with equal entries."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for one in (*bound.inputs, *bound.outputs):
-        argument = re.match(r"\w+(\[\w+\]|\['\w+'\]|\.\w+)?", one.path)
+        argument = re.match(r"\w+(\[\w+\]|\['\w+'\])?(\.\w+)?", one.path)
         groups.setdefault((argument.group() if argument else one.path, str(one.entry)), []).append(one)
     return tuple(
         f"{where}: {entry}, "

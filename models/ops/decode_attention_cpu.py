@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel
+from models.ops.kernels import Kernel, PoolKernel
 from models.ops.row_product import DTYPES, instruction_number
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
@@ -26,7 +26,11 @@ ATTENTION = "hybridlm_decode_attention"
 output and both caches, in the memory of the old ones. Row i of a cache is that of lane i."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Target of a call without values: they are the first numbers of the keys."""
-
+_KEYS, _VALUES = "row kv_head position key", "row kv_head position value"
+POOL_KERNELS = {
+    ATTENTION: PoolKernel("length lane lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PoolKernel("length lane lane lane", (_KEYS,)),
+}
 
 Caches = tuple[KeyCache, ValueCache | None]
 Vectors = Float32[Array, "lane token head size"]

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
+from models.ops.kernels import MODES, RowKernel, combinations
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -63,6 +64,12 @@ def expert_dot(
         devices: that the product is for.
     """
     return grouped_product(x, weight, expert, absent, devices)
+
+
+PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=PLATFORMS, kernels=MODES))
+"""Devices of all declared products of experts."""
+_FORMS = combinations(devices=PRODUCT_DEVICES, absent=(False, True))
+ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
 
 
 def grouped_product(

@@ -4,13 +4,14 @@ An operation has a plain JAX form, which defines it, is differentiable, and runs
 computes the same numbers up to rounding. Models call operations; an operation asks `Kernel.chosen`, a function of the
 platform and of shapes alone, and calls the one or the other. Kernels for GPUs and TPUs are Pallas programs, so that a
 step with them is proved from the inside. Those for CPUs are C++ (`models.cpu_kernels`), which no proof reads: each is
-the inside of a function that is declared row-wise.
+the inside of a function (`RowKernel`), or a call (`PoolKernel`), which is declared beside its code.
 """
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -55,6 +56,45 @@ class Kernel:
             return False
         compiled = devices.kernels == "auto" and devices.platform in self.platforms
         return (compiled or (devices.interpret and self.interpreted)) and self.unsupported(*operands) is None
+
+
+class RowKernel(NamedTuple):
+    """Declaration of a jitted function as row-wise.
+
+    Each row of its result depends on the same row of its "lane" operands, and on "shared" ones.
+
+    Attributes:
+        function: made by `jax.jit`.
+        operands: "lane" or "shared" for each array.
+        static: static arguments by name, in every combination that is declared.
+    """
+
+    function: Callable[..., Any]
+    operands: str
+    static: tuple[Mapping[str, Any], ...]
+
+
+class PoolKernel(NamedTuple):
+    """Declaration of a call of C++ that writes pools in place, with a row for each lane.
+
+    A lane reads and writes only its own row; a lane of length 0 keeps it. The first result has a row for each lane.
+
+    Attributes:
+        operands: "length" (tokens of each lane), "lane" or "shared" for each array before the pools.
+        pools: names of the dimensions of each pool.
+        fresh: index of the operand, bool [N], that is True for a lane which begins and does not read its rows.
+        writes: False for a call that reads the pools only.
+    """
+
+    operands: str
+    pools: tuple[str, ...]
+    fresh: int | None = None
+    writes: bool = True
+
+
+def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:
+    """Return every combination of the values of some static arguments."""
+    return tuple(dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
 def _wraps(operand: Any) -> bool:

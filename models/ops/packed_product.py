@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.cpu_kernels import library
-from models.ops.kernels import Kernel
+from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.row_product import DTYPES, MAX_ROWS, call_result, instruction_number
 from models.sharding.varying import varying_like
@@ -85,6 +85,13 @@ def packed_expert_product(
 ) -> Float32[Array, "row out"]:
     """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product` does; NaN for a row of no expert."""
     return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), kind, dtype, instructions)
+
+
+_FORMS = combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)
+ROW_KERNELS = (
+    RowKernel(packed_product, "lane shared shared shared shared", _FORMS),
+    RowKernel(packed_expert_product, "lane shared shared shared shared lane", _FORMS),
+)
 
 
 def _call(

@@ -4,14 +4,15 @@ A proof takes row-wise functions by their arrays, so there is one function for e
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.ops.expert_dot import ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
+from models.ops.expert_dot import PRODUCT_DEVICES, ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
+from models.ops.kernels import RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -66,6 +67,16 @@ def offset_expert_dot(
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
     return grouped_product(x, QuantisedWeight(codes, scale, None, zero, kind, dtype), expert, absent, devices)
+
+
+_FORMS = combinations(
+    devices=PRODUCT_DEVICES, absent=(False, True), dtype=("bfloat16", "float16", "float32"), kind=get_args(Codes)
+)
+ROW_KERNELS = (
+    RowKernel(scaled_expert_dot, "lane shared shared lane", _FORMS),
+    RowKernel(twice_scaled_expert_dot, "lane shared shared shared lane", _FORMS),
+    RowKernel(offset_expert_dot, "lane shared shared shared lane", _FORMS),
+)
 
 
 def experts_product(

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Float32
 
 from models.cpu_kernels import INSTRUCTIONS, library
-from models.ops.kernels import Kernel
+from models.ops.kernels import Kernel, RowKernel, combinations
 from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
@@ -51,6 +51,9 @@ def row_product(
     x, weight = varying_like((x, weight), x, weight)
     call = jax.ffi.ffi_call(TARGET, call_result((x.shape[0], weight.shape[0]), x), vmap_method="sequential")
     return call(x, weight, instructions=instruction_number(instructions))
+
+
+ROW_KERNELS = (RowKernel(row_product, "lane shared", combinations(instructions=INSTRUCTIONS)),)
 
 
 def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -51,8 +51,8 @@ def test_equal_to_the_processors_of_transformers() -> None:
         request = Request(0, tuple(history[:size]), params)
         sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
         logits = jnp.asarray(rng.normal(0, 3, (1, VOCABULARY)), jnp.float32)
-        operands = logit_changes([sequence], VOCABULARY)
-        got = np.asarray(changed_logits(logits, *operands)) if operands else logits
+        changes = logit_changes([sequence], VOCABULARY)
+        got = logits if changes is None else np.asarray(changed_logits(logits, changes))
         config = GenerationConfig(**theirs)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")

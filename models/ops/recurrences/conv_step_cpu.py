@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float, Float32, Int32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel
+from models.ops.kernels import Kernel, PoolKernel
 from models.ops.row_product import DTYPES, call_result, instruction_number
 from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
@@ -29,6 +29,8 @@ STEP_BY_SLOT = "hybridlm_conv_step_by_slot"
 """Target of a call whose first operand has the row of each lane."""
 READ = "hybridlm_conv_read"
 """Target of a call that writes no windows."""
+_CALL = PoolKernel("length lane lane shared shared", ("row tap channel",), fresh=1)
+POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
 def unsupported(x: Any, taps: Any, state: Any) -> str | None:

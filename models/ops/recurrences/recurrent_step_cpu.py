@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel
+from models.ops.kernels import Kernel, PoolKernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
@@ -26,6 +26,8 @@ STEP_BY_SLOT = "hybridlm_recurrent_step_by_slot"
 """Target of a call whose first operand has the row of each lane."""
 READ = "hybridlm_recurrent_read"
 """Target of a call that writes no state."""
+_CALL = PoolKernel("length lane lane lane lane lane lane", ("row value_head value key",), fresh=1)
+POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:

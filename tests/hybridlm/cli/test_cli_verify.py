@@ -33,8 +33,8 @@ def run(command: str, directory: Path, *options: str) -> Result:
 def leaking_step(*settings: Any) -> Step:
     right = score_step(*settings)
 
-    def step(params, pools, *rest):
-        return right(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), *rest)
+    def step(params, pools, inputs):
+        return right(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), inputs)
 
     return step
 

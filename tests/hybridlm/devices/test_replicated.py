@@ -20,7 +20,7 @@ import hybridlm
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.programs.shapes import Shape
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.contract.entries import ENTRIES
+from ir_passes.contract.prefix import is_entry
 
 DEVICES, EACH = 8, 2
 LANES = DEVICES * EACH
@@ -30,22 +30,22 @@ Run = Callable[..., Any]
 def example(lm: hybridlm.LM) -> tuple[Any, ...]:
     """Operands of the step that samples a token, of lanes with used rows, one of them idle."""
     rng = np.random.default_rng(0)
-    params, rows, tokens, lengths, positions, *rest = lm.engine.example_arguments(Shape("generate", LANES, 1))
+    params, rows, inputs = lm.engine.example_arguments(Shape("generate", LANES, 1))
 
     def used(one: Any) -> np.ndarray:
         if np.issubdtype(one.dtype, np.floating):
             return rng.normal(size=one.shape).astype(one.dtype)
         return rng.integers(0, 60, one.shape).astype(one.dtype)
 
-    tokens = rng.integers(0, 60, tokens.shape).astype(np.int32)
-    lengths = np.arange(LANES, dtype=np.int32).clip(0, 1)
-    return params, jax.tree.map(used, rows), tokens, lengths, positions + np.arange(LANES, dtype=np.int32), *rest
+    tokens = rng.integers(0, 60, inputs.batch.tokens.shape).astype(np.int32)
+    count = np.arange(LANES, dtype=np.int32)
+    batch = inputs.batch._replace(tokens=tokens, lengths=count.clip(0, 1), positions=inputs.batch.positions + count)
+    return params, jax.tree.map(used, rows), inputs._replace(batch=batch)
 
 
-def of_lanes(contract: LaneContract) -> list[bool]:
-    """Whether each argument has lanes, or rows of them; what its pools are called is said of each."""
-    leaves = (jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES)) for entry in contract.inputs)
-    return [all(isinstance(leaf, Lane | Pool) for leaf in one) for one in leaves]
+def of_lanes(contract: LaneContract) -> Any:
+    """Whether each entry has lanes, or rows of them."""
+    return jax.tree.map(lambda entry: isinstance(entry, Lane | Pool), contract.inputs, is_leaf=is_entry)
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
@@ -53,14 +53,17 @@ def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[R
         return array.reshape(DEVICES, EACH, *array.shape[1:])
 
     split = of_lanes(contract)
-    given = tuple(jax.tree.map(apart, one) if lanes else one for one, lanes in zip(args, split, strict=True))
-    return jax.pmap(step, in_axes=tuple(0 if lanes else None for lanes in split)), given
+    given = jax.tree.map(lambda lanes, part: jax.tree.map(apart, part) if lanes else part, split, args)
+    return jax.pmap(step, in_axes=jax.tree.map(lambda lanes: 0 if lanes else None, split)), given
 
 
 def over_data(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
     mesh = hybridlm.mesh(data=DEVICES)
-    split = (NamedSharding(mesh, P("data") if lanes else P()) for lanes in of_lanes(contract))
-    given = tuple(jax.device_put(one, place) for one, place in zip(args, split, strict=True))
+
+    def placed(lanes: bool, part: Any) -> Any:
+        return jax.device_put(part, NamedSharding(mesh, P("data") if lanes else P()))
+
+    given = jax.tree.map(placed, of_lanes(contract), args)
     return jax.jit(sharded(step, given, contract, mesh)), given
 
 

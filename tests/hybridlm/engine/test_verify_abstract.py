@@ -138,8 +138,8 @@ def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def leaking(*settings: Any) -> Step:
         right = score_step(*settings)
 
-        def step(params, pools, *rest):
-            return right(params, jax.tree.map(lambda leaf: jax.numpy.roll(leaf, 1, axis=0), pools), *rest)
+        def step(params, pools, inputs):
+            return right(params, jax.tree.map(lambda leaf: jax.numpy.roll(leaf, 1, axis=0), pools), inputs)
 
         return step
 

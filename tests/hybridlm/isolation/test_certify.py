@@ -28,9 +28,9 @@ def leaking_step(*settings: Any) -> Step:
     """The generating step with a slip: every lane sees the state of its neighbour."""
     right = generate_step(*settings)
 
-    def step(params, pools, *rest):
+    def step(params, pools, inputs):
         swapped = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools)  # the leak
-        return right(params, swapped, *rest)
+        return right(params, swapped, inputs)
 
     return step
 

@@ -73,7 +73,7 @@ def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     assert found.leaks == []
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
     assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
-    assert (1, "args[2]") not in found.inert
+    assert (1, "args[2].batch.tokens") not in found.inert
     first_mixer = lm.engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
         assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
@@ -88,8 +88,8 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     found = measure(lm, shape)
     assert found.leaks == []
-    seen = ["args[8].layers", "args[8].vectors.vector", "args[8].ablations.unit"]
-    seen += ["args[8].places"] if shape.step == "score" else []
+    seen = ["layers", "vectors.vector", "ablations.unit", *(["places"] if shape.step == "score" else [])]
+    seen = [f"args[2].probes.{name}" for name in seen]
     assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
 
 
@@ -103,8 +103,8 @@ def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape:
 def from_neighbour(step: Step) -> Step:
     """Every lane's state is the next lane's."""
 
-    def wrong(params, pools, *rest):
-        out, new = step(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), *rest)
+    def wrong(params, pools, inputs):
+        out, new = step(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), inputs)
         return out, jax.tree.map(lambda leaf: jnp.roll(leaf, -1, axis=0), new)
 
     return wrong
@@ -113,8 +113,8 @@ def from_neighbour(step: Step) -> Step:
 def batch_mean(step: Step) -> Step:
     """A normalisation over the batch, so weak that no text would look wrong."""
 
-    def wrong(params, pools, *rest):
-        out, new = step(params, pools, *rest)
+    def wrong(params, pools, inputs):
+        out, new = step(params, pools, inputs)
         return jax.tree.map(lambda x: x + x.mean(0, keepdims=True) if x.dtype == jnp.float32 else x, out), new
 
     return wrong
@@ -123,9 +123,9 @@ def batch_mean(step: Step) -> Step:
 def last_slot(step: Step) -> Step:
     """An idle lane writes its row to the last active one: what a clamped padding index does."""
 
-    def wrong(params, pools, tokens, lengths, *rest):
-        out, new = step(params, pools, tokens, lengths, *rest)
-        rows = jnp.where(lengths > 0, jnp.arange(LANES), LANES - 2)
+    def wrong(params, pools, inputs):
+        out, new = step(params, pools, inputs)
+        rows = jnp.where(inputs.batch.lengths > 0, jnp.arange(LANES), LANES - 2)
         return out, jax.tree.map(lambda leaf: leaf[rows], new)
 
     return wrong
@@ -173,16 +173,18 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
     """The other lanes' rows are NaN, and so is the embedding that they and all padding read."""
     assert not lm.config.tied
     *_, run = program(lm, shape)
-    params, pools, tokens, *rest = arguments(lm, shape)
+    params, pools, inputs = arguments(lm, shape)
+    lengths = inputs.batch.lengths
     where = list(lm.params).index("embed_tokens")
     poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
     lane = 1
     others = np.arange(LANES) != lane
     poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, others.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
-    poisoned_tokens = np.where(others[:, None] | (np.arange(shape.tokens) >= rest[0][:, None]), 0, tokens)
-    out, new = run(params, pools, tokens, *rest)
-    poisoned_out, poisoned_new = run(poisoned, poisoned_pools, poisoned_tokens.astype(np.int32), *rest)
-    real = rest[0][lane]
+    poisoned_tokens = np.where(others[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
+    out, new = run(params, pools, inputs)
+    poisoned_batch = inputs.batch._replace(tokens=poisoned_tokens.astype(np.int32))
+    poisoned_out, poisoned_new = run(poisoned, poisoned_pools, inputs._replace(batch=poisoned_batch))
+    real = lengths[lane]
     for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(poisoned_out), strict=True):
         a, b = np.asarray(a)[lane], np.asarray(b)[lane]
         assert (a[:real] if shape.step == "score" else a).tobytes() == (

@@ -71,9 +71,9 @@ def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("tokens", "process 2: tokens: expected"),
-        ("lengths", "process 2: lengths: expected"),
-        ("positions", "process 2: positions: expected"),
+        ("tokens", "process 2: batch.tokens: expected"),
+        ("lengths", "process 2: batch.lengths: expected"),
+        ("positions", "process 2: batch.positions: expected"),
         ("slot", "process 2: slot that is written: expected"),
     ],
 )

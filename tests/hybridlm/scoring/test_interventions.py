@@ -19,6 +19,7 @@ from hybridlm.requests.captured import parse_path
 from hybridlm.scoring.scorer import scores
 from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.hooks import ProbeHooks, ProbeShape
+from hybridlm.steps.operands import StepInputs
 from ir_passes import IsolationError
 from models import kv_blocks
 from models.decoder.decoder import lane_info
@@ -294,7 +295,7 @@ def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybri
     text_lm.score(TEXTS[:3], interventions=[many, many[:2], []])
     assert len(programs.shapes) == count
     certificate = text_lm.certificates[str(shape)]
-    assert any(line.startswith("args[8]: Lane(") for line in certificate.contract)
+    assert any(line.startswith("args[2].probes: Lane(") for line in certificate.contract)
     every = [Intervention.ablate_head(0, 0, positions=2 * i) for i in range(6)] * 11
     with pytest.raises(ValueError, match="at most 64 ablations.*66"):
         text_lm.score(TEXTS[:1], interventions=every)
@@ -318,9 +319,9 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
     """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
     run, seen = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, batch: Any, *operands: Any, **more: Any) -> Any:
-        seen.append((shape.probes is not None, np.flatnonzero(np.asarray(batch.lengths)).tolist()))
-        return run(shape, pool, batch, *operands, **more)
+    def look(shape: Shape, pool: Any, inputs: StepInputs, **more: Any) -> Any:
+        seen.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
+        return run(shape, pool, inputs, **more)
 
     monkeypatch.setattr(text_lm.engine, "run", look)
     head = [Intervention.ablate_head(1, 0)]

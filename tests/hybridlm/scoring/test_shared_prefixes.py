@@ -16,6 +16,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.scoring import scorer
 from hybridlm.scoring.queue import ScoringQueue, shared_prefixes
 from hybridlm.scoring.text import ScoredText
+from hybridlm.steps.operands import StepInputs
 
 IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
 Texts = list[tuple[int, ...]]
@@ -156,9 +157,10 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
     ran: list[list[int]] = []
     run = engine.run
 
-    def recorded(shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+    def recorded(shape: Shape, pool: Any, inputs: StepInputs, **rest: Any) -> Any:
+        batch = inputs.batch
         ran[-1] += [shape.lanes, *np.ravel(batch.tokens), *batch.lengths, *batch.positions]
-        return run(shape, pool, batch, *operands, **rest)
+        return run(shape, pool, inputs, **rest)
 
     monkeypatch.setattr(engine, "run", recorded)
     for free in (1, 1 << 50):

@@ -1,7 +1,6 @@
 """Every fault of speculation is found by who has to find it, and nothing in the engine as it is."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from engine_mutants import traffic
 from engine_mutants.catalogue import HOSTS, STEPS
@@ -12,9 +11,7 @@ from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
-from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.operands import Batch
-from hybridlm.steps.verify import VERIFY_CONTRACT
+from hybridlm.steps.contract import step_contract
 from ir_passes.measure.unaccepted import unaccepted_reach
 from ir_passes.proof.violations import ViolationKind
 
@@ -95,15 +92,12 @@ def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
 def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps, id: str) -> None:
     """The measurement that users have for steps of their own, on ours."""
     scene = scene_of(steps)
-    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
-    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
-    operands = (scene.rows, *batch, drafts, *sampling_arrays([lane.owner for lane in scene.lanes]))
     wrong = mutated(steps.lm.engine.programs.structure, [STEPS[id] if id else RIGHT])
     found = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
-        (steps.lm.engine.params, *operands),
-        VERIFY_CONTRACT,
-        {"args[2]": 1},
+        (steps.lm.engine.params, scene.rows, scene.inputs),
+        step_contract(verifying=True),
+        {"args[2].batch.tokens": 1},
         lambda path: path.endswith((".key", ".value")),
     )
     assert found.compared > 10 and bool(found.reached) == bool(id)

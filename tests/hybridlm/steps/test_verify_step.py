@@ -12,9 +12,7 @@ from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import LAST_SAMPLED
-from hybridlm.steps.operands import Batch
 from hybridlm.steps.verify import accept
 from ir_passes.measure.unaccepted import unaccepted_reach
 
@@ -96,12 +94,9 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
     In every lane at once.
     """
     step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
-    batch = Batch.of([lane.feed for lane in scene.lanes], steps.tokens)
-    drafts = np.array([len(lane.drafts) for lane in scene.lanes], np.int32)
-    sampling = sampling_arrays([lane.owner for lane in scene.lanes])
-    args = steps.lm.engine.params, scene.rows, *batch, drafts, *sampling
+    args = steps.lm.engine.params, scene.rows, scene.inputs
     positional = ("key", "value")
-    seen = unaccepted_reach(step, args, contract, {"args[2]": 1}, lambda path: path.endswith(positional))
+    seen = unaccepted_reach(step, args, contract, {"args[2].batch.tokens": 1}, lambda path: path.endswith(positional))
     assert seen.reached == ()
     assert seen.compared > 8
 

@@ -13,7 +13,7 @@ from calls_in_place import check_a_call_beside_is_found
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
-from hybridlm.steps.structure import KERNEL_CALLS
+from hybridlm.steps.contract import KERNEL_CALLS
 from ir_passes import IsolationError, Lane, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, append_and_attend

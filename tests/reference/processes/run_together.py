@@ -84,11 +84,12 @@ def befall(fault: str) -> None:
     def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
         return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
-    def other_batch(self: Engine, shape: Shape, pool: Any, batch: Any, *operands: Any, **rest: Any) -> Any:
+    def other_batch(self: Engine, shape: Shape, pool: Any, inputs: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
             befallen()
-            batch = batch._replace(**{fault: getattr(batch, fault) ^ np.int32(1)})
-        return run(self, shape, pool, batch, *operands, **rest)
+            batch = inputs.batch._replace(**{fault: getattr(inputs.batch, fault) ^ np.int32(1)})
+            inputs = inputs._replace(batch=batch)
+        return run(self, shape, pool, inputs, **rest)
 
     def other_slot(self: Engine, source: Any, read: Any, target: Any, write: Any) -> None:
         befallen()
@@ -116,7 +117,7 @@ def befall(fault: str) -> None:
         befallen()
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault in Batch._fields:
-        Engine.run = other_batch
+        Engine.run = other_batch  # type: ignore[method-assign]  # the rest by name
     elif fault in ("program", "collectives"):
         Programs.step = other_step
     elif fault == "slot":

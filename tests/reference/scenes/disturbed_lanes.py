@@ -17,13 +17,14 @@ import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.hooks import Ablations, Probes, Vectors, site_of
-from hybridlm.steps.score import Chosen
+from hybridlm.steps.operands import Batch, Chosen, StepInputs
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
 from models import kv_blocks
 
 POSITIONS = (0, 2, 129, 5)
 """Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; more repeat them."""
+LENGTHS = "args[2].batch.lengths"
 MIN_CONTEXT = 130
 """Tokens of context that a model needs beside those of a step."""
 
@@ -34,8 +35,8 @@ def program(lm: hybridlm.LM, shape: Shape) -> tuple[Step, LaneContract, Step]:
     step, contract = lm.engine.programs.step(shape)
     compiled = lm.engine.program(shape)
 
-    def run(params, pools, *rest):
-        return compiled(params, jax.tree.map(jnp.array, pools), *rest)
+    def run(params, pools, inputs):
+        return compiled(params, jax.tree.map(jnp.array, pools), inputs)
 
     return step, contract, run
 
@@ -56,16 +57,16 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
-    common = (lm.engine.params, pools, ids, lengths, repeated(POSITIONS, np.int32), blocks)
-    if shape.step == "hidden":
-        return common
-    probes = () if shape.probes is None else (None, _probes(lm, shape, repeated))
+    inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), blocks))
+    if shape.probes is not None:
+        inputs = inputs._replace(probes=_probes(lm, shape, repeated))
     if shape.step == "score":
-        targets = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
-        if shape.chosen is None:
-            return (*common, targets, *probes)
-        ids = rng.integers(1, vocab, (lanes, tokens, shape.chosen)).astype(np.int32)
-        return (*common, targets, Chosen(ids, repeated([1.0, 0.7, 2.0, 1.0], np.float32)))  # type: ignore[arg-type]
+        inputs = inputs._replace(targets=rng.integers(1, vocab, (lanes, tokens)).astype(np.int32))
+        if shape.chosen is not None:
+            ids = rng.integers(1, vocab, (lanes, tokens, shape.chosen)).astype(np.int32)
+            inputs = inputs._replace(chosen=Chosen(ids, repeated([1.0, 0.7, 2.0, 1.0], np.float32)))
+    if shape.step in ("score", "hidden"):
+        return lm.engine.params, pools, inputs
     sampling = Sampling(
         repeated([0.0, 0.7, 1.3, 1.0], np.float32),
         repeated([0, 5, 0, 0], np.int32),
@@ -74,9 +75,9 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         rng.integers(0, 2**32, (lanes, 2)).astype(np.uint32),
         np.arange(lanes, dtype=np.uint32),
     )
-    if shape.step == "verify":
-        return (*common, repeated((0, 2, tokens - 2, 0), np.int32), sampling, np.int32(FILTERED))
-    return (*common, sampling, np.int32(FILTERED), *probes)
+    drafts = repeated((0, 2, tokens - 2, 0), np.int32) if shape.step == "verify" else None
+    inputs = inputs._replace(drafts=drafts, sampling=sampling, sampling_mode=np.int32(FILTERED))
+    return lm.engine.params, pools, inputs
 
 
 def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> Probes:
@@ -108,9 +109,9 @@ def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> 
         return np.where(rng.random(row.shape) < 0.5, np.nan, np.inf).astype(row.dtype)
     if path.endswith(".vector"):
         return np.full_like(row, np.nan)
-    if path == "args[3]":
+    if path == LENGTHS:
         return np.where(row == 0, 1, 0).astype(row.dtype)
-    if path == "args[4]":
+    if path == "args[2].batch.positions":
         return ((row + 1) % 130).astype(row.dtype)
     if row.dtype == np.int32:
         return ((row + rng.integers(1, vocab - 1, row.shape)) % vocab).astype(row.dtype)
@@ -164,7 +165,7 @@ def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -
         if one.path.startswith("args[1].layers"):
             where = hit.reshape([-1 if j == axis else 1 for j in range(leaf.ndim)])
             leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
-        elif one.path == "args[3]":
+        elif one.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))
             leaves[i] = np.where(hit, np.where(leaf == tokens, 1, tokens), leaf).astype(np.int32)

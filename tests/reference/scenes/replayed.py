@@ -9,7 +9,7 @@ import numpy as np
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
@@ -81,8 +81,8 @@ class Replayed:
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            operands = jax.device_put((*Batch.of(feeds, 1), *sampling_arrays([None] * engine.lanes)))
-            _, rows = engine.program(shape)(engine.params, rows, *operands)
+            inputs = sampling_inputs(Batch.of(feeds, 1), [None] * engine.lanes, engine.vocab_size)
+            _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):
                     states[lane].append(_split(rows, lane)[0])

@@ -10,9 +10,9 @@ import numpy as np
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
-from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.operands import Batch, Feed, StepInputs
 from hybridlm.steps.structure import Rows
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
@@ -73,6 +73,12 @@ class Scene(NamedTuple):
     accepted: list[int]
 
     @property
+    def inputs(self) -> StepInputs:
+        """Inputs of the step that verifies."""
+        batch, owners = Batch.of([lane.feed for lane in self.lanes], TOKENS), [lane.owner for lane in self.lanes]
+        return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
+
+    @property
     def ends(self) -> list[int]:
         """Tokens of each lane after the step."""
         return [len(lane.past) + count for lane, count in zip(self.lanes, self.accepted, strict=True)]
@@ -91,16 +97,21 @@ class Steps:
         self._programs: dict[Shape, Any] = {}
 
     def run(
-        self, shape: Shape, rows: Rows, feeds: Sequence[Feed | None], owners: Sequence[Any], *operands: Any
+        self,
+        shape: Shape,
+        rows: Rows,
+        feeds: Sequence[Feed | None],
+        owners: Sequence[Any],
+        drafts: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Any, Rows]:
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
-        batch = Batch.of(feeds, shape.tokens)
-        return self._programs[shape](self.lm.engine.params, rows, *batch, *operands, *sampling_arrays(owners))
+        inputs = sampling_inputs(Batch.of(feeds, shape.tokens), owners, self.lm.engine.vocab_size, drafts)
+        return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
         """(accepted, sampled, rows)"""
-        drafts = np.array([len(lane.drafts) for lane in lanes], np.int32)
+        drafts = [lane.drafts for lane in lanes]
         feeds, owners = [lane.feed for lane in lanes], [lane.owner for lane in lanes]
         (accepted, sampled), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
         return np.asarray(accepted), np.asarray(sampled.token), rows

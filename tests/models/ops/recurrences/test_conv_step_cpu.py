@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.structure import KERNEL_CALLS
+from hybridlm.steps.contract import KERNEL_CALLS
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.short_conv import layer_conv

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.structure import KERNEL_CALLS
+from hybridlm.steps.contract import KERNEL_CALLS
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.recurrences.delta_rule import delta_rule

@@ -17,9 +17,11 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
+from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import flatten
 from ir_passes import Shared, SlotMap
-from ir_passes.contract.contract import ENTRIES, Bound, Pool
+from ir_passes.contract.contract import Bound, Pool
+from ir_passes.contract.prefix import is_entry
 from models import kv_blocks
 
 HEAD = " with head"
@@ -69,7 +71,7 @@ def program(name: str, shape: AnyShape) -> Program:
         if not isinstance(shape, Shape):
             return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, one) for one in bound.inputs])
         params, rows = jax.tree.map(lambda one: _drawn(rng, one), types[:2])
-        return (params, rows, *_operands(rng, shape, engine(name).vocab_size))
+        return params, rows, _inputs(rng, shape, engine(name).vocab_size)
 
     return Program(f"{name}, {shape}", step, contract, draw)
 
@@ -87,14 +89,14 @@ def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
     return _drawn(rng, one)
 
 
-def _operands(rng: np.random.Generator, shape: Shape, vocab: int) -> tuple[Any, ...]:
+def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
     lanes, tokens = shape.lanes, shape.tokens
     ids = rng.integers(0, vocab, (lanes, tokens)).astype(np.int32)
     lengths = rng.integers(0, tokens + 1, lanes).astype(np.int32)
     positions = rng.integers(0, CONTEXT - tokens - 8, lanes).astype(np.int32)
-    batch = (ids, lengths, positions, np.int32(kv_blocks(CONTEXT)))
+    batch = Batch(ids, lengths, positions, np.int32(kv_blocks(CONTEXT)))
     if shape.step == "score":
-        return (*batch, rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
+        return StepInputs(batch, targets=rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
     sampling = Sampling(
         np.where(rng.random(lanes) < 0.5, 0, 1).astype(np.float32),
         rng.integers(0, 6, lanes).astype(np.int32),
@@ -104,7 +106,7 @@ def _operands(rng: np.random.Generator, shape: Shape, vocab: int) -> tuple[Any, 
         rng.integers(0, 9, lanes).astype(np.uint32),
     )
     drafts = np.where(lengths > 1, rng.integers(0, tokens, lanes) % np.maximum(lengths, 1), 0).astype(np.int32)
-    return (*batch, *((drafts,) if shape.step == "verify" else ()), sampling, np.int32(FILTERED))
+    return StepInputs(batch, drafts if shape.step == "verify" else None, sampling, np.int32(FILTERED))
 
 
 def vmapped(program: Program) -> Program:
@@ -114,14 +116,15 @@ def vmapped(program: Program) -> Program:
     over more of them it would return a whole pool for each. The pools have no names: those that a model gives to arrays
     mean those of one lane, and which dimension `vmap` adds to them the program does not say.
     """
-    axes = [None if isinstance(entry, Shared) else 0 for entry in program.contract.inputs]
+    entries = program.contract.inputs
+
+    def alone(entry: Any, part: Any) -> Any:
+        return part if isinstance(entry, Shared) else jax.tree.map(lambda leaf: leaf[None], part)
 
     def lane(*args: Any) -> Any:
-        alone = [
-            arg if axis is None else jax.tree.map(lambda leaf: leaf[None], arg)
-            for arg, axis in zip(args, axes, strict=True)
-        ]
-        return jax.tree.map(lambda leaf: leaf[0], program.step(*alone))
+        return jax.tree.map(lambda leaf: leaf[0], program.step(*jax.tree.map(alone, entries, args, is_leaf=is_entry)))
+
+    axes = jax.tree.map(lambda entry: None if isinstance(entry, Shared) else 0, entries, is_leaf=is_entry)
 
     contract = replace(
         program.contract, inputs=_unnamed(program.contract.inputs), outputs=_unnamed(program.contract.outputs)
@@ -133,4 +136,4 @@ def _unnamed(entries: Any) -> Any:
     def unnamed(entry: Any) -> Any:
         return replace(entry, dims=None) if isinstance(entry, Pool) else entry
 
-    return jax.tree.map(unnamed, entries, is_leaf=lambda entry: isinstance(entry, ENTRIES))
+    return jax.tree.map(unnamed, entries, is_leaf=is_entry)

@@ -33,7 +33,7 @@ def operands_kept(patch: pytest.MonkeyPatch, by_lane: bool) -> None:
     def generate(self: Decoding, pool: RowPool, lanes: list[ActiveSequence | None], *rest: Any) -> Any:
         if self._steady is not None:
             held = [one is None for one in self._steady[0]]
-            if not by_lane or held == [one is None for one in lanes]:
+            if len(held) == len(lanes) and (not by_lane or held == [one is None for one in lanes]):
                 self._steady = (lanes, *self._steady[1:])
         return right(self, pool, lanes, *rest)
 

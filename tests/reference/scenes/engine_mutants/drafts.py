@@ -13,6 +13,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.rows.pool import RowPool
 from hybridlm.session import Session
+from hybridlm.steps.operands import StepInputs
 
 
 class PartlyRight:
@@ -57,9 +58,10 @@ def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
     """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, drafts: Any, *operands: Any, **about: Any) -> Any:
-        told = change(drafts) if shape.step == "verify" else drafts
-        return right(self, shape, pool, batch, told, *operands, **about)
+    def run(self: Engine, shape: Any, pool: RowPool, inputs: StepInputs, **about: Any) -> Any:
+        if inputs.drafts is not None:
+            inputs = inputs._replace(drafts=change(inputs.drafts))
+        return right(self, shape, pool, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 

@@ -69,10 +69,11 @@ def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
     kept: dict[int, np.ndarray] = {}
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, batch: Any, *operands: Any, **about: Any) -> Any:
+    def run(self: Engine, shape: Any, pool: RowPool, inputs: Any, **about: Any) -> Any:
         positions = kept.setdefault(pool.size, np.zeros(pool.size, np.int32))
-        positions[:] = batch.positions
-        return right(self, shape, pool, batch._replace(positions=positions), *operands, **about)
+        positions[:] = inputs.batch.positions
+        inputs = inputs._replace(batch=inputs.batch._replace(positions=positions))
+        return right(self, shape, pool, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 

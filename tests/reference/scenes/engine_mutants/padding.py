@@ -68,11 +68,11 @@ def first_use_runs_twice(patch: pytest.MonkeyPatch) -> None:
     tried: set[Shape] = set()
     right = Engine.run
 
-    def run(self: Engine, shape: Shape, pool: RowPool, *operands: Any, **about: Any) -> Any:
+    def run(self: Engine, shape: Shape, pool: RowPool, inputs: Any, **about: Any) -> Any:
         if shape not in tried:
             tried.add(shape)
-            right(self, shape, pool, *operands, **about)
-        return right(self, shape, pool, *operands, **about)
+            right(self, shape, pool, inputs, **about)
+        return right(self, shape, pool, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 

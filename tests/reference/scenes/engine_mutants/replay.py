@@ -17,6 +17,8 @@ from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
+from hybridlm.steps.contract import step_contract
+from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
 from ir_passes import prove_isolation
@@ -92,13 +94,13 @@ class StepMutant:
 
 
 def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[..., Any]:
-    """`step(which, *operands of the step)`: the step as one of these has it."""
+    """`step(which, params, rows, inputs)`: the step as one of these has it."""
 
-    def step(which: Array, *operands: Any) -> Any:
-        _, rows, tokens, lengths, _, _, drafts, *_ = operands
+    def step(which: Array, params: Any, rows: Any, inputs: StepInputs) -> Any:
+        tokens, lengths, drafts = inputs.batch.tokens, inputs.batch.lengths, jnp.asarray(inputs.drafts)
         with pytest.MonkeyPatch.context() as patch:
             _put_in(patch, mutants, which, lambda counts: Told(counts, lengths, drafts, tokens.shape[1]))
-            (counts, sampled), after = verify_step(structure, None, None)(*operands)
+            (counts, sampled), after = verify_step(structure, None, None)(params, rows, inputs)
         if any(one.carry is not behind_accepted for one in mutants):
             told = Told(counts, lengths, drafts, tokens.shape[1])
             token = lax.switch(which, [one.carry for one in mutants], sampled.token, told, rows.token)
@@ -186,7 +188,7 @@ class Faulty:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         which = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens)
-        self._steps._programs[shape] = lambda *operands: self._program(which, *operands)
+        self._steps._programs[shape] = lambda *args: self._program(which, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
     def _difference(self, wanted: Wanted) -> str:
@@ -211,7 +213,7 @@ def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        prove_isolation(lambda *operands: step(jnp.int32(0), *operands), args, verify.VERIFY_CONTRACT)
+        prove_isolation(lambda *args: step(jnp.int32(0), *args), args, step_contract(verifying=True))
     except IsolationError as error:
         return {violation.kind for violation in error.violations}
     return set()

@@ -143,7 +143,7 @@ class Prover:
         # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
         literal = self._literals.get(id(atom))
         if literal is None:
-            number = np.asarray(atom.val, atom.aval.dtype) if isinstance(atom.val, int) else atom.val
+            number = np.asarray(atom.val, ir.dtype_of(atom)) if isinstance(atom.val, int) else atom.val
             literal = self._literals[id(atom)] = self.constant(number)
         return literal
 

@@ -82,7 +82,7 @@ def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool])
         return False
     which, *cases = eqn.invars
     number = _source(body, env, which)
-    return number in flags and cases[not flags[number]] is carry
+    return number is not None and number in flags and cases[not flags[number]] is carry
 
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:

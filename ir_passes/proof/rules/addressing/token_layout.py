@@ -272,8 +272,9 @@ def token_of_lane(fact: Fact | None) -> TokenOf | None:
     """Return the fact that element i is a token of lane i: its first or its last one."""
     if isinstance(fact, TokenOf):
         return fact
-    own = isinstance(fact, Offsets) and fact.axis == 0 and (fact.first, fact.plus) in ((0, 0), (1, -1))
-    return TokenOf(fact.layout) if own else None
+    if not isinstance(fact, Offsets) or fact.axis != 0 or (fact.first, fact.plus) not in ((0, 0), (1, -1)):
+        return None
+    return TokenOf(fact.layout)
 
 
 def _chosen(site: Site, operands: list[Value]) -> _Found | None:
@@ -351,14 +352,15 @@ def _marked(site: Site, operands: list[Value]) -> _Found | None:
 def _gathered(site: Site, operands: list[Value]) -> _Found | None:
     """Return the fact about cu_seqlens at the lanes of tokens, or at one constant."""
     fact, access = operands[0].fact, of_gather(site, operands[1])
-    if isinstance(fact, Iota) and fact.div == 1 and len(access.full) == 1 and access.inside(0):
-        lane = access.columns[0].fact
-        known = isinstance(lane, SegmentIds) and lane.axis < len(access.index_axes) and access.sizes == (1,)
-        return (replace(lane, axis=access.index_axes[lane.axis]), access.columns[0].range) if known else None
-    if not isinstance(fact, Offsets) or fact.axis != 0 or len(access.full) != 1 or access.sizes != (1,):
-        return None
     index = access.columns.get(0)
-    if index is None:
+    if index is None or len(access.full) != 1 or access.sizes != (1,):
+        return None
+    if isinstance(fact, Iota) and fact.div == 1 and access.inside(0):
+        lane = index.fact
+        if not isinstance(lane, SegmentIds) or lane.axis >= len(access.index_axes):
+            return None
+        return replace(lane, axis=access.index_axes[lane.axis]), index.range
+    if not isinstance(fact, Offsets) or fact.axis != 0:
         return None
     number = constant_of(index)
     if number is not None and access.inside(0):

@@ -32,7 +32,9 @@ def carried(site: Site, value: Value, tokens: dict[str, Symbol], reverse: bool) 
         tokens: layout -> the token of this iteration.
     """
     owner = value.owner
-    token = tokens.get(owner.packed) if isinstance(owner, OneLane) else None
+    if not isinstance(owner, OneLane):
+        return None
+    token = tokens.get(owner.packed)
     if token is None or owner != OneLane(token, packed=owner.packed):
         return None
     return value.but(owner=replace(owner, lane=neighbour(site, token, reverse)))

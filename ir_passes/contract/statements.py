@@ -216,6 +216,10 @@ class Note(StatementId):
         "These pools have no dims in the contract. It is not proved that each dimension is written with what belongs "
         "there, or that no position is a constant of the program.",
     )
+    DEBUG_CALLBACK = (
+        "debug-callback",
+        "This callback may see values of all lanes on the host. It returns nothing to the step.",
+    )
     INDEX_INSIDE_ROW = (
         "index-inside-row",
         "An index of this operation along axis {axis} of a pool may be out of bounds; it stays inside the row.",

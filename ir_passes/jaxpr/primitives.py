@@ -68,6 +68,7 @@ _ROWS = {
     "scalar_body unsupported": "select_and_scatter",
     "device_sum": "psum psum_invariant",
     "body keeps_rows": "cond scan shard_map while " + " ".join(CALLS),
+    "body": "custom_linear_solve",
     "kernel opaque keeps_rows": "pallas_call mpmd_map",
     "opaque keeps_rows": "ffi_call pure_callback io_callback debug_callback debug_print",
     "": """
@@ -80,7 +81,7 @@ _ROWS = {
     """,
     "unsupported": """
         addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
-        custom_linear_solve dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
+        dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper eval_jaxpr freeze from_edtype geqp3
         geqrf get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
         reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add

@@ -36,7 +36,7 @@ from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import ActiveCount, Kept, PageEntry, SegmentIds, SlotEntry, Value
+from ir_passes.proof.values import ActiveCount, Kept, Offsets, PageEntry, SegmentIds, SlotEntry, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
@@ -195,8 +195,9 @@ def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
             return Value(Mixed(Violation(ViolationKind.CROSS_LANE, "", "unknown", what, remedy, about)), number)
         case Shared(role):
             return Value(COMMON, number, fact=ActiveCount() if role == "active_count" and prover.counted else None)
-        case Packed(_, "cu_seqlens"):
-            return Value(COMMON, number)
+        case Packed(_, "cu_seqlens", layout):
+            tokens = prover.bound.layouts[layout]
+            return Value(COMMON, number, None if tokens is None else (0, tokens), Offsets(layout, 0))
         case Packed(_, "segment_ids", layout):
             return Value(COMMON, number, (0, lanes), SegmentIds(0, layout))
         case Packed(axis, _, layout):

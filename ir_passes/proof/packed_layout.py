@@ -1,8 +1,9 @@
-"""The arrays that are computed of `cu_seqlens`: which of them say the lane of each token, or a token of each lane.
+"""Uses of `searchsorted` and `repeat` on `cu_seqlens`, which the proof knows as a whole.
 
-The ways to compute them that are listed here are interpreted like the program, before it. Equal value numbers mean
-equal elements, so that a value of the program with the number of one of these results is that array. Tests compare
-each way with its definition, for all layouts of a few tokens.
+Other ways to compute the lane of each token follow from the rules of their operations
+(`ir_passes.proof.rules.addressing.token_layout`). These two are loops or sums whose parts have no fact, so they are
+interpreted before the program. Equal value numbers mean equal elements: a value of the program with the number of a
+result here is that array. Tests compare each with its definition, for all layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,64 +16,49 @@ from jax import Array
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.proof.prover import Prover
+from ir_passes.proof.rules.addressing.token_layout import lane_of_token
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Fact, Range, Real, SegmentIds, TokenOf, Value
+from ir_passes.proof.values import Fact, Marks, Offsets, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
 """(cu_seqlens, tokens of the packed axis) -> the array, once for each way to compute it."""
 
 
-def _lengths(cu: Array) -> tuple[Array, Array]:
-    return jnp.diff(cu), cu[1:] - cu[:-1]
+def searched(entries: Callable[[Array], Array]) -> Ways:
+    """Return the ways to count the entries of a part of cu_seqlens that are at most t, for each token t."""
+
+    def ways(cu: Array, tokens: int) -> Iterator[Array]:
+        for index in (jnp.arange(tokens), jnp.arange(tokens, dtype=jnp.int32)):
+            for method in ("scan", "compare_all", "sort"):
+                yield jnp.searchsorted(entries(cu), index, side="right", method=method)
+                yield jnp.searchsorted(entries(cu), index + 1, side="left", method=method)
+        yield jnp.searchsorted(entries(cu), jnp.arange(1, tokens + 1), side="left")
+        yield jnp.digitize(jnp.arange(tokens), entries(cu))
+
+    return ways
 
 
-def _counted(cu: Array, tokens: int) -> Iterator[Array]:
-    for index in (jnp.arange(tokens), jnp.arange(tokens, dtype=jnp.int32)):
-        for method in ("scan", "compare_all", "sort"):
-            yield jnp.searchsorted(cu[1:], index, side="right", method=method)
-            yield jnp.searchsorted(cu, index, side="right", method=method) - 1
-        yield jnp.sum(index[:, None] >= cu[None, 1:], axis=1)
-        yield jnp.sum(index[:, None] >= cu[1:][None, :], axis=1)
-        yield jnp.sum(index[:, None] >= cu[None, 1:], axis=1, dtype=jnp.int32)
-        yield jnp.sum(cu[1:, None] <= index[None, :], axis=0)
-        yield jnp.sum(cu[1:][:, None] <= index[None, :], axis=0)
+def starts(cu: Array, tokens: int) -> Iterator[Array]:
+    """Yield the first token of each lane, as `jnp.repeat` computes it from the lengths."""
+    for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
+        yield jnp.cumsum(jnp.roll(lengths, shift=1).at[0].set(0))
 
 
-def past(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the lane of each token, the number of lanes for padding."""
-    yield from _counted(cu, tokens)
-    for zeros in (jnp.zeros(tokens, jnp.int32), jnp.zeros(tokens, cu.dtype)):
-        yield jnp.cumsum(zeros.at[cu[1:]].add(1))
-        yield jnp.cumsum(zeros.at[cu[1:]].add(1, mode="drop"))
-    lanes = len(cu) - 1
-    for lengths in _lengths(cu):
-        for behind in (tokens - cu[-1], tokens - cu[lanes]):
-            counts = jnp.append(lengths, behind)
-            yield jnp.repeat(jnp.arange(lanes + 1), counts, total_repeat_length=tokens)
-            yield jnp.repeat(jnp.arange(lanes + 1, dtype=jnp.int32), counts, total_repeat_length=tokens)
+def starts_and_end(cu: Array, tokens: int) -> Iterator[Array]:
+    """Yield the first token of each lane and of padding, as `jnp.repeat` computes it from the lengths of both."""
+    for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
+        for behind in (tokens - cu[-1], tokens - cu[len(cu) - 1]):
+            yield jnp.cumsum(jnp.roll(jnp.append(lengths, behind), shift=1).at[0].set(0))
 
 
-def last(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the lane of each token, the last one for padding."""
-    lanes = len(cu) - 1
-    for lengths in _lengths(cu):
-        yield jnp.repeat(jnp.arange(lanes), lengths, total_repeat_length=tokens)
-        yield jnp.repeat(jnp.arange(lanes, dtype=jnp.int32), lengths, total_repeat_length=tokens)
-
-
-def real(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield whether each token is no padding."""
-    for index in (jnp.arange(tokens), jnp.arange(tokens, dtype=jnp.int32)):
-        yield index < cu[-1]
-        yield index < cu[len(cu) - 1]
-
-
-def token_of(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield a token of each lane that has any; as they are, and as JAX counts negative indices from the end."""
-    for index in (cu[1:] - 1, cu[:-1]):
-        yield index
-        yield jnp.where(index < 0, index + tokens, index)
-        yield jnp.maximum(index, 0)
+PARTS: dict[tuple[int, int], Callable[[Array], Array]] = {
+    (0, 0): lambda cu: cu,
+    (1, 0): lambda cu: cu[1:],
+    (0, 1): lambda cu: cu[:-1],
+    (1, 1): lambda cu: cu[1:-1],
+}
+"""(entries left out in front, and at the end) -> the other entries of cu_seqlens."""
+SEARCHED = {left_out: searched(entries) for left_out, entries in PARTS.items()}
 
 
 @lru_cache(maxsize=64)
@@ -108,17 +94,20 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
     if tokens is None:
         return
     kinds: list[tuple[Ways, Fact, Range | None]] = [
-        (past, SegmentIds(0, layout), (0, lanes)),
-        (last, SegmentIds(0, layout, "last"), (0, lanes - 1)),
-        (real, Real(layout, 0), None),
-        (token_of, TokenOf(layout), None),
+        (starts, Offsets(layout, 0), (0, tokens)),
+        (starts_and_end, Offsets(layout, 0), (0, tokens)),
     ]
+    for (first, missing), ways in SEARCHED.items():
+        counted = lane_of_token(Marks(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
+        if counted is not None and lanes + 1 > first + missing:
+            kinds.append((ways, *counted))
     observe, prover.observe = prover.observe, None
     for ways, fact, bounds in kinds:
         for program, needed in _traced(ways, lanes, tokens):
-            if needed <= present:
+            if needed - {"iota"} <= present:
                 with prover.trial():
                     consts = [prover.constant(const) for const in program.consts]
                     (value,) = interpret(prover, program.jaxpr, consts, [cu])
-                prover.layout.setdefault(value.number, (fact, bounds))
+                if value.number not in prover.layout and not isinstance(value.fact, type(fact)):
+                    prover.layout[value.number] = fact, bounds
     prover.observe = observe

@@ -143,7 +143,8 @@ class Prover:
         # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
         literal = self._literals.get(id(atom))
         if literal is None:
-            literal = self._literals[id(atom)] = self.constant(atom.val)
+            number = np.asarray(atom.val, ir.dtype_of(atom)) if isinstance(atom.val, int) else atom.val
+            literal = self._literals[id(atom)] = self.constant(number)
         return literal
 
     def constant(self, array: Any) -> Value:
@@ -157,9 +158,15 @@ class Prover:
             content = content.astype(np.int64)
         if content.size == 0:
             return Value(fact=constant, number=self.fresh())
-        fact = _counting(content) or constant
+        counting = _counting(content)
         span = (int(content.min()), int(content.max()))
-        return Value(fact=fact, range=span, number=self._constant_number(array))
+        if counting is not None:
+            return Value(fact=counting, range=span, number=self.index_number(dtype, content.shape, counting.axis))
+        return Value(fact=constant, range=span, number=self._constant_number(array))
+
+    def index_number(self, dtype: Any, shape: Sequence[int], axis: int) -> Number:
+        """Return the value number of an array that counts up along an axis."""
+        return self.number(("index", str(dtype), tuple(shape), axis))
 
     def _constant_number(self, array: Any) -> Number:
         if np.ndim(array) == 0:

@@ -133,6 +133,140 @@ class TokenOf(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class NextLane(Fact):
+    """Element at index t of `axis` = the lane of token t, plus one; attributes as in `SegmentIds`."""
+
+    axis: int
+    layout: str
+    padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedIds(Fact):
+    """Element at index r of `axis` = the lane of token r + `shift`, or no lane outside of the tokens.
+
+    Attributes:
+        layout, padding: as in `SegmentIds`.
+    """
+
+    axis: int
+    layout: str
+    padding: str
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets(Fact):
+    """Element at index i of `axis` = cu_seqlens[i + `first`] + `plus`.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the lanes; None for an array of equal elements, cu_seqlens[`first`] + `plus`.
+    """
+
+    layout: str
+    axis: int | None
+    first: int = 0
+    plus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Fact):
+    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0.
+
+    Attributes:
+        layout: layout of the tokens.
+        tokens, lanes: axes of t and i.
+    """
+
+    layout: str
+    tokens: int
+    lanes: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marks(Fact):
+    """Element t of a vector = how many of cu_seqlens[`first`], .., cu_seqlens[`first` + `count` - 1] equal t."""
+
+    layout: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted(Fact):
+    """Element = index along `axis` + `by`."""
+
+    axis: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped(Fact):
+    """Element at index r of `axis` = r + `by` where that is an index of the axis; unspecified elsewhere."""
+
+    axis: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBound(Fact):
+    """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the tokens.
+        base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
+            t - start, "left" for stop - t.
+    """
+
+    layout: str
+    axis: int
+    base: str
+    plus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WithinLane(Fact):
+    """An element that equals `when` puts tokens t - `back` to t into one lane, unless t is padding.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the tokens, t = index + `shift`; None for the token of a loop iteration.
+        back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane, none of them padding.
+        when: see above.
+        token: the token of the iteration, as in `OneLane`.
+    """
+
+    layout: str
+    axis: int | None
+    back: int
+    when: bool
+    shift: int = 0
+    token: Symbol | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedTokens(Fact):
+    """The owner is `Mixed`, and elements depend on one token each.
+
+    Attributes:
+        rows: elements at index r depend on token r + `rows.start` where that is a token; elsewhere on any token.
+    """
+
+    rows: LaneRows
+
+
+@dataclass(frozen=True, slots=True)
+class NotLater(Fact):
+    """True only if the index along `columns` is at most the index along `rows`."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Real(Fact):
     """False for padding.
 
@@ -149,14 +283,18 @@ class Real(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """False if two tokens belong to different lanes, or if one is padding.
+    """False if two tokens belong to different lanes, or if only the token along `columns` is padding.
+
+    Unspecified for padding along `rows`.
 
     Attributes:
-        rows, columns: owners of the tokens along two axes, of one or two layouts; `rows` has the smaller axis.
+        rows, columns: owners of the tokens along two axes, of one or two layouts; made with the smaller axis as `rows`.
+        padding: True if the mask may also be true of padding along `columns`.
     """
 
     rows: LaneRows
     columns: LaneRows
+    padding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

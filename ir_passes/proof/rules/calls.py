@@ -31,6 +31,16 @@ def call(site: Site, *operands: Value) -> list[Value]:
     return _row_wise(site, declaration, operands)
 
 
+@rule("custom_linear_solve", reads="const_lengths jaxprs")
+def linear_solve(site: Site, *operands: Value) -> list[Value]:
+    """Interpret the program that solves; the others are for derivatives."""
+    lengths, programs = site.params["const_lengths"], site.params["jaxprs"]
+    before = lengths.matvec + lengths.vecmat
+    consts, known = operands[before : before + lengths.solve], operands[sum(lengths) :]
+    body = ir.closed(programs.solve)
+    return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], [*consts, *known])
+
+
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
     problem = _misfit(site, declaration)
     if problem is not None:

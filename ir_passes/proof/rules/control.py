@@ -3,7 +3,9 @@
 More than 300 lines: the fixpoint of a loop and what enters and leaves it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ir_passes.contract.normal_form import flatten
@@ -13,10 +15,24 @@ from ir_passes.proof.intervals import dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.addressing import token_windows
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
+from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
+from ir_passes.proof.rules.lane_loops import stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
-from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, Real, SegmentAt, SegmentIds, SlotEntry, Value
+from ir_passes.proof.values import (
+    Constant,
+    Iota,
+    Kept,
+    PageEntry,
+    Real,
+    SegmentAt,
+    SegmentIds,
+    SlotEntry,
+    Value,
+    WithinLane,
+)
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -105,7 +121,10 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
 def while_loop(site: Site, *operands: Value) -> list[Value]:
-    """Bring the carries to their fixpoint; the condition must be the same for all lanes."""
+    """Bring the carries to their fixpoint; the condition must be the same for all lanes, or stop each by itself.
+
+    A condition with an axis, which `vmap` makes, stops each index of the axis by itself.
+    """
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -116,15 +135,28 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            return interpret(prover, body.jaxpr, consts, [*inner, *carry]), test
+            after = interpret(prover, body.jaxpr, consts, [*inner, *carry])
+        if each and not isinstance(test[0].owner, Mixed):
+            after = [value.but(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
+        return after, test
 
+    each = condition.jaxpr.outvars[0].aval.shape != ()
     carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
+    if each and not isinstance(test[0].owner, Mixed):
+        return carry
+    if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
+        return carry
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
 
 
 def _settled(
-    site: Site, carry: list[Value], once: Any, counters: dict[int, Any], mark: int
+    site: Site,
+    carry: list[Value],
+    once: Any,
+    counters: dict[int, Any],
+    mark: int,
+    carried: Callable[[Value], Value | None] = lambda value: None,
 ) -> tuple[list[Value], list[Value]]:
     """Iterate to the fixpoint: return the carry that holds in every iteration, and the body's other results.
 
@@ -132,6 +164,7 @@ def _settled(
 
     Args:
         mark: numbers from here on are of values inside the loop.
+        carried: returns a result of the body as the next iteration sees it; None if that is no special case.
     """
     prover = site.prover
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
@@ -139,7 +172,7 @@ def _settled(
         forget = prover.mark()
         after, rest = once([value.but(number=prover.fresh()) for value in carry])
         again = [
-            _widened(site, old, _outliving(site, new, mark), counters.get(k))
+            _widened(site, old, carried(new) or _outliving(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, after, strict=True))
         ]
         if again == carry:
@@ -219,8 +252,8 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
 
 @rule(
     "scan",
-    reads="ft_in ft_out jaxpr length num_carry num_consts",
-    ignores="_split_transpose linear reverse unroll",
+    reads="ft_in ft_out jaxpr length num_carry num_consts reverse",
+    ignores="_split_transpose linear unroll",
 )
 def scan(site: Site, *operands: Value) -> list[Value]:
     """Bring the carries to their fixpoint, one index of `xs` and `ys` at a time."""
@@ -243,7 +276,9 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         return results[:num_carry], results[num_carry:]
 
     counters = _counters(body.jaxpr, num_consts, carry, length)
-    carry, rest = _settled(site, carry, once, counters, loop)
+    tokens = {name: _of_iteration(site, loop, LaneRows(0, packed=name), length) for name in prover.bound.layouts}
+    neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
+    carry, rest = _settled(site, carry, once, counters, loop, neighbours)
     if (
         prover.refine is not None
         and all(isinstance(value.owner, Common) for value in operands)
@@ -280,8 +315,11 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
         fact = Real(layout, None, token)
         if isinstance(value.fact, SegmentIds):
             fact = SegmentAt(token, layout, value.fact.padding)
-    elif isinstance(value.fact, SegmentIds | Real):
-        fact = relocated(value.fact, lambda axis: axis - 1)
+    elif isinstance(value.fact, WithinLane) and value.fact.axis == 0 and not value.fact.shift:
+        token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
+        fact = replace(value.fact, axis=None, token=token)
+    elif isinstance(value.fact, LAYOUT_FACTS):
+        fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
 
 

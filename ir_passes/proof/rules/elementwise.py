@@ -64,7 +64,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
 
 
 _OWN_RULES = frozenset(
-    "max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type select_n".split()
+    "max min clamp mul add sub lt le gt ge div rem sign ne eq and or xor convert_element_type select_n".split()
 )
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of what is computed at each place."""
@@ -112,9 +112,27 @@ def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
     return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
 
 
+def _unchanged(site: Site, x: Value, y: Value, neutral: int) -> Value | None:
+    """Return the integers that an operation with its neutral element leaves as they are; None for other operands."""
+    for k, (value, other) in enumerate(((x, y), (y, x))):
+        if constant_of(other) == neutral and site.shapes[k] == site.shape:
+            return value
+    return None
+
+
+@rule("xor", "or")
+def either(site: Site, x: Value, y: Value) -> list[Value]:
+    """Combine by or; zero changes nothing."""
+    same = _unchanged(site, x, y, 0)
+    return [same or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
+
+
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; a device's index times a constant counts the rows of the devices before it."""
+    same = _unchanged(site, x, y, 1)
+    if same is not None:
+        return [same]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
@@ -131,6 +149,9 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
     """Add; an offset within its row or page to the first element of a row or page is an element of that."""
+    same = _unchanged(site, x, y, 0)
+    if same is not None:
+        return [same]
     bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
@@ -150,7 +171,7 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
-    if y.range == (0, 0) and isinstance(x.fact, SlotEntry) and site.shapes[0] == site.shape:
+    if constant_of(y) == 0 and site.shapes[0] == site.shape:
         return [x]
     bounds, fact = bounds_of(site, (x, y)), None
     slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.less is None and x.fact.stride == 1 else None

@@ -9,9 +9,9 @@ from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.registry import rule
-from ir_passes.proof.rules.addressing import page_tables
+from ir_passes.proof.rules.addressing import page_tables, token_layout
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, Real, SegmentIds, SlotEntry, TokenOf, Value
+from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -113,7 +113,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     if split.axes:
         kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    whole = isinstance(value.fact, Iota | SegmentIds | Real | TokenOf) and not split.axes
+    whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or whole else None
     if isinstance(fact, SlotEntry) and fact.less is not None:
         fact = None  # places along an axis of another mesh

@@ -227,7 +227,8 @@ def tile(site: Site, x: Value) -> list[Value]:
 def iota(site: Site, *_: Value) -> list[Value]:
     """Count up along an axis."""
     axis = int(site.params["dimension"])
-    return [Value(COMMON, range=(0, max(0, site.shape[axis] - 1)), fact=Iota(axis))]
+    number = site.prover.index_number(site.params["dtype"], site.shape, axis)
+    return [Value(COMMON, number, (0, max(0, site.shape[axis] - 1)), Iota(axis))]
 
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")

@@ -8,7 +8,7 @@ import numpy as np
 from jax.lax import DotAlgorithm, DotAlgorithmPreset
 
 from ir_passes.jaxpr.conversions import holds, is_whole, stays_finite
-from ir_passes.proof.values import Absent, Fact, Finite, OneHot, TokenPairs
+from ir_passes.proof.values import Absent, Begun, Fact, Finite, OneHot, TokenPairs
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
@@ -56,6 +56,7 @@ def _converted_mask(fact: Absent, source: Any, target: Any) -> Absent | None:
 
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
     (Absent, "convert_element_type"): _converted_mask,
+    (Begun, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
     (Finite, "convert_element_type"): lambda fact, source, target: fact if stays_finite(source, target) else None,
     (OneHot, "convert_element_type"): lambda fact, source, target: (
         fact if holds(target, 0) and holds(target, 1) else None

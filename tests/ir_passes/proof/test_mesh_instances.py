@@ -77,7 +77,7 @@ def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes that begin one token late, said to be those of the tokens."""
     late = lambda cu, tokens: iter([jnp.searchsorted(cu[1:] + 1, jnp.arange(tokens), side="right")])
-    monkeypatch.setattr(packed_layout, "past", late)
+    monkeypatch.setitem(packed_layout.SEARCHED, (1, 0), late)
     program = next(mutant.program for mutant in PACKED if mutant.id == "packed-channels-shifted")
     assert program is not None
     assert any("changed on device" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))

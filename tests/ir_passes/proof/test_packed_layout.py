@@ -43,21 +43,19 @@ def found(ways: packed_layout.Ways) -> Iterator[tuple[np.ndarray, list[np.ndarra
         yield lanes, [np.asarray(each)[k] for each in computed]
 
 
-@pytest.mark.parametrize(("ways", "padding"), [(packed_layout.past, LANES), (packed_layout.last, LANES - 1)])
-def test_lane_of_each_token(ways: packed_layout.Ways, padding: int) -> None:
-    for ids, computed in found(ways):
-        assert all(each.tolist() == np.minimum(ids, padding).tolist() for each in computed)
+@pytest.mark.parametrize("left_out", packed_layout.SEARCHED)
+def test_entries_up_to_each_token(left_out: tuple[int, int]) -> None:
+    first, missing = left_out
+    for (cu, _), (_, computed) in zip(layouts(), found(packed_layout.SEARCHED[left_out]), strict=True):
+        entries = cu[first : LANES + 1 - missing]
+        expected = (entries[None] <= np.arange(TOKENS)[:, None]).sum(axis=1)
+        assert all(each.tolist() == expected.tolist() for each in computed)
 
 
-def test_real_tokens() -> None:
-    for ids, computed in found(packed_layout.real):
-        assert all(each.tolist() == (ids < LANES).tolist() for each in computed)
-
-
-def test_token_of_each_lane() -> None:
-    for ids, computed in found(packed_layout.token_of):
-        for lane in set(ids.tolist()) - {LANES}:
-            assert all(ids[each[lane]] == lane for each in computed)
+def test_starts_from_lengths() -> None:
+    for ways, entries in ((packed_layout.starts, LANES), (packed_layout.starts_and_end, LANES + 1)):
+        for (cu, _), (_, computed) in zip(layouts(), found(ways), strict=True):
+            assert all(each.tolist() == cu[:entries].tolist() for each in computed)
 
 
 X, CU, IDS = jnp.ones((TOKENS, 2)), jnp.zeros(LANES + 1, jnp.int32), jnp.zeros(TOKENS, jnp.int32)

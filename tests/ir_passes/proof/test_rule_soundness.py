@@ -94,7 +94,7 @@ def test_random_layouts_are_varied() -> None:
     for seed in range(LAYOUTS, LAYOUTS + 10):
         found = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in found)
-    assert all(facts[name] for name in ("SegmentIds", "TokenOf", "SameLane", "PageEntry")), facts
+    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry")), facts
 
 
 def test_random_calls_are_varied() -> None:

@@ -19,12 +19,17 @@ from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
     Absent,
+    Begun,
+    Clipped,
     Columns,
     Counts,
     Finite,
     HasRow,
     Iota,
     Negative,
+    NextLane,
+    NotLater,
+    Offsets,
     OneHot,
     PageEntry,
     Permuted,
@@ -32,10 +37,14 @@ from ir_passes.proof.values import (
     Real,
     SameLane,
     SegmentIds,
+    Shifted,
+    ShiftedIds,
     SlotEntry,
     Spread,
+    TokenBound,
     TokenOf,
     Value,
+    WithinLane,
 )
 
 
@@ -281,21 +290,81 @@ def _faults_of(
             if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
         case SegmentIds(axis, layout, padding) if layout in reality.segments:
-            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
+            rows = np.moveaxis(array, axis + 1, -1)
+            segment = reality.segments[layout][:, : rows.shape[-1]]
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
         case Real(layout, int(axis)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
-            real = (reality.segments[layout] < reality.bound.lanes).reshape(len(rows), *[1] * (rows.ndim - 2), -1)
+            real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
+                len(rows), *[1] * (rows.ndim - 2), -1
+            )
             if (rows & ~real).any():
                 yield "is true of padding"
-        case SameLane(LaneRows() as first, LaneRows() as second) if reality.segments:
+        case NextLane(axis, layout, padding) if layout in reality.segments:
+            rows = np.moveaxis(array, axis + 1, -1)
+            segment = reality.segments[layout][:, : rows.shape[-1]]
+            segment = np.minimum(segment, reality.bound.lanes - (padding == "last")) + 1
+            if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
+                yield "is not the lane behind each token's"
+        case ShiftedIds(axis, layout, padding, shift) if layout in reality.segments:
+            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
+            segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
+            token = np.arange(rows.shape[-1]) + shift
+            inside = (token >= 0) & (token < segment.shape[1])
+            expected = segment[:, token[inside]].reshape(len(segment), *[1] * (rows.ndim - 2), -1)
+            lane = (rows[..., ~inside] >= 0) & (rows[..., ~inside] <= reality.bound.lanes)
+            if (rows[..., inside] != expected).any() or lane.any():
+                yield "is not the lane of each token, shifted"
+        case Offsets(layout, axis, first, plus) if layout in reality.segments:
+            cu = _starts(reality, layout)
+            rows = array[..., None] if axis is None else np.moveaxis(array, axis + 1, -1)
+            entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
+            if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
+                yield "holds other entries of cu_seqlens"
+        case Begun(layout, tokens, lanes, first) if layout in reality.segments:
+            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
+            cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
+            expected = cu[:, None] <= np.arange(rows.shape[1])[:, None]
+            if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
+                yield "does not say which entries of cu_seqlens are passed"
+        case TokenBound(layout, axis, base, plus) if layout in reality.segments:
+            rows, (cu, segment) = np.moveaxis(array, axis + 1, -1), (_starts(reality, layout), reality.segments[layout])
+            token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
+            start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))
+            bases = {"start": start, "stop": stop, "position": token - start, "left": stop - token}
+            one = [1] * (rows.ndim - 2)
+            wrong = rows != (bases[base] + plus).reshape(len(rows), *one, -1)
+            if (wrong & real.reshape(len(rows), *one, -1)).any():
+                yield "is not the bound of each token's lane"
+        case WithinLane(layout, int(axis), back, when, shift) if layout in reality.segments:
+            rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
+            token = np.arange(rows.shape[-1]) + shift
+            segment = np.pad(segment, ((0, 0), (rows.shape[-1], rows.shape[-1])), constant_values=-1)
+            lane, other = (segment[:, token - k + rows.shape[-1]] for k in (0, back))
+            wrong = (lane != other) & (lane >= 0) & (lane < reality.bound.lanes)
+            if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
+                yield "puts tokens of different lanes into one"
+        case Shifted(axis, by):
+            if (np.moveaxis(array, axis + 1, -1) != np.arange(array.shape[axis + 1]) + by).any():
+                yield "does not count from its shift"
+        case Clipped(axis, by):
+            index = np.arange(array.shape[axis + 1]) + by
+            inside = (index >= 0) & (index < len(index))
+            if (np.moveaxis(array, axis + 1, -1) != index)[..., inside].any():
+                yield "does not count inside of the axis"
+        case NotLater(first, second):
+            rows = np.moveaxis(array, (first + 1, second + 1), (1, 2))
+            if rows.swapaxes(1, 2)[:, np.triu(np.ones(rows.shape[1:3], bool), 1).T].any():
+                yield "is true of later tokens"
+        case SameLane(LaneRows() as first, LaneRows() as second, padding) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
             one = reality.segments[first.packed][:, :, None, None]
             two = reality.segments[second.packed][:, None, :, None]
-            if (rows & (one != two)).any():
+            other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
+            if (rows & other).any():
                 yield "is true of tokens of different lanes"
         case TokenOf(layout) if layout in reality.segments:
             index = array.reshape(*array.shape[:2], -1)
@@ -346,6 +415,11 @@ def _faults_of(
             entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)
             if differing(rows, np.broadcast_to(entries, rows.shape)).any():
                 yield "is not spread from its vector"
+
+
+def _starts(reality: Reality, layout: str) -> np.ndarray:
+    """[run, N + 1]: cu_seqlens by the lanes of tokens."""
+    return (reality.segments[layout][:, :, None] < np.arange(reality.bound.lanes + 1)).sum(axis=1)
 
 
 def _changed(

@@ -30,29 +30,41 @@ from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.rules.addressing import token_layout, token_windows
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     Absent,
+    Begun,
+    Clipped,
     Fact,
     Finite,
     IsFinite,
+    NextLane,
+    NotLater,
+    Offsets,
     PageEntry,
     Real,
     SameLane,
     SegmentAt,
     SegmentIds,
+    Shifted,
+    ShiftedIds,
+    ShiftedTokens,
     SlotEntry,
+    TokenBound,
     TokenOf,
     TokenPairs,
     Value,
+    WithinLane,
 )
 
 _MASK = (
     "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
     "(segment N), before they are reduced"
 )
+_ALONG_AN_AXIS = (Clipped, NextLane, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, WithinLane)
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
     "range, and multiply in a dtype with at least that range"
@@ -82,11 +94,22 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         return fact
     if isinstance(fact, TokenOf):
         return fact if new_axis_of(0) == 0 else None
-    if isinstance(fact, SegmentIds | Real) and fact.axis is not None:
-        axis = new_axis_of(fact.axis)
-        return None if axis is None else replace(fact, axis=axis)
-    if isinstance(fact, SegmentAt | Real):
+    if isinstance(fact, SegmentAt):
         return fact
+    if isinstance(fact, Begun | NotLater):
+        pair = (fact.tokens, fact.lanes) if isinstance(fact, Begun) else (fact.rows, fact.columns)
+        first, second = map(new_axis_of, pair)
+        if first is None or second is None:
+            return None
+        if isinstance(fact, Begun):
+            return replace(fact, tokens=first, lanes=second)
+        return NotLater(first, second)
+    if isinstance(fact, ShiftedTokens):
+        axis = new_axis_of(fact.rows.axis)
+        return None if axis is None else ShiftedTokens(replace(fact.rows, axis=axis))
+    if isinstance(fact, _ALONG_AN_AXIS):
+        axis = None if fact.axis is None else new_axis_of(fact.axis)
+        return fact if fact.axis is None else None if axis is None else replace(fact, axis=axis)
     if isinstance(fact, SameLane | TokenPairs | Absent):
         moved_axes = [(owner, new_axis_of(owner.axis)) for owner in (fact.rows, fact.columns)]
         rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in moved_axes)
@@ -110,8 +133,8 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
         return tokens(access.index_axes[index.fact.axis], index.fact.layout)
     if by_lane and isinstance(index.fact, SegmentAt) and access.scalar:
         return OneLane(index.fact.token, packed=index.fact.layout)
-    token_of = isinstance(index.fact, TokenOf) and rows == tokens(axis, index.fact.layout)
-    if token_of and access.index_shape[0] == lanes:
+    token_of = token_layout.token_of_lane(index.fact)
+    if token_of is not None and rows == tokens(axis, token_of.layout) and access.index_shape[0] == lanes:
         lane_axis = access.index_axes[0]
         return OneLane(0) if lanes == 1 else LaneRows(lane_axis)
     return None
@@ -208,13 +231,10 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     ]
     if len(results) != 1:
         return results
-    if site.name == "select_n":
-        return [_selected(site, operands, results[0])]
-    if site.name == "dot_general":
-        return [_product(site, operands, results[0])]
-    if site.name in ELEMENTWISE:
-        return [_computed(site, operands, results[0])]
-    return results
+    result = token_layout.refined(site, operands, results[0])
+    for rule in _REFINED.get(site.name, (_computed, token_windows.computed) if site.name in ELEMENTWISE else ()):
+        result = rule(site, operands, result)
+    return [result]
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
@@ -260,21 +280,23 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     """Return an elementwise result with facts about masks, token pairs and masked elements."""
     lanes, facts, shapes = site.prover.bound.lanes, [value.fact for value in operands], site.shapes
     x = facts[0]
+    if isinstance(result.fact, token_layout.LAYOUT_FACTS):
+        return result
     if site.name in ("lt", "ne") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
             return result.but(fact=Real(x.layout, axis, token))
-    if site.name == "min" and isinstance(x, SegmentIds | SegmentAt) and constant_of(operands[1]) == lanes - 1:
+    if site.name == "min" and isinstance(x, SegmentAt) and constant_of(operands[1]) == lanes - 1:
         return result.but(fact=replace(x, padding="last"))
     if site.name == "is_finite":
         return result.but(fact=IsFinite(operands[0].number))
     pair = _paired(site, operands)
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
-    if site.name == "eq" and all(isinstance(fact, SegmentIds) and fact.padding == "past" for fact in facts):
-        owners = [tokens(fact.axis, fact.layout) for fact in facts if isinstance(fact, SegmentIds)]
-        pairs = _pairs(frozenset(owners))
-        if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(owners)):
-            return result.but(fact=SameLane(pairs.rows, pairs.columns))
+    if site.name == "eq" and all(isinstance(fact, SegmentIds) for fact in facts):
+        ids = {tokens(fact.axis, fact.layout): fact for fact in facts if isinstance(fact, SegmentIds)}
+        pairs = _pairs(frozenset(ids))
+        if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(ids)):
+            return result.but(fact=SameLane(pairs.rows, pairs.columns, ids[pairs.columns].padding == "last"))
     if site.name == "and" and same_lane:
         operand_axes = [_tokens_of(value) for value in operands]
         masked = _full(site, facts.index(same_lane[0]), (same_lane[0].rows, same_lane[0].columns))
@@ -283,7 +305,8 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             axes is not None and axes <= mask_owners and _full(site, k, axes) for k, axes in enumerate(operand_axes)
         ):
             owner = same_lane[0].rows if any(operand_axes) else result.owner
-            return result.but(owner=owner, fact=same_lane[0])
+            real = any(_excludes_padding(site, k, fact, same_lane[0]) for k, fact in enumerate(facts))
+            return result.but(owner=owner, fact=replace(same_lane[0], padding=same_lane[0].padding and not real))
     if site.name == "or" and len({*facts}) == 1 and same_lane and not isinstance(result.owner, Mixed):
         if all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1)):
             return result.but(fact=same_lane[0])
@@ -301,6 +324,23 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     return result.but(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
 
 
+def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
+    """True if a mask is false for padding along the columns of a same-lane mask and tokens along its rows.
+
+    A token that is not later than another token that is no padding is no padding.
+    """
+    if isinstance(fact, SameLane):
+        return (fact.rows, fact.columns) == (mask.rows, mask.columns) and not fact.padding
+    if isinstance(fact, NotLater):
+        one_layout = mask.rows.packed == mask.columns.packed
+        whole = _full(site, operand, (mask.rows, mask.columns))
+        return one_layout and whole and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
+    if isinstance(fact, Real) and fact.axis is not None:
+        own = tokens(fact.axis, fact.layout)
+        return own == mask.columns and _full(site, operand, (own,))
+    return False
+
+
 def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     """Return the result of `select_n` with its facts.
 
@@ -310,7 +350,11 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     mask, *cases = operands
     if len(cases) != 2:
         return result
-    if isinstance(mask.fact, SameLane) and _full(site, 0, (mask.fact.rows, mask.fact.columns)):
+    if (
+        isinstance(mask.fact, SameLane)
+        and not mask.fact.padding
+        and _full(site, 0, (mask.fact.rows, mask.fact.columns))
+    ):
         rows, columns = mask.fact.rows, mask.fact.columns
         excluded_axes = [_tokens_of(value) for value in (mask, cases[0])]
         selected_axes = _tokens_of(cases[1])
@@ -385,3 +429,12 @@ def _literal(site: Site, atom: Any) -> float | None:
     value = to_numpy(atom.val)
     number = float(value.real.reshape(())) if value.size == 1 else math.nan
     return number if all(holds(dtype, number) for dtype in dtypes) else None
+
+
+_REFINED = {
+    "select_n": (_selected, token_windows.selected),
+    "dot_general": (_product,),
+    "gather": (token_windows.gathered,),
+    "concatenate": (token_windows.joined,),
+}
+"""Primitive -> rules for packed tokens that no other rule knows."""

@@ -13,6 +13,7 @@ from mutants import (
     rule_parameters,
     sequences,
     tenants,
+    token_neighbours,
     unnamed,
     verification,
 )
@@ -48,6 +49,7 @@ THEMES = (
     executables,
     owners,
     packed,
+    token_neighbours,
     tenants,
     verification,
     whole_pools,

@@ -15,6 +15,7 @@ from zoo import (
     row_caches,
     rows,
     speculative,
+    token_neighbours,
     verification,
 )
 from zoo.kernels import read_kernels, whole_kernels
@@ -25,6 +26,7 @@ THEMES = (
     gated_delta,
     mamba,
     packed,
+    token_neighbours,
     attention,
     experts,
     layers,

@@ -1,0 +1,466 @@
+"""Facts about arrays that are computed from `cu_seqlens`: lanes of tokens, bounds of lanes, masks.
+
+All facts follow from one promise of the contract: cu_seqlens begins with 0, never falls, and ends at most at the number
+of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
+unspecified unless a fact names them.
+
+A comparison with the bounds of a lane gives the mask `WithinLane`. For example, `t - 2 >= start` puts the tokens t - 2,
+t - 1 and t into one lane.
+
+More than 300 lines: one rule for each operation on a layout.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ir_passes.proof.intervals import fits
+from ir_passes.proof.owners import Common
+from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import (
+    Begun,
+    Clipped,
+    Fact,
+    Iota,
+    Marks,
+    Negative,
+    NextLane,
+    NotLater,
+    Offsets,
+    Raised,
+    Range,
+    Real,
+    SegmentIds,
+    Shifted,
+    ShiftedIds,
+    TokenBound,
+    TokenOf,
+    Value,
+    WithinLane,
+)
+
+LAYOUT_FACTS = (
+    Begun, Clipped, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, TokenOf,
+    WithinLane,
+)  # fmt: skip
+"""Facts about arrays that depend on the layout alone."""
+_FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+_Found = tuple[Fact, Range | None]
+
+
+def lane_of_token(fact: Begun | Marks, count: int, axis: int, lanes: int) -> _Found | None:
+    """Return the fact about the number of entries of cu_seqlens that are at most t; None if it misses lanes.
+
+    Args:
+        fact: first entry that is counted.
+        count: number of entries that are counted.
+        axis: axis of the tokens.
+        lanes: N.
+    """
+    missing = lanes + 1 - fact.first - count
+    if fact.first not in (0, 1) or missing not in (0, 1):
+        return None
+    padding, most = ("past", lanes) if missing == 0 else ("last", lanes - 1)
+    if fact.first == 1:
+        return SegmentIds(axis, fact.layout, padding), (0, most)
+    return NextLane(axis, fact.layout, padding), (1, most + 1)
+
+
+def refined(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return the result of an operation on layouts with its fact."""
+    rule = _RULES.get(site.name)
+    unchanged = isinstance(result.fact, LAYOUT_FACTS) and any(value.number == result.number for value in operands)
+    if rule is None or unchanged or not isinstance(result.owner, Common):
+        return result
+    found = rule(site, operands)
+    if found is None:
+        return result
+    fact, bounds = found
+    if not _represented(site, fact):
+        return result
+    return result.but(fact=fact, range=result.range if bounds is None else bounds)
+
+
+def _represented(site: Site, fact: Fact) -> bool:
+    """True if the dtype holds every number that a fact speaks of, before and after a constant is added."""
+    match fact:
+        case Shifted(axis, by):
+            return fits(site.eqn.outvars[0].aval, by, site.shape[axis] + by)
+        case Offsets(layout) | TokenBound(layout):
+            most = site.prover.bound.layouts[layout]
+            return most is not None and fits(site.eqn.outvars[0].aval, fact.plus, most + fact.plus)
+    return True
+
+
+def _full(site: Site, operand: int, axis: int | None) -> bool:
+    """True if an operand has the result's rank, and its length along an axis."""
+    shape = site.shapes[operand]
+    return len(shape) == len(site.shape) and (axis is None or shape[axis] == site.shape[axis])
+
+
+def _sum(site: Site, operands: list[Value]) -> _Found | None:
+    for x, y in ((0, 1), (1, 0)):
+        by = constant_of(operands[y])
+        if by is not None and _same_shape(site, x):
+            return _plus(site, operands[x], by)
+    return None
+
+
+def _same_shape(site: Site, operand: int) -> bool:
+    return site.shapes[operand] == site.shape
+
+
+def _plus(site: Site, x: Value, by: int) -> _Found | None:
+    """Return the fact about a value plus a constant."""
+    fact, lanes = x.fact, site.prover.bound.lanes
+    if by >= max(site.shape, default=0) and by != 1:
+        return None  # an index from the end of an axis, which `Raised` follows
+    if isinstance(fact, NextLane) and by == -1:
+        return SegmentIds(fact.axis, fact.layout, fact.padding), (0, lanes - (fact.padding == "last"))
+    if isinstance(fact, SegmentIds) and by == 1:
+        return NextLane(fact.axis, fact.layout, fact.padding), (1, lanes + (fact.padding == "past"))
+    if isinstance(fact, Offsets | TokenBound):
+        return replace(fact, plus=fact.plus + by), None
+    counted = _counted(x)
+    return None if counted is None else (Shifted(counted.axis, counted.by + by), None)
+
+
+def _counted(x: Value) -> Shifted | None:
+    """Return the index along an axis plus a constant, as a fact."""
+    if isinstance(x.fact, Iota) and x.fact.div == 1:
+        return Shifted(x.fact.axis, 0)
+    return x.fact if isinstance(x.fact, Shifted) else None
+
+
+def _difference(site: Site, operands: list[Value]) -> _Found | None:
+    x, y = operands
+    by = constant_of(y)
+    if by is not None:
+        return _plus(site, x, -by) if _same_shape(site, 0) else None
+    fact = _relative(site, operands)
+    return None if fact is None else (fact, None)
+
+
+def _relative(site: Site, operands: list[Value]) -> TokenBound | None:
+    """Return the difference of a token and a bound of its lane."""
+    x, y = operands
+    token, bound = _counted(x), y.fact
+    if token is not None and isinstance(bound, TokenBound) and bound.base == "start" and bound.axis == token.axis:
+        if _full(site, 0, token.axis) and _full(site, 1, token.axis):
+            return replace(bound, base="position", plus=token.by - bound.plus)
+    token, bound = _counted(y), x.fact
+    if token is not None and isinstance(bound, TokenBound) and bound.base == "stop" and bound.axis == token.axis:
+        if _full(site, 0, token.axis) and _full(site, 1, token.axis):
+            return replace(bound, base="left", plus=bound.plus - token.by)
+    return None
+
+
+def _compared(site: Site, operands: list[Value]) -> _Found | None:
+    fact = _comparison(site, site.name, operands, (0, 1)) or _comparison(
+        site, _FLIPPED[site.name], operands[::-1], (1, 0)
+    )
+    return None if fact is None else (fact, None)
+
+
+def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, int]) -> Fact | None:
+    """Return the fact about `x name y`.
+
+    Args:
+        where: positions of x and y among the operands of the equation.
+    """
+    x, y = operands
+    token = _counted(x)
+    if token is not None and isinstance(y.fact, Offsets) and _full(site, where[0], token.axis):
+        return _token_and_offset(site, name, token, y.fact, where[1])
+    if token is not None and token.by == 0 and name in ("ge", "gt") and isinstance(y.fact, Iota) and y.fact.div == 1:
+        separate = token.axis != y.fact.axis
+        whole = _full(site, where[0], token.axis) and _full(site, where[1], y.fact.axis)
+        return NotLater(token.axis, y.fact.axis) if separate and whole else None
+    if isinstance(x.fact, SegmentIds | ShiftedIds) and isinstance(y.fact, SegmentIds | ShiftedIds):
+        return _same_ids(site, name, x.fact, y.fact)
+    number = constant_of(y)
+    if isinstance(x.fact, TokenBound) and number is not None and _full(site, where[0], x.fact.axis):
+        return _within(name, replace(x.fact, plus=x.fact.plus - number))
+    if not isinstance(y.fact, TokenBound) or not _full(site, where[1], y.fact.axis):
+        return None
+    if token is None or token.axis != y.fact.axis or not _full(site, where[0], token.axis):
+        return None
+    if y.fact.base == "start":
+        return _within(name, replace(y.fact, base="position", plus=token.by - y.fact.plus))
+    if y.fact.base == "stop":
+        return _within(_FLIPPED[name], replace(y.fact, base="left", plus=y.fact.plus - token.by))
+    return None
+
+
+def _token_and_offset(site: Site, name: str, token: Shifted, offset: Offsets, other: int) -> Fact | None:
+    """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
+    lead = token.by - offset.plus
+    if offset.axis is not None and offset.axis != token.axis and _full(site, other, offset.axis):
+        begun = (name == "ge" and lead == 0) or (name == "gt" and lead == 1)
+        return Begun(offset.layout, token.axis, offset.axis, offset.first) if begun else None
+    total = offset.axis is None and offset.first == site.prover.bound.lanes
+    if total and ((name == "lt" and lead >= 0) or (name == "le" and lead >= 1)):
+        return Real(offset.layout, token.axis)
+    return None
+
+
+def _within(name: str, difference: TokenBound) -> WithinLane | None:
+    """Return the mask `base + plus name 0`; the least value of base that one of its values implies."""
+    least = 0 if difference.base == "position" else 1
+    if difference.base not in ("position", "left"):
+        return None
+    zero = -difference.plus
+    implied = {
+        "ge": (zero, True), "gt": (zero + 1, True), "lt": (zero, False), "le": (zero + 1, False),
+        "eq": (zero, True), "ne": (zero, False),
+    }  # fmt: skip
+    number, when = implied[name]
+    if name in ("eq", "ne") and zero == least:
+        number, when = least + 1, not when
+    if number <= least:
+        return None
+    back = number if difference.base == "position" else 1 - number
+    return WithinLane(difference.layout, difference.axis, back, when)
+
+
+def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
+    """Return the mask that compares the lanes of two tokens at a distance along one axis."""
+    shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
+    if name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
+        return None
+    whole = all(_full(site, operand, x.axis) for operand in (0, 1))
+    if not whole or shifts[0] == shifts[1]:
+        return None
+    return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), name == "eq", max(shifts))
+
+
+def _limited(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about a value within limits."""
+    if site.name == "clamp":
+        low, x, high = operands
+        limits, whole = (constant_of(low), constant_of(high)), _same_shape(site, 1)
+    else:
+        numbers = [constant_of(value) for value in operands]
+        at = 0 if numbers[0] is None else 1
+        x, number, whole = operands[at], numbers[1 - at], _same_shape(site, at)
+        if number is None:
+            return None
+        limits = (number, None) if site.name == "max" else (None, number)
+    if not whole or (site.name == "clamp" and None in limits):
+        return None
+    low, high = limits
+    return _clipped(site, x, low, high)
+
+
+def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _Found | None:
+    fact, lanes = x.fact, site.prover.bound.lanes
+    if isinstance(fact, SegmentIds) and (low is None or low <= 0) and high == lanes - 1:
+        return replace(fact, padding="last"), (0, lanes - 1)
+    token_of = token_of_lane(fact)
+    tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
+    if token_of is not None and tokens is not None and (low or 0) <= 0 and (high is None or high >= tokens - 1):
+        return token_of, None
+    shifted = _counted(x) or (Shifted(fact.axis, fact.by) if isinstance(fact, Clipped) else None)
+    if shifted is None:
+        return None
+    if (low is None or low <= 0) and (high is None or high >= site.shape[shifted.axis] - 1):
+        return Clipped(shifted.axis, shifted.by), None
+    return None
+
+
+def token_of_lane(fact: Fact | None) -> TokenOf | None:
+    """Return the fact that element i is a token of lane i: its first or its last one."""
+    if isinstance(fact, TokenOf):
+        return fact
+    if not isinstance(fact, Offsets) or fact.axis != 0 or (fact.first, fact.plus) not in ((0, 0), (1, -1)):
+        return None
+    return TokenOf(fact.layout)
+
+
+def _chosen(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about `where(x < 0, x + length, x)`, an index that counts from the end."""
+    if len(operands) != 3 or site.shapes[0] != site.shape:
+        return None
+    which, x, other = operands
+    if which.fact != Negative(x.number):
+        return None
+    token_of = token_of_lane(x.fact)
+    if token_of is not None:
+        return token_of, None  # negative only for a lane without tokens
+    if isinstance(x.fact, Shifted) and isinstance(other.fact, Raised | Shifted):
+        return Clipped(x.fact.axis, x.fact.by), None
+    return None
+
+
+def _both(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about a conjunction, which implies both masks, or a disjunction, which both exclude."""
+    masks = [value.fact for k, value in enumerate(operands) if _mask_is_whole(site, k, value.fact)]
+    when = site.name == "and"
+    within = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
+    if within:
+        return max(within, key=lambda fact: abs(fact.back)), None
+    real = [fact for fact in masks if isinstance(fact, Real)]
+    return (real[0], None) if when and real else None
+
+
+def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
+    if not isinstance(fact, WithinLane | Real):
+        return False
+    return fact.axis is None or _full(site, operand, fact.axis)
+
+
+def _negated(site: Site, operands: list[Value]) -> _Found | None:
+    fact = operands[0].fact
+    return (replace(fact, when=not fact.when), None) if isinstance(fact, WithinLane) else None
+
+
+def _summed(site: Site, operands: list[Value]) -> _Found | None:
+    fact = operands[0].fact
+    if not isinstance(fact, Begun) or tuple(site.params["axes"]) != (fact.lanes,):
+        return None
+    count = site.shapes[0][fact.lanes]
+    axis = fact.tokens - (fact.lanes < fact.tokens)
+    return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _holds(site, count) else None
+
+
+def _running(site: Site, operands: list[Value]) -> _Found | None:
+    fact = operands[0].fact
+    if not isinstance(fact, Marks) or site.params["reverse"] or not _holds(site, fact.count):
+        return None
+    return lane_of_token(fact, fact.count, 0, site.prover.bound.lanes)
+
+
+def _holds(site: Site, count: int) -> bool:
+    return fits(site.eqn.outvars[0].aval, 0, count)
+
+
+def _marked(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about ones that are added to zeros at entries of cu_seqlens."""
+    zeros, index, ones = operands
+    access = of_scatter(site, index)
+    column = access.columns.get(0)
+    fact = None if column is None else column.fact
+    counts = zeros.range == (0, 0) and ones.range == (1, 1) and access.sizes == (1,) and len(access.full) == 1
+    if not counts or not isinstance(fact, Offsets) or fact.axis != 0 or fact.plus:
+        return None
+    tokens = site.prover.bound.layouts[fact.layout]
+    outside = access.drops and access.full[0] == tokens
+    count = access.index_shape[0]
+    return (Marks(fact.layout, fact.first, count), (0, count)) if outside and _holds(site, count) else None
+
+
+def _gathered(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about cu_seqlens at the lanes of tokens, or at one constant."""
+    fact, access = operands[0].fact, of_gather(site, operands[1])
+    index = access.columns.get(0)
+    if index is None or len(access.full) != 1 or access.sizes != (1,):
+        return None
+    if isinstance(fact, Iota) and fact.div == 1 and access.inside(0):
+        lane = index.fact
+        if not isinstance(lane, SegmentIds) or lane.axis >= len(access.index_axes):
+            return None
+        return replace(lane, axis=access.index_axes[lane.axis]), index.range
+    if not isinstance(fact, Offsets) or fact.axis != 0:
+        return None
+    number = constant_of(index)
+    if number is not None and access.inside(0):
+        return replace(fact, axis=None, first=fact.first + number), None
+    lane = index.fact
+    if not isinstance(lane, SegmentIds | NextLane) or lane.axis >= len(access.index_axes):
+        return None
+    ahead = fact.first + isinstance(lane, NextLane)
+    last = site.prover.bound.lanes - 1 + isinstance(lane, NextLane)
+    if ahead not in (0, 1) or last >= access.full[0]:
+        return None
+    axis = access.index_axes[lane.axis]
+    return TokenBound(fact.layout, axis, "stop" if ahead else "start", fact.plus), None
+
+
+def _cut(site: Site, operands: list[Value]) -> _Found | None:
+    starts, steps = site.params["start_indices"], site.params["strides"]
+    fact = operands[0].fact
+    if steps is not None and any(step != 1 for step in steps):
+        return None
+    return _from(site, fact, starts)
+
+
+def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
+    """Return the fact about the part of an array that begins at `starts`."""
+    if isinstance(fact, Offsets):
+        if fact.axis is None:
+            return fact, None
+        first = fact.first + int(starts[fact.axis])
+        one = site.shape[fact.axis] == 1
+        return replace(fact, axis=None if one else fact.axis, first=first), None
+    if isinstance(fact, SegmentIds | ShiftedIds):
+        shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
+        return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
+    if isinstance(fact, WithinLane) and fact.axis is not None:
+        return replace(fact, shift=fact.shift + int(starts[fact.axis])), None
+    if isinstance(fact, TokenBound | Real) and not starts[fact.axis or 0]:
+        return fact, None
+    return None
+
+
+def _sliced(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about one entry of cu_seqlens at a constant."""
+    fact, starts = operands[0].fact, [constant_of(value) for value in operands[1:]]
+    if not isinstance(fact, Offsets) or len(starts) != 1 or starts[0] is None or site.shape != (1,):
+        return None
+    return _from(site, fact, (min(max(starts[0], 0), site.shapes[0][0] - 1),))
+
+
+def _padded(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about ids or a mask with filler in front."""
+    x, filler = operands
+    config = [tuple(map(int, each)) for each in site.params["padding_config"]]
+    axis = getattr(x.fact, "axis", None)
+    if axis is None or any(any(each) for k, each in enumerate(config) if k != axis):
+        return None
+    low, high, inside = config[axis]
+    return None if low < 0 or high > 0 or inside else _behind(site, x.fact, [filler], low)
+
+
+def _joined(site: Site, operands: list[Value]) -> _Found | None:
+    """Return the fact about ids or a mask behind other elements."""
+    axis = site.params["dimension"]
+    last = operands[-1].fact
+    if getattr(last, "axis", None) != axis or len(operands) < 2:
+        return None
+    return _behind(site, last, operands[:-1], sum(shape[axis] for shape in site.shapes[:-1]))
+
+
+def _behind(site: Site, fact: Fact | None, fillers: list[Value], before: int) -> _Found | None:
+    """Return the fact about ids behind fillers that are no lanes, or about a mask that is not true of its fillers."""
+    ranges = [value.range for value in fillers]
+    if isinstance(fact, SegmentIds | ShiftedIds):
+        shift = getattr(fact, "shift", 0) - before
+        if not all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges):
+            return None
+        return (ShiftedIds(fact.axis, fact.layout, fact.padding, shift) if shift else fact), None
+    if isinstance(fact, WithinLane):
+        other = int(not fact.when)
+        return (replace(fact, shift=fact.shift - before), None) if set(ranges) == {(other, other)} else None
+    return None
+
+
+_RULES: dict[str, Callable[[Site, list[Value]], _Found | None]] = {
+    "add": _sum,
+    "sub": _difference,
+    **dict.fromkeys(_FLIPPED, _compared),
+    "max": _limited,
+    "min": _limited,
+    "clamp": _limited,
+    "select_n": _chosen,
+    "and": _both,
+    "or": _both,
+    "not": _negated,
+    "reduce_sum": _summed,
+    "cumsum": _running,
+    "scatter-add": _marked,
+    "gather": _gathered,
+    "dynamic_slice": _sliced,
+    "slice": _cut,
+    "pad": _padded,
+    "concatenate": _joined,
+}

@@ -1,0 +1,97 @@
+"""Loops that stop each lane by itself: `while any(active)` with a body that keeps what is not active.
+
+The number of iterations depends on all lanes, and the results do not: a lane's values stay as they are once its own
+condition is false, and then its condition stays false.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.proof.numbering import Number
+from ir_passes.proof.prover import Env, Prover
+from ir_passes.proof.site import interpret
+from ir_passes.proof.values import Value
+
+_SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
+
+
+def stops_by_lane(
+    prover: Prover,
+    condition: ir.ClosedJaxpr,
+    body: ir.ClosedJaxpr,
+    outer: Sequence[Value],
+    inner: Sequence[Value],
+    carry: Sequence[Value],
+) -> bool:
+    """Return whether every carry of a loop stays as it is where the loop's own condition is false.
+
+    Args:
+        prover: after the loop has settled.
+        condition, body: programs of the loop.
+        outer, inner: values of their constants.
+        carry: values of the carries.
+    """
+    condition, body = flatten(condition), flatten(body)
+    active = _any_of(condition.jaxpr, condition.jaxpr.outvars[0])
+    if active is None:
+        return False
+    carry = [value.but(number=prover.fresh()) for value in carry]
+    with prover.trial():
+        for program, consts in ((condition, outer), (body, inner)):
+            interpret(prover, program.jaxpr, [prover.constant(c) for c in program.consts], [*consts, *carry])
+    flags = _opposites(prover, condition.jaxpr, *active)
+    env, carries = prover.known[body.jaxpr], body.jaxpr.invars[len(inner) :]
+    return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
+
+
+def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
+    """Return an array and a truth value, if a condition is that any element has the value; otherwise None."""
+    eqn, negated = _maker(jaxpr, atom), False
+    if eqn is not None and eqn.primitive.name == "not":
+        eqn, negated = _maker(jaxpr, eqn.invars[0]), True
+    if eqn is None or eqn.primitive.name != ("reduce_and" if negated else "reduce_or"):
+        return None
+    (var,) = eqn.invars
+    whole = len(eqn.params["axes"]) == len(var.aval.shape)
+    return (var, not negated) if whole and not isinstance(var, ir.Literal) else None
+
+
+def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number, bool]:
+    """Return the numbers of an array and of its negation, each with its value where the loop goes on."""
+    env = prover.known[jaxpr]
+    flags = {env[var].number: when}
+    eqn = _maker(jaxpr, var)
+    if eqn is not None and eqn.primitive.name == "not" and not isinstance(eqn.invars[0], ir.Literal):
+        flags[env[eqn.invars[0]].number] = not when
+    return flags
+
+
+def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
+    """Return whether a result of the body is the carry wherever the loop does not go on."""
+    if out is carry:
+        return True
+    eqn = _maker(body, out)
+    if eqn is None:
+        return False
+    if eqn.primitive.name in ("and", "or"):
+        when = flags.get(env[carry].number)
+        return carry in eqn.invars and when == (eqn.primitive.name == "and")
+    if eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
+        return False
+    which, *cases = eqn.invars
+    number = _source(body, env, which)
+    return number is not None and number in flags and cases[not flags[number]] is carry
+
+
+def _source(body: Any, env: Env, atom: Any) -> Number | None:
+    """Return the number of the array that a mask spreads over more axes."""
+    while (eqn := _maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
+        atom = eqn.invars[0]
+    return None if isinstance(atom, ir.Literal) else env[atom].number
+
+
+def _maker(jaxpr: Any, atom: Any) -> Any:
+    """Return the equation that makes a value; None for an input or a literal."""
+    return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

@@ -1,0 +1,170 @@
+"""Loops that stop each lane by itself are proved, loops whose results depend on the other lanes are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from isolation_oracle import leaks
+from jax import lax
+
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes.proof.violations import ViolationKind
+
+LANES, WIDTH, TURNS = 3, 4, 5
+CONTRACT = LaneContract((Lane(), Lane()), Lane())
+
+
+def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+    return rng.normal(size=(LANES, WIDTH)).astype(np.float32), rng.integers(0, TURNS, LANES).astype(np.int32)
+
+
+ARGS = draw(np.random.default_rng(0))
+
+
+def each_lane(body: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, turns: jax.vmap(body)(x, turns)
+
+
+def until_none_is_active(choose: Callable[..., Any], active: Callable[..., Any] = lambda n, turns: n < turns) -> Any:
+    """Return a loop under `any(active)`; `choose` returns the next values and counts."""
+
+    def step(x, turns):
+        count = jnp.zeros(LANES, jnp.int32)
+        go_on = lambda state: jnp.any(active(state[1], turns))
+        return lax.while_loop(go_on, lambda state: choose(*state, turns), (x, count))[0]
+
+    return step
+
+
+def counted(x, n, mask, new=jnp.tanh):
+    return jnp.where(mask[:, None], new(x), x), jnp.where(mask, n + 1, n)
+
+
+def flagged(done: bool) -> Any:
+    """Return a loop whose carry has a flag of each lane."""
+
+    def step(x, turns):
+        x = jnp.clip(jnp.where(jnp.isfinite(x), x, 0.0), -4.0, 4.0)
+
+        def body(state):
+            x, flag = state
+            small = jnp.abs(x).max(1) < 0.5
+            if done:
+                return jnp.where(flag[:, None], x, 0.5 * x), flag | small
+            return jnp.where(flag[:, None], 0.5 * x, x), flag & ~small
+
+        test = (lambda state: ~jnp.all(state[1])) if done else (lambda state: jnp.any(state[1]))
+        return lax.while_loop(test, body, (x, turns == 0 if done else turns > 0))[0]
+
+    return step
+
+
+CLEAN = {
+    "while": each_lane(
+        lambda x, n: lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.tanh(s[1])), (0, x))[1]
+    ),
+    "fori": each_lane(lambda x, n: lax.fori_loop(0, n, lambda _, x: 0.5 * x + 1, x)),
+    "switch": each_lane(lambda x, n: lax.switch(n % 2, [jnp.tanh, jnp.exp], x)),
+    "any": until_none_is_active(lambda x, n, turns: counted(x, n, n < turns)),
+    "flag": flagged(done=False),
+    "done": flagged(done=True),
+}
+LEAKS = {
+    "all values change": until_none_is_active(lambda x, n, turns: (jnp.tanh(x), counted(x, n, n < turns)[1])),
+    "mask swapped": until_none_is_active(
+        lambda x, n, turns: (counted(x, n, n >= turns)[0], counted(x, n, n < turns)[1])
+    ),
+    "another mask": until_none_is_active(
+        lambda x, n, turns: (counted(x, n, n <= turns)[0], counted(x, n, n < turns)[1])
+    ),
+    "mask of other lanes": until_none_is_active(
+        lambda x, n, turns: (counted(x, n, (n < turns)[::-1])[0], counted(x, n, n < turns)[1])
+    ),
+    "all for any": lambda x, turns: lax.while_loop(
+        lambda s: jnp.all(s[1] < turns), lambda s: counted(*s, s[1] < turns), (x, jnp.zeros(LANES, jnp.int32))
+    )[0],
+    "number of turns": lambda x, turns: x + lax.while_loop(
+        lambda s: jnp.any(s[1] < turns), lambda s: (s[0] + 1, counted(x, s[1], s[1] < turns)[1]),
+        (jnp.float32(0), jnp.zeros(LANES, jnp.int32)),
+    )[0],
+    "sum over lanes": lambda x, turns: jax.vmap(
+        lambda x, n: lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] + lax.psum(s[1], "i")), (0, x))[1],
+        axis_name="i",
+    )(x, turns),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_loop_of_each_lane_is_proved(name: str) -> None:
+    assert prove_isolation(CLEAN[name], ARGS, CONTRACT).lanes == LANES
+    assert not leaks(CLEAN[name], CONTRACT, draw, seeds=range(2))
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_loop_that_depends_on_other_lanes_is_refused(name: str) -> None:
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(LEAKS[name], ARGS, CONTRACT)
+    kinds = {violation.kind for violation in error.value.violations}
+    assert kinds <= {ViolationKind.CONTROL, ViolationKind.CROSS_LANE}
+    assert leaks(LEAKS[name], CONTRACT, draw, seeds=range(8), first=True)
+
+
+def test_a_loop_over_a_shared_number_of_rows() -> None:
+    rows = jnp.ones((LANES, WIDTH))
+    contract = LaneContract((Pool("s"), Lane(), Shared()), Pool("s"))
+    body = lambda x, shift: lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[(i + shift) % LANES])
+    step = lambda shift: lambda rows, x, count: lax.fori_loop(0, count, body(x, shift), rows)
+    own = lambda rows, x, count: lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
+    assert prove_isolation(own, (rows, rows, jnp.int32(2)), contract).lanes == LANES
+    with pytest.raises(IsolationError):
+        prove_isolation(step(1), (rows, rows, jnp.int32(2)), contract)
+
+
+MATRICES = jnp.eye(WIDTH)[None] * jnp.arange(2.0, 2.0 + LANES)[:, None, None]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_linear_systems_of_each_lane(axis: int) -> None:
+    """Systems of lanes are proved, one system over lanes is refused."""
+    vectors, contract = jnp.ones((LANES, WIDTH)), LaneContract((Lane(), Lane()), Lane())
+    if axis == 0:
+        step = lambda a, b: jnp.linalg.solve(a, b[..., None])[..., 0]
+        assert prove_isolation(step, (MATRICES, vectors), contract).lanes == LANES
+        return
+    mixing = lambda a, b: jnp.linalg.solve(jnp.eye(LANES), b) + a.sum(1)
+    with pytest.raises(IsolationError):
+        prove_isolation(mixing, (MATRICES, vectors), contract)
+
+
+def test_debugging_callbacks_get_a_note() -> None:
+    def step(x):
+        jax.debug.print("greatest {}", x.max())
+        jax.debug.callback(lambda value: None, x)
+        return 2 * x
+
+    notes = prove_isolation(step, (jnp.ones((LANES, WIDTH)),), LaneContract((Lane(),), Lane())).notes
+    assert [note.about.split()[0] for note in notes if note.id == "debug-callback"] == ["debug_callback", "debug_print"]
+
+
+NEUTRAL = {
+    "plus": lambda s: s + 0, "minus": lambda s: s - 0, "xor": lambda s: s ^ 0, "or": lambda s: 0 | s,
+    "times": lambda s: 1 * s,
+}  # fmt: skip
+OTHER = {"plus": lambda s: s + 1, "xor": lambda s: s ^ 1, "or": lambda s: s | 1, "times": lambda s: s * 2}
+ROWS = LaneContract((Pool("s"), Lane(), SlotMap("s", 9)), Pool("s"))
+
+
+def written(index: Callable[..., Any]) -> Any:
+    return lambda pool, x, slots: pool.at[index(slots)].set(x, mode="drop")
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_slots_after_trivial_arithmetic(name: str) -> None:
+    args = jnp.ones((9, WIDTH)), jnp.ones((LANES, WIDTH)), jnp.arange(1, 1 + LANES)
+    assert prove_isolation(written(NEUTRAL[name]), args, ROWS).lanes == LANES
+    if name in OTHER:
+        with pytest.raises(IsolationError):
+            prove_isolation(written(OTHER[name]), args, ROWS)

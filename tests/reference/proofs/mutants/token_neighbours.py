@@ -1,0 +1,112 @@
+"""Tokens that meet tokens of other lanes: wrong ids, windows that cross a start, states that are not reset."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from mutants.mutant import Kind, wrong
+from zoo.program import HIDDEN, LANES
+from zoo.token_neighbours import (
+    TOKENS,
+    attention,
+    behind_zeros,
+    changed,
+    ends_passed,
+    gathering,
+    index,
+    padded,
+    recurrence,
+    same,
+    start,
+    starts_passed,
+    stop,
+    window,
+)
+
+BAD = (Kind.CROSS_LANE, Kind.UNKNOWN)
+
+
+def _ids(id: str, description: str, ids: Any) -> Any:
+    return wrong("token ids: ends passed", f"token-ids-{id}", "vLLM", description, gathering(ids), *BAD)
+
+
+def _window(id: str, description: str, mask: Any, shifted: Any) -> Any:
+    base = "token windows: padded in front"
+    return wrong(base, f"token-window-{id}", "vLLM", description, window(mask, shifted), *BAD)
+
+
+def _recurrence(id: str, description: str, step: Any) -> Any:
+    return wrong("token recurrence: at starts", f"token-recurrence-{id}", "vLLM", description, step, *BAD)
+
+
+def _multiplied(x, cu):
+    return x + (index() > start(cu))[:, None].astype(x.dtype) * padded(1)(x)
+
+
+def _last_state(x, cu):
+    def token(state, now):
+        x, first = now
+        new = jnp.tanh(0.5 * jnp.where(first, 0.0, state) + x)
+        return new, new
+
+    state, y = lax.scan(token, jnp.zeros(HIDDEN), (x, index() == start(cu)))
+    return y + state[None]
+
+
+def _two_back(x, cu):
+    """Reset the state, and carry the state before that on."""
+
+    def token(states, now):
+        x, first = now
+        state, before = states
+        return (jnp.tanh(jnp.where(first, 0.0, state) + x), state), x + jnp.where(first, 0.0, before)
+
+    return lax.scan(token, (jnp.zeros(HIDDEN), jnp.zeros(HIDDEN)), (x, index() == start(cu)))[1]
+
+
+def _first_of_next(x, cu, rows):
+    return x, x[jnp.clip(cu[1:], 0, TOKENS - 1)] + rows
+
+
+_inner = lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[cu[1:-1] - 1].add(1))  # noqa: E731
+MUTANTS = (
+    _ids("left", "the wrong side of a search", lambda cu: jnp.searchsorted(cu[1:], index(), side="left")),
+    _ids("greater", "first tokens of the lane before", lambda cu: (index()[:, None] > cu[None, 1:]).sum(1)),
+    _ids("no-minus", "counted from one", lambda cu: jnp.clip((index()[:, None] >= cu[None]).sum(1), 0, LANES - 1)),
+    _ids("two-ends", "the first lane's end is left out", lambda cu: (index()[:, None] >= cu[None, 2:]).sum(1)),
+    _ids("marks", "marks one token early", _inner),
+    _ids("rolled", "the id of the token before", lambda cu: jnp.roll(ends_passed(cu), 1)),
+    _ids("added", "the next lane", lambda cu: jnp.minimum(ends_passed(cu) + 1, LANES - 1)),
+    wrong("token ids: ends passed", "token-ids-last", "vLLM", "the next lane's first token", _first_of_next, *BAD),
+    _window("short", "the mask is one token too long", lambda cu: index() - 1 >= start(cu), padded(2)),
+    _window("flipped", "the mask is negated", lambda cu: index() - 2 < start(cu), padded(2)),
+    _window("stop", "the end of the lane for its start", lambda cu: index() - 2 < stop(cu), behind_zeros(2)),
+    _window("ahead", "the mask of earlier tokens for later ones", lambda cu: index() - 1 >= start(cu),
+            lambda x: jnp.roll(x, -1, axis=0)),
+    _window("gathered", "a gather two tokens back", lambda cu: index() - 1 >= start(cu),
+            lambda x: x[jnp.maximum(index() - 2, 0)]),
+    _window("before", "the start of the lane before",
+            lambda cu: index() - 1 >= cu[jnp.maximum(starts_passed(cu) - 1, 0)], padded(1)),
+    _window("or", "one of two masks", lambda cu: (index() > start(cu)) | (index() < cu[-1]), padded(1)),
+    _window("late", "the mask of the token behind",
+            lambda cu: ~jnp.concatenate([changed(ends_passed(cu))[1:], jnp.zeros(1, bool)]), padded(1)),
+    wrong("token windows: padded in front", "token-window-multiplied", "vLLM", "zero times nan is nan", _multiplied,
+          *BAD),
+    _recurrence("none", "no reset", recurrence(lambda cu: index() < 0)),
+    _recurrence("first", "a reset at the first lane only", recurrence(lambda cu: index() == 0)),
+    _recurrence("late", "a reset one token late", recurrence(lambda cu: index() == start(cu) + 1)),
+    _recurrence("last", "a reset at the last token", recurrence(lambda cu: index() == stop(cu) - 1)),
+    _recurrence("reverse", "in reverse, a reset at the first token", recurrence(lambda cu: index() == start(cu), True)),
+    _recurrence("padding", "a reset at padding only", recurrence(lambda cu: index() >= cu[-1])),
+    _recurrence("kept", "a reset everywhere else", recurrence(lambda cu: index() != start(cu), kept=True)),
+    _recurrence("state", "the state of the last token, used by all", _last_state),
+    _recurrence("two-back", "the state before the last is not reset", _two_back),
+    wrong("token attention, finite mask", "token-attention-small", "vLLM", "weights outside of the lane are small",
+          attention(same(starts_passed), -3.0, again=False), *BAD),
+    wrong("token attention, finite mask", "token-attention-causal", "vLLM", "earlier tokens of all lanes",
+          attention(lambda cu: index()[:, None] >= index()[None], -3.0), *BAD),
+    wrong("token attention, finite mask", "token-attention-padding", "vLLM", "padding is of the last lane",
+          attention(same(starts_passed, False), -3.0), *BAD),
+    wrong("token attention, finite mask", "token-attention-later", "vLLM", "later tokens, padding too",
+          attention(lambda cu: same(starts_passed, False)(cu) & (index()[:, None] <= index()[None]), -3.0), *BAD),
+)  # fmt: skip

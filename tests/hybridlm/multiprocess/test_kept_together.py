@@ -12,7 +12,7 @@ import pytest
 from random_checkpoint import write_random_checkpoint
 
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
-from hybridlm.multiprocess.launch import _free_port
+from hybridlm.multiprocess.launch import free_port
 
 SCRIPT = Path(__file__).parents[2] / "reference/processes/keep_together.py"
 FLAGS = "--xla_force_host_platform_device_count=1"
@@ -20,7 +20,7 @@ FLAGS = "--xla_force_host_platform_device_count=1"
 
 def run(directory: Path, timeout: float = 20.0, late: float = 0.0) -> list[Any]:
     """Return the steps of each process that came from the store, and the tokens."""
-    together = {**os.environ, ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: "2", "XLA_FLAGS": FLAGS}
+    together = {**os.environ, ADDRESS: f"127.0.0.1:{free_port()}", COUNT: "2", "XLA_FLAGS": FLAGS}
     command = [sys.executable, SCRIPT, directory, directory / "cache", str(timeout), str(late)]
     running = [
         subprocess.Popen(command, env={**together, NUMBER: str(i)}, stderr=subprocess.PIPE, text=True) for i in range(2)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from certificate_table import GOLDEN
 
+from hybridlm.engine.config import EngineConfig
 from hybridlm.programs import programs
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import target_engine
@@ -24,12 +25,9 @@ def thunks_outside_graphs(folder: Path) -> set[str]:
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("kernels", ["off", "auto"])
 def test_a_decode_step_does_not_ask_the_host(kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)}
-    monkeypatch.setitem(programs.OPTIONS, "gpu", options)
-    engine = target_engine(
-        read_target("nvidia-h100"), config=GOLDEN / "sparse_base" / "config.json", lanes=2, context=512, chunk=8,
-        dtype="bfloat16", kernels=kernels,
-    )  # fmt: skip
+    monkeypatch.setitem(programs.OPTIONS, "gpu", {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)})
+    options = EngineConfig(lanes=2, context=512, chunk=8, dtype="bfloat16", kernels=kernels)
+    engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")
     step = engine.program(Shape("generate", 2, 1))
     assert not step.certificate.faults
     kinds = thunks_outside_graphs(tmp_path)

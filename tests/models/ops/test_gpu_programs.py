@@ -137,13 +137,13 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
     """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
-    lanes, context = 2, 512
+    lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
 
     def latent(query, key, at, valid):
-        return attend(query, KVCache(key, None), at, valid, 4, 512, platform="gpu", kernels="auto")
+        return attend(query, KVCache(key, None), at, valid, 4, 512, devices=GPU)
 
     def wide(query, key, value, at, valid):
-        return attend(query, KVCache(key, value), at, valid, 4, platform="gpu", kernels="auto")
+        return attend(query, KVCache(key, value), at, valid, 4, devices=GPU)
 
     at, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
     cases = {

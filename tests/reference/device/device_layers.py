@@ -23,10 +23,12 @@ from tiny_variants import variant
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.abstract import abstract_engine
+from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.target_report.floor import floor_of
 from ir_passes import CompiledStep
 from ir_passes.targets import Target, local_target
@@ -106,7 +108,8 @@ def layer_engine(layers: int, lanes: int, context: int, kernels: str, tiny: bool
     with tempfile.TemporaryDirectory(prefix="hybridlm-layers-") as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
-        engine = abstract_engine(file, lanes, context, "bfloat16", chunk=min(256, context), kernels=kernels)
+        options = {"lanes": lanes, "context": context, "dtype": "bfloat16", "chunk": min(256, context)}
+        engine = abstract_engine(file, EngineConfig(**options, kernels=kernels))
     engine.programs.certify, engine.programs.settings = "off", JaxSettings("off")
     return engine
 
@@ -123,18 +126,16 @@ def random_parameters(engine: Engine) -> tuple[jax.Array, ...]:
     return jax.tree.unflatten(tree, [make(n, one.shape, str(one.dtype)) for n, one in enumerate(leaves)])
 
 
-def step_operands(engine: Engine, shape: Shape, visible: int) -> tuple[Any, ...]:
-    """Return the operands of a step behind parameters and rows; each lane has `visible` positions after it."""
+def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
+    """Return the inputs of a step on the device; each lane has `visible` positions after it."""
     rng, lanes = np.random.default_rng(5), shape.lanes
-    return jax.device_put(
-        (
-            rng.integers(1, engine.vocab_size, (lanes, shape.tokens)).astype(np.int32),
-            np.full(lanes, shape.tokens, np.int32),
-            np.full(lanes, visible - shape.tokens, np.int32),
-            np.int32(kv_blocks(visible)),
-            *sampling_arrays([None] * lanes),
-        )
+    batch = Batch(
+        rng.integers(1, engine.vocab_size, (lanes, shape.tokens)).astype(np.int32),
+        np.full(lanes, shape.tokens, np.int32),
+        np.full(lanes, visible - shape.tokens, np.int32),
+        np.array(kv_blocks(visible), np.int32),
     )
+    return jax.device_put(sampling_inputs(batch, [None] * lanes, engine.vocab_size))
 
 
 def floor_seconds(layers: int, step: LayerStep, target: Target, tiny: bool) -> tuple[float, float] | None:
@@ -160,12 +161,12 @@ def _timed(
     if not step.program.done():
         raise NotRun("not compiled in time")
     engine, program = step.engine, step.program.result()
-    operands = step_operands(engine, step.shape, step.visible)
+    inputs = step_inputs(engine, step.shape, step.visible)
     rows, best = engine.new_rows(step.shape.lanes), float("inf")
     for number in range(ROUNDS + 1):
         start, out = time.perf_counter(), None
         for _ in range(TIMES if number else 1):
-            out, rows = program(engine.params, rows, *operands)
+            out, rows = program(engine.params, rows, inputs)
         jax.block_until_ready((out, rows))
         if number:  # the first call warms up
             best = min(best, (time.perf_counter() - start) / TIMES)
@@ -173,7 +174,7 @@ def _timed(
 
     def run() -> None:
         for _ in range(PROFILED_STEPS):
-            out, held[0] = program(engine.params, held[0], *operands)
+            out, held[0] = program(engine.params, held[0], inputs)
             jax.block_until_ready(out)
 
     profile = profiled(run)

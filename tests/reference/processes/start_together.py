@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, NUMBER
-from hybridlm.multiprocess.launch import LaunchError, _free_port, launch
+from hybridlm.multiprocess.launch import LaunchError, free_port, launch
 
 directory, fault, count, timeout, faulty, how = sys.argv[1:]
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
@@ -20,7 +20,7 @@ command = [sys.executable, script, directory, fault, faulty]
 
 def alone() -> int:
     """Wait for each by itself; the exit status of the last of those that failed."""
-    together = {**os.environ, ADDRESS: f"127.0.0.1:{_free_port()}", COUNT: count}
+    together = {**os.environ, ADDRESS: f"127.0.0.1:{free_port()}", COUNT: count}
     running = [subprocess.Popen(command, env={**together, NUMBER: str(i)}) for i in range(int(count))]
     found = [process.wait() for process in running]
     print(f"statuses {found}; ended at {time.time()}", file=sys.stderr)

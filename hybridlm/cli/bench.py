@@ -118,7 +118,7 @@ def bench(
     model: Model,
     work: Work,
     engines: Engines,
-    mixed: bench_mixed.Mixed,
+    mixed: bench_mixed.MixedOptions,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None,
     with_profile: Annotated[
         bool,

@@ -25,7 +25,7 @@ EXIT_SIDES_FAILED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixed:
+class MixedOptions:
     """Mixed batch."""
 
     mixed: Annotated[
@@ -86,7 +86,7 @@ class Peers:
 
 
 def bench_mixed(
-    loading: Loading, models: Mapping[str, str], mixed: Mixed, batch: MixedBatch, peers: Peers, out: Path | None
+    loading: Loading, models: Mapping[str, str], mixed: MixedOptions, batch: MixedBatch, peers: Peers, out: Path | None
 ) -> None:
     """Measure the batch on every engine in turns, after one round that is not measured, and print the table.
 
@@ -149,7 +149,7 @@ def _peers(
 def _print(
     lm: LM,
     requests: Sequence[MixedRequest],
-    mixed: Mixed,
+    mixed: MixedOptions,
     lanes: int,
     timings: Sequence[Timing],
     own: Sequence[OwnMixedSide],

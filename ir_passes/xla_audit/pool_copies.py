@@ -92,9 +92,9 @@ class WholePool:
 def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[WholePool]:
     """Return the values that copy or rebuild a whole pool, in order of execution.
 
-    If a pool has one row per lane and no slot map, the step computes every row. The new rows are as large as the pool,
-    so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored: they
-    take no device memory, and XLA reads and writes small pools through them.
+    If a pool has one row per lane and no slot map, or one row on each device, the step computes every row. The new rows
+    are as large as the pool, so only copies of such a pool are reported. Values in on-chip memory of a TPU are ignored:
+    they take no device memory, and XLA reads and writes small pools through them.
     """
     values = PoolValues(executable, live)
     copies: dict[tuple[int, bool, str], tuple[list[str], bool]] = {}
@@ -164,7 +164,8 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:
             continue
         array = executable.module.main.parameters[number].array
         rows = array.dims[argument.entry.axis]
-        by_lane = argument.entry.group not in mapped
+        # XLA reads the only row of a device as the whole array: it drops the index.
+        by_lane = argument.entry.group not in mapped or rows == 1
         if array.count == rows and (by_lane or rows <= bound.lanes):
             continue
         pools[i] = PoolType(number, array, rows, by_lane, argument.entry.group in paged, bound.lanes)

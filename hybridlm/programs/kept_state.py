@@ -195,17 +195,23 @@ def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
 
 def _differences(model: Decoder, lanes: _Lanes, results: "_Results") -> Iterator[tuple[str, MeasuredFault, str]]:
     """Yield (name of the array, fault, message) for each wrong array of each lane."""
-    names = [type(layer).__name__ for layer in model.stateful()]
+    layers = model.stateful()
+    names = [type(layer).__name__ for layer in layers]
     described = jax.tree_util.tree_leaves_with_path(model.state_arrays())
     states = zip(*(jax.tree.leaves(state) for _, state in results), strict=True)
     parts = [
-        (names[path[0].idx] + jax.tree_util.keystr(path[2 - isinstance(path[1], GetAttrKey) :]), _axis(array), values)
+        (
+            names[path[0].idx] + jax.tree_util.keystr(path[2 - isinstance(path[1], GetAttrKey) :]),
+            _axis(array),
+            layers[path[0].idx].cache_lag,
+            values,
+        )
         for (path, array), values in zip(described, states, strict=True)
     ]
-    for name, axis, values in [*parts, ("outputs", 0, tuple(hidden for hidden, _ in results))]:
+    for name, axis, lag, values in [*parts, ("outputs", 0, 0, tuple(hidden for hidden, _ in results))]:
         for lane, count in enumerate(lanes.accepted.tolist()):
             begin, length = int(lanes.positions[lane]), lanes.lengths[lane]
-            end = count if name == "outputs" else begin + count
+            end = count if name == "outputs" else max(begin + count - lag, 0)
             first, second, ordinary = (_written_positions(rows[lane], axis, end) for rows in values)
             message = f"{count} of {length} tokens accepted from position {begin}"
             if first.tobytes() != second.tobytes():

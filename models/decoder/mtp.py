@@ -36,6 +36,9 @@ class MtpState(NamedTuple):
 class MtpHead(Stateful):
     """MTP head: a layer and norms of its own; embedding and vocabulary head are the decoder's."""
 
+    # A pair has the position of its first token, and is written with its second token.
+    cache_lag = 1
+
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
         assert config.head is not None
         self.devices = config.devices

@@ -162,9 +162,12 @@ class Stateful(nnx.Module):
     Attributes:
         summed_over: mesh axes over which the outputs of the sharded layer are partial sums, to be all-reduced; none
             where every device computes the same.
+        cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
+            before it reads them.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
+    cache_lag: int = 0
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads by kind of mixer ("attention", "recurrent"), and of routed experts ("expert")."""

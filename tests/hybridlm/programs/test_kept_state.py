@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from engine_mutants.catalogue import COMMITTED
+from random_checkpoint import write_random_checkpoint
 from text_checkpoint import GOLDEN
 
 from hybridlm.checkpoint.model import open_model
@@ -54,6 +55,13 @@ def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
     """Also with more counts than one call has, and for the shard of a mesh, whose layers run whole."""
     assert measured(GOLDEN.parent / name, ONE_DEVICE.devices._replace(kernels=kernels)) == set()
     assert measured(GOLDEN.parent / name, Devices(model=2, kernels=kernels), 12) == set()
+
+
+@pytest.mark.parametrize("name", ["next_base", "dense_base"])
+def test_the_last_pair_of_a_head_is_written_by_the_next_step(name: str, tmp_path: Path) -> None:
+    _, family, config = open_model(write_random_checkpoint(name, tmp_path, head=True), head=True)
+    structure, _ = flatten(family.abstract(config))
+    assert KeptState(config, ONE_DEVICE.devices, structure).findings(3) == ()
 
 
 def test_steps_that_are_not_run_are_not_claimed() -> None:

@@ -1,4 +1,4 @@
-"""A mixed batch: requests with different prompt and completion lengths, all submitted at the same time.
+"""Requests with different prompt and completion lengths, submitted at the same time.
 
 Lengths are log-normal, as in offline work. End tokens are ignored, so that every engine computes the same tokens.
 """
@@ -25,7 +25,7 @@ class MixedRequest(NamedTuple):
 
 
 class MixedSide(Protocol):
-    """An engine that runs the requests of a mixed batch; raises `SideFailed` if it cannot be measured."""
+    """An engine for mixed batches; raises `SideFailed` if it cannot be measured."""
 
     name: str
 
@@ -39,7 +39,7 @@ class MixedSide(Protocol):
 
 
 def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
-    """Draw `count` requests that fit into `context` tokens.
+    """Draw `count` requests of at most `context` tokens.
 
     Raises:
         ValueError: `context` has no room for the shortest prompt and the longest completion.

@@ -1,4 +1,4 @@
-"""Mixed batches through vLLM, in a process of another Python environment, which reads requests as lines of JSON.
+"""Mixed batches through vLLM, in a process of another Python environment.
 
 vLLM pins its versions of torch and transformers, so that it cannot be installed beside this package.
 """

@@ -73,7 +73,7 @@ class MixedBatch:
 
 @dataclass(frozen=True)
 class Peers:
-    """Other engines on the same checkpoint; None for an engine that is not measured.
+    """Other engines on the same checkpoint; None without the engine.
 
     Attributes:
         llama_server, ggufs: the server's program, and the checkpoint in its format.
@@ -88,7 +88,7 @@ class Peers:
 def bench_mixed(
     loading: Loading, models: Mapping[str, str], mixed: MixedOptions, batch: MixedBatch, peers: Peers, out: Path | None
 ) -> None:
-    """Measure the batch on every engine in turns, after one round that is not measured, and print the table.
+    """Measure the batch on every engine in turns, after a warm-up, and print the table.
 
     Args:
         loading: options of `hybridlm.load`.
@@ -130,7 +130,7 @@ def bench_mixed(
 def _peers(
     stack: ExitStack, peers: Peers, lm: LM, lanes: int, context: int, left_out: Callable[[str, SideFailed], None]
 ) -> list[MixedSide]:
-    """Start the other engines; those that fail are left out."""
+    """Start the other engines; leave out failing engines."""
     starts: list[tuple[str, Callable[[], MixedSide]]] = []
     if peers.llama_server is not None:
         server = partial(LlamaServerSide, peers.llama_server, lanes=lanes, context=context)

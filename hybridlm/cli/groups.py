@@ -1,4 +1,4 @@
-"""Groups of options: dataclasses whose fields are options of a command.
+"""Groups of options: dataclasses with a field for each option of a command.
 
 A command takes a group as one argument: `def generate(model: Model, form: Form)`. A field is annotated for typer, or
 has arguments of `typer.Option` as its metadata, or is a sampling setting and described by `SamplingParams`.
@@ -57,7 +57,7 @@ def _annotation(field: Field[Any], hint: Any) -> Any:
 
 
 def expanded(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
-    """Yield the parameters of a command, with those of the fields in place of each group."""
+    """Yield the parameters of a command; each group is replaced by its fields."""
     for parameter in parameters:
         if is_dataclass(parameter.annotation):
             yield from parameters_of(parameter.annotation)  # type: ignore[arg-type]  # a class, as an annotation

@@ -1,4 +1,4 @@
-"""Widths of prefill and scoring steps: the number of tokens of a lane that a step computes."""
+"""Widths of prefill and scoring steps: tokens of a lane per step."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 
 
 def next_width(count: int, widths: tuple[int, ...]) -> int:
-    """Return the width of the next step of a text from its number of remaining tokens.
+    """Return the width of the next step for a number of remaining tokens.
 
     `count` is rounded up to a multiple of the narrowest width; the result is the widest step that this fills. So the
     widths of a text never grow, and a beginning of whole steps has the same widths as a text of its own.
@@ -40,7 +40,7 @@ def next_width(count: int, widths: tuple[int, ...]) -> int:
 
 
 def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
-    """Yield the widths of all steps of a text of `count` tokens; the last step may have room for more tokens."""
+    """Yield the widths of all steps of `count` tokens; the last step may be wider."""
     while count > 0:
         yield (width := next_width(count, widths))
         count -= width

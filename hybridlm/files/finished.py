@@ -20,7 +20,7 @@ KEPT_EVERY = 20.0
 
 
 class FinishedTexts:
-    """Results of the finished texts of one part, as arrays by the text's number in its call.
+    """Results of the finished texts of one part, as arrays by text number.
 
     Calls are counted, because the same part makes the same calls in each run. Files are named
     `finished-PART-NUMBER.safetensors`.
@@ -54,7 +54,7 @@ class FinishedTexts:
         return self._calls - 1
 
     def restore(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Fill arrays with the results of an earlier run; return False if it had not finished the text.
+        """Fill arrays with the results of an earlier run; return False without such results.
 
         Raises:
             ValueError: the results have other shapes or dtypes.
@@ -71,7 +71,7 @@ class FinishedTexts:
         return True
 
     def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add the results of a text; write all new results if the last file is old enough."""
+        """Add the results of a text; write new results at intervals."""
         self._new |= {f"{call}/{text}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()

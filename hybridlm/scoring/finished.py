@@ -1,4 +1,4 @@
-"""Storage of finished texts, from which an interrupted run continues."""
+"""Storage of finished texts, to continue an interrupted run."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -22,7 +22,7 @@ class KeptTexts:
         self._finished, self._call = finished, finished.begin_call()
 
     def restored(self, texts: Mapping[int, tuple[int, ...]], make: Callable[[int], T]) -> dict[int, T]:
-        """Return the texts that an earlier run finished, by number.
+        """Return the finished texts of an earlier run, by number.
 
         Args:
             texts: token ids by number.
@@ -41,7 +41,7 @@ class KeptTexts:
         return restored
 
     def add(self, text: QueuedText) -> None:
-        """Add the results of a text that has finished."""
+        """Add the results of a finished text."""
         assert text.index is not None, "results of a shared prefix belong to its texts"
         wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
         self._finished.add(self._call, text.index, {**text.results(), "first_wrong": wrong})

@@ -1,4 +1,4 @@
-"""Lanes of the scorer: which texts may take them, and which step comes next."""
+"""Lanes of the scorer: admission of texts, and the next step."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=QueuedText)
 
 
 class TextPart(NamedTuple, Generic[T]):
-    """Part of a text that one step prefills.
+    """Part of a text in one step.
 
     Attributes:
         lane, text: where, and which.
@@ -30,12 +30,12 @@ class TextPart(NamedTuple, Generic[T]):
 
 
 def widest(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> int:
-    """Return the widest next step of the texts in lanes; at least one lane has a text."""
+    """Return the widest next step of the texts in the lanes, at least one."""
     return max(text.width(widths) for text in lanes if text is not None)
 
 
 def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bool:
-    """Return True if texts may take the free lanes: no text waits for a step that is narrower than the widest.
+    """Return True if texts may take the free lanes: all texts take widest steps.
 
     A text that begins has the widest steps ahead, and lanes at narrower ones would be idle meanwhile.
     """
@@ -43,7 +43,7 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
 
 
 def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
-    """Give a row to a text, with the state that it continues; return its lane."""
+    """Give a row to a text, restore its state, and return its lane."""
     text.slot = pool.acquire()
     if text.start is not None:
         text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
@@ -51,7 +51,7 @@ def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
 
 
 def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
-    """Release the row of a text that is done; the state after a shared prefix is kept for the texts behind it."""
+    """Release the row of a finished text; keep the state after a shared prefix."""
     if text.slot is None:
         return
     if text.index is None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompts of requests (`prompt_logprobs`), which the scorer computes.
+"""Log-probabilities of the prompts of requests (`prompt_logprobs`), computed by the scorer.
 
 Prompts are read again for them, whatever the prefix cache holds: cached states have no log-probabilities.
 """

@@ -1,4 +1,4 @@
-"""Commands that compute values of every row of a file: options and report."""
+"""Options and report of commands for the rows of a file."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Report = TypeVar("Report", bound=ScoreFileReport)
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Options of every command that computes the rows of a file; see `FileOptions`."""
+    """Options of every command for the rows of a file; see `FileOptions`."""
 
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be answered.")] = False
     window: Annotated[int, typer.Option(help="Most rows computed together and kept as a part.")] = DEFAULT_WINDOW
@@ -47,7 +47,7 @@ class RowOptions:
     restart: Restart = False
 
     def check(self, input: Path, output: Path, requests: bool = False) -> None:
-        """Check the files and the options before a model is loaded, which may take minutes; see `check_file`.
+        """Check the files and the options, before a model is loaded; see `check_file`.
 
         Of several processes the first one alone reads and writes files.
         """

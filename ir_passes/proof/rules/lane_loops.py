@@ -1,4 +1,4 @@
-"""Loops that stop each lane by itself: `while any(active)` with a body that keeps what is not active.
+"""Loops with a stop for each lane: `while any(active)` keeps inactive lanes.
 
 The number of iterations depends on all lanes, and the results do not: a lane's values stay as they are once its own
 condition is false, and then its condition stays false.
@@ -25,7 +25,7 @@ def stops_by_lane(
     inner: Sequence[Value],
     carry: Sequence[Value],
 ) -> bool:
-    """Return whether every carry of a loop stays as it is where the loop's own condition is false.
+    """Return True if every carry of a loop is unchanged in lanes with a false condition.
 
     Args:
         prover: after the loop has settled.
@@ -47,7 +47,7 @@ def stops_by_lane(
 
 
 def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
-    """Return an array and a truth value, if a condition is that any element has the value; otherwise None."""
+    """Return an array and a truth value if a condition tests any element for it."""
     eqn, negated = _maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "not":
         eqn, negated = _maker(jaxpr, eqn.invars[0]), True
@@ -59,7 +59,7 @@ def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 
 
 def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number, bool]:
-    """Return the numbers of an array and of its negation, each with its value where the loop goes on."""
+    """Return the numbers of an array and its negation, with their values in active lanes."""
     env = prover.known[jaxpr]
     flags = {env[var].number: when}
     eqn = _maker(jaxpr, var)
@@ -69,7 +69,7 @@ def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number,
 
 
 def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
-    """Return whether a result of the body is the carry wherever the loop does not go on."""
+    """Return True if a result of the body is the carry in inactive lanes."""
     if out is carry:
         return True
     eqn = _maker(body, out)
@@ -86,12 +86,12 @@ def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool])
 
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
-    """Return the number of the array that a mask spreads over more axes."""
+    """Return the number of the array under a broadcast mask."""
     while (eqn := _maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
         atom = eqn.invars[0]
     return None if isinstance(atom, ir.Literal) else env[atom].number
 
 
 def _maker(jaxpr: Any, atom: Any) -> Any:
-    """Return the equation that makes a value; None for an input or a literal."""
+    """Return the equation of a value; None for an input or a literal."""
     return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

@@ -1,4 +1,4 @@
-"""Facts about arrays that are computed from `cu_seqlens`: lanes of tokens, bounds of lanes, masks.
+"""Facts about arrays computed from `cu_seqlens`: lanes of tokens, bounds of lanes, masks.
 
 All facts follow from one promise of the contract: cu_seqlens begins with 0, never falls, and ends at most at the number
 of tokens. So the number of entries that are at most t is the lane of token t, plus one. Elements of padding are
@@ -49,7 +49,7 @@ _Found = tuple[Fact, Range | None]
 
 
 def lane_of_token(fact: Begun | Marks, count: int, axis: int, lanes: int) -> _Found | None:
-    """Return the fact about the number of entries of cu_seqlens that are at most t; None if it misses lanes.
+    """Return the fact about `sum(cu_seqlens <= t)`; None if the sum misses lanes.
 
     Args:
         fact: first entry that is counted.
@@ -82,7 +82,7 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _represented(site: Site, fact: Fact) -> bool:
-    """True if the dtype holds every number that a fact speaks of, before and after a constant is added."""
+    """True if the dtype holds all numbers of a fact, also plus a constant."""
     match fact:
         case Shifted(axis, by):
             return fits(site.eqn.outvars[0].aval, by, site.shape[axis] + by)
@@ -205,7 +205,7 @@ def _token_and_offset(site: Site, name: str, token: Shifted, offset: Offsets, ot
 
 
 def _within(name: str, difference: TokenBound) -> WithinLane | None:
-    """Return the mask `base + plus name 0`; the least value of base that one of its values implies."""
+    """Return the mask `base + plus name 0`, with the least value of base it implies."""
     least = 0 if difference.base == "position" else 1
     if difference.base not in ("position", "left"):
         return None
@@ -224,7 +224,7 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
 
 
 def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
-    """Return the mask that compares the lanes of two tokens at a distance along one axis."""
+    """Return the mask of equal lanes for two tokens at a distance along one axis."""
     shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
     if name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
@@ -269,7 +269,7 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _Found 
 
 
 def token_of_lane(fact: Fact | None) -> TokenOf | None:
-    """Return the fact that element i is a token of lane i: its first or its last one."""
+    """Return the fact about the first or the last token of each lane."""
     if isinstance(fact, TokenOf):
         return fact
     if not isinstance(fact, Offsets) or fact.axis != 0 or (fact.first, fact.plus) not in ((0, 0), (1, -1)):
@@ -278,7 +278,7 @@ def token_of_lane(fact: Fact | None) -> TokenOf | None:
 
 
 def _chosen(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about `where(x < 0, x + length, x)`, an index that counts from the end."""
+    """Return the fact about `where(x < 0, x + length, x)`, an index from the end."""
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     which, x, other = operands
@@ -293,7 +293,7 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
 
 
 def _both(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about a conjunction, which implies both masks, or a disjunction, which both exclude."""
+    """Return the fact about a conjunction or disjunction of masks."""
     masks = [value.fact for k, value in enumerate(operands) if _mask_is_whole(site, k, value.fact)]
     when = site.name == "and"
     within = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
@@ -335,7 +335,7 @@ def _holds(site: Site, count: int) -> bool:
 
 
 def _marked(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about ones that are added to zeros at entries of cu_seqlens."""
+    """Return the fact about zeros with ones added at entries of cu_seqlens."""
     zeros, index, ones = operands
     access = of_scatter(site, index)
     column = access.columns.get(0)
@@ -385,7 +385,7 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
 
 
 def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
-    """Return the fact about the part of an array that begins at `starts`."""
+    """Return the fact about a part of an array, from `starts` on."""
     if isinstance(fact, Offsets):
         if fact.axis is None:
             return fact, None
@@ -431,7 +431,7 @@ def _joined(site: Site, operands: list[Value]) -> _Found | None:
 
 
 def _behind(site: Site, fact: Fact | None, fillers: list[Value], before: int) -> _Found | None:
-    """Return the fact about ids behind fillers that are no lanes, or about a mask that is not true of its fillers."""
+    """Return the fact about ids or masks behind fillers outside all lanes."""
     ranges = [value.range for value in fillers]
     if isinstance(fact, SegmentIds | ShiftedIds):
         shift = getattr(fact, "shift", 0) - before

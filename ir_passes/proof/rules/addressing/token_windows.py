@@ -1,4 +1,4 @@
-"""Rules for tokens that meet earlier or later tokens: shifted arrays, and the carry of a loop over tokens.
+"""Rules for shifted arrays of tokens and carries of loops over tokens.
 
 An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A mask `WithinLane` chooses
 it only where that token is of the same lane. Multiplying by the mask is not enough: zero times nan is nan.
@@ -26,7 +26,7 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
 
 
 def carried(site: Site, value: Value, tokens: dict[str, Symbol], reverse: bool) -> Value | None:
-    """Return the value of an iteration as the next iteration sees it; None unless it depends on one token.
+    """Return the value of an iteration in the next one, if it depends on one token.
 
     Args:
         tokens: layout -> the token of this iteration.
@@ -41,7 +41,7 @@ def carried(site: Site, value: Value, tokens: dict[str, Symbol], reverse: bool) 
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the result of `select_n` by a mask of the layout, if each row depends on its own token's lane."""
+    """Return the result of `select_n` by a layout mask, if rows depend on their lanes."""
     mask, *cases = operands
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
@@ -64,7 +64,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _is_within(site: Site, value: Value, mask: WithinLane) -> bool:
-    """True if a value depends on tokens that the mask puts into the lane of its own token."""
+    """True if a value depends on tokens in the lane of its row, by the mask."""
     owner = value.fact.rows if isinstance(value.fact, ShiftedTokens) else value.owner
     if mask.token is not None:
         reverse = mask.back < 0
@@ -77,7 +77,7 @@ def _is_within(site: Site, value: Value, mask: WithinLane) -> bool:
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the tokens that an index picks at a distance, as `x[maximum(arange(tokens) - 1, 0)]`."""
+    """Return the tokens at a distance, selected by an index such as `x[maximum(arange(tokens) - 1, 0)]`."""
     rows, access = operands[0].owner, of_gather(site, operands[1])
     if not isinstance(result.owner, Mixed) or not isinstance(rows, LaneRows) or list(access.columns) != [rows.axis]:
         return result

@@ -1,5 +1,6 @@
 """Engines of a model's config.json alone: every weight is a shape and a dtype, without memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from hybridlm.checkpoint import Checkpoint, packed_parameters
@@ -48,7 +49,8 @@ def abstract_engine(
     placement = Placement(options.mesh, target, options.kernels)
     check_lanes(options.lanes, placement.data)
     dtype = options.chosen_dtype or config.dtype
-    settings = options.resolved(config, dtype, placement, DEFAULT_CHUNK)
+    # Narrower steps are the same program with fewer tokens.
+    settings = replace(options.resolved(config, dtype, placement, DEFAULT_CHUNK), widths=())
     model, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"

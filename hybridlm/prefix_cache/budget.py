@@ -17,6 +17,9 @@ class CacheBudget(NamedTuple):
     device: int
     host: int
 
+    def __str__(self) -> str:
+        return f"{self.device}, {self.host} bytes"
+
 
 def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
     """Parse `prefix_cache`: one size for the device and as much on the host, or a size for each.

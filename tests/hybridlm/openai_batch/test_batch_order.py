@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
         patch.setattr("hybridlm.openai_batch.batch_file.file_progress", stopping(1))
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
-        patch.setattr(cached_lm.engine, "_cache_budget", None)
-        with pytest.raises(ValueError, match="prefix cache: 600000, 600000 bytes there, none now"):
+        patch.setattr(cached_lm.engine, "options", replace(cached_lm.engine.options, prefix_cache=None))
+        with pytest.raises(ValueError, match="prefix_cache: 600000, 600000 bytes there, none now"):
             cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
 
 

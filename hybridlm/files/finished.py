@@ -4,13 +4,14 @@ A part may take hours. The results of texts that have finished are written every
 killed computes only the others again.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from hybridlm.files.atomic import naming
 from ir_passes.files.atomic import whole_file
@@ -42,10 +43,7 @@ class FinishedTexts:
         self._earlier, self._new = dict[str, np.ndarray](), dict[str, np.ndarray]()
         self._calls, self._written, self._last, self.tokens = 0, 0, clock(), 0
         while (path := self._path(self._written)).exists():
-            try:
-                self._earlier |= load_file(path)
-            except SafetensorError as error:
-                raise _damaged(path, str(error)) from error
+            self._earlier |= _read(path)
             self._written += 1
 
     def begin_call(self) -> int:
@@ -82,7 +80,7 @@ class FinishedTexts:
             path, partial = self._path(self._written), self._folder / "finished.partial"
             partial.unlink(missing_ok=True)  # a run that was killed here left it
             with naming(path), whole_file(path, partial) as file:
-                file.write(save(self._new))
+                file.write(save(self._new, {"sha256": _digest(self._new)}))
             self._written, self._new = self._written + 1, {}
         self._last = self._clock()
 
@@ -101,6 +99,28 @@ def finished_files(folder: Path, part: int | None = None) -> list[Path]:
     return sorted(
         [*folder.glob(f"finished-{'*' if part is None else f'{part:06}-*'}"), *folder.glob("finished.partial")]
     )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file; raises ValueError unless they have the digest in its header."""
+    try:
+        with safe_open(path, "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            digest = (file.metadata() or {}).get("sha256")
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from error
+    if digest != _digest(arrays):
+        raise _damaged(path, "its SHA-256 is another one")
+    return arrays
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of names, types and contents."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _damaged(path: Path, fault: str) -> ValueError:

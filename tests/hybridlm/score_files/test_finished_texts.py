@@ -53,9 +53,12 @@ def test_results_of_other_texts_and_damaged_files_are_refused(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"0/0/logprobs: expected float32\(4,\), got float32\(3,\)"):
         FinishedTexts(tmp_path, 0).restore(0, 0, {"logprobs": np.zeros(4, np.float32)})
     (path,) = finished_files(tmp_path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"finished-000000-000000\.safetensors: cannot be read.*--restart"):
-        FinishedTexts(tmp_path, 0)
+    written = path.read_bytes()
+    changed = written[:-1] + bytes([written[-1] ^ 1])
+    for damaged in (written[:-1], changed, written[:5], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"finished-000000-000000\.safetensors: cannot be read.*--restart"):
+            FinishedTexts(tmp_path, 0)
 
 
 class Killed(OSError):

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from hybridlm.files.atomic import naming
 from ir_passes.files.atomic import whole_file
@@ -76,6 +74,8 @@ class FinishedTexts:
 
     def flush(self) -> None:
         """Write all new results; when this returns no crash can lose them."""
+        from safetensors.numpy import save
+
         if self._new:
             path, partial = self._path(self._written), self._folder / "finished.partial"
             partial.unlink(missing_ok=True)  # a run that was killed here left it
@@ -103,6 +103,8 @@ def finished_files(folder: Path, part: int | None = None) -> list[Path]:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file; raises ValueError unless they have the digest in its header."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_checkpoint import SETTINGS
 from toy_scorer import write_lines
 
 import hybridlm
@@ -142,6 +143,7 @@ def test_an_interrupt_writes_all_finished_texts(
 
 @pytest.mark.slow
 def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Path) -> None:
+    text_lm = hybridlm.load(text_lm.path, **SETTINGS)  # with the weights of the files, which other tests replace
     output, whole = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
     text_lm.score_file(texts, whole)
     command = [sys.executable, REFERENCE / "processes" / "kill_texts.py", text_lm.path, texts, output, "9"]

@@ -175,7 +175,8 @@ class World:
                 columns = [list(self.faults(column, elements[..., [k]])) for k, column in enumerate(values)]
                 return shape[-1] == len(values) and not any(columns)
             case SegmentIds(axis, _, padding):
-                lanes = np.minimum(SEGMENTS, N - (padding == "last"))
+                # The first tokens of the layout, also fewer than all.
+                lanes = np.minimum(SEGMENTS, N - (padding == "last"))[: shape[axis]]
                 return bool((np.moveaxis(elements, axis, -1) == lanes).all())
             case SegmentAt(token, _, padding):
                 number = token.number
@@ -186,7 +187,7 @@ class World:
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
                 )
             case Real(_, axis):
-                return axis is None or not np.moveaxis(elements, axis, -1)[..., SEGMENTS == N].any()
+                return axis is None or not np.moveaxis(elements, axis, -1)[..., SEGMENTS[: shape[axis]] == N].any()
             case SameLane(rows, columns) | Absent(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite():

@@ -193,7 +193,9 @@ class World:
             case Finite():
                 return bool(np.isfinite(elements.astype(float)).all())
             case SlotEntry() | PageEntry() if isinstance(value.owner, LaneRows) and value.owner.order is None:
-                lanes = value.owner.start + np.arange(shape[value.owner.axis]) // value.owner.inner
+                places = value.owner.start + np.arange(shape[value.owner.axis]) // value.owner.inner
+                # Rows are tokens; tokens of padding belong to no lane.
+                lanes = np.minimum(SEGMENTS[places], N - 1) if value.owner.packed else places
                 return self._is_entry(fact, np.moveaxis(elements, value.owner.axis, 0).reshape(len(lanes), -1), lanes)
         return True
 

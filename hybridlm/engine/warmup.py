@@ -56,6 +56,8 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_rows, engine.lanes), single):
         shapes += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
+    # A single prompt is often short.
+    shapes += [Shape("generate", single[0], width) for width in engine.widths]
     return list(dict.fromkeys(shapes))
 
 
@@ -71,6 +73,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
             that cannot verify any has none.
     """
     prefill = [engine.prefill_rows] if only_full else engine.prefill_sizes
+    scoring = [engine.prefill_rows] if only_full else engine.buckets(engine.prefill_rows)
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
     widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
@@ -79,13 +82,13 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
         shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
         shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
-    shapes += [Shape("score", lanes, width, 0) for lanes in prefill for width in engine.widths]
+    shapes += [Shape("score", lanes, width, 0) for lanes in scoring for width in engine.widths]
     shapes += [CopyShape(source, target) for source in prefill for target in decode]
     if not only_full:
         for sizes in (prefill, decode):
             shapes += [CopyShape(source, target) for source in sizes for target in sizes if source != target]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for pool in prefill for shape in engine.moves.shapes(pool)]
+        shapes += [shape for pool in scoring for shape in engine.moves.shapes(pool)]
     if engine.prefix_cache is not None:
         # The final state of an answer is cached from the decode pool.
         shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]

@@ -7,7 +7,7 @@ import pytest
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
-from hybridlm.engine.warmup import all_shapes
+from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.engine.widths import width_of
 from hybridlm.programs.shapes import CopyShape, Shape
 
@@ -86,6 +86,17 @@ def test_moves_between_prefill_pools_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
     assert {CopyShape(1, 4), CopyShape(4, 1)} <= shapes
     assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
+
+
+def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None:
+    compiled = lm.engine.programs.shapes
+    lm.score([prompt(20), prompt(40)])
+    scoring = {shape for shape in {*lm.engine.programs.shapes}.difference(compiled) if shape.step == "score"}
+    assert {shape.lanes for shape in scoring} == {2} and scoring <= set(all_shapes(lm.engine))
+
+
+def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
+    assert {Shape("generate", 1, width) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
 def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:

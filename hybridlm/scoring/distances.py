@@ -11,7 +11,9 @@ from ir_passes import Certificate
 
 @dataclass(frozen=True)
 class Divergence:
-    """Distance between two models on texts; entries `offsets[i]` to `offsets[i + 1]` belong to text i.
+    """Distance between two models on texts.
+
+    Entries `offsets[i]` to `offsets[i + 1]` belong to text i.
 
     An entry is about the distribution in the place of one token, over the whole vocabulary. Nothing predicts the first
     token of a text: its numbers are nan, and its `same_top` False.
@@ -36,7 +38,7 @@ class Divergence:
 
     @cached_property
     def predicted(self) -> np.ndarray:
-        """Indices of the entries of tokens that are predicted: all but the first of each text."""
+        """Indices of the entries of predicted tokens: all but the first of each text."""
         first = np.zeros(len(self.token_ids), bool)
         first[self.offsets[:-1]] = True
         return np.flatnonzero(~first)
@@ -58,16 +60,16 @@ class Divergence:
 
     @property
     def agreement(self) -> float | None:
-        """Share of the predicted tokens in whose place both models have the same most likely token."""
+        """Share of the predicted tokens with the same most likely token in both models."""
         return self._mean(self.same_top)
 
     def of(self, text: int) -> dict[str, Any]:
-        """Return what was found about one text: its arrays, and the means over its predicted tokens."""
-        own = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
-        arrays = {name: getattr(self, name)[own] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
-        one = Divergence(**arrays, offsets=np.array([0, own.stop - own.start]))
-        means = {"mean_kl": one.mean_kl, "mean_reverse_kl": one.mean_reverse_kl, "mean_js": one.mean_js}
-        return {**arrays, **means, "agreement": one.agreement}
+        """Return the arrays of one text, and the means over its predicted tokens."""
+        span = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
+        arrays = {name: getattr(self, name)[span] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
+        single = Divergence(**arrays, offsets=np.array([0, span.stop - span.start]))
+        means = {"mean_kl": single.mean_kl, "mean_reverse_kl": single.mean_reverse_kl, "mean_js": single.mean_js}
+        return {**arrays, **means, "agreement": single.agreement}
 
     def _mean(self, values: np.ndarray) -> float | None:
         return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else None

@@ -16,7 +16,7 @@ from hybridlm.programs.stored_programs import types_of
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distances import Divergence
 from hybridlm.scoring.finished import KeptTexts
-from hybridlm.scoring.lanes import enter, leave, may_begin, widest
+from hybridlm.scoring.lanes import enter, leave, may_begin, widest_step
 from hybridlm.scoring.queue import ScoringQueue
 from hybridlm.scoring.scorer import max_held
 from hybridlm.scoring.text import QueuedText
@@ -171,8 +171,8 @@ def _compare(
             if text.parent is not None and text.parent.snapshot is None:
                 text.parent.twin.snapshot = None  # nobody waits for the state in the second model either
         if any(lanes):
-            width = widest(lanes, widths)
-            hidden, parts = _dispatch(sides, pools, lanes, waiting, width)
+            width, active = widest_step(lanes, widths)
+            hidden, parts = _dispatch(sides, pools, lanes, active, waiting, width)
             arguments = (sides[0].engine.params, sides[1].engine.params, *hidden)
             if width not in programs:
                 programs[width] = _program(sides, arguments)
@@ -212,12 +212,11 @@ def _dispatch(
     sides: tuple[ComparedModel, ComparedModel],
     pools: list[RowPool],
     lanes: list[ComparedText | None],
+    active: list[ComparedText | None],
     waiting: ScoringQueue[ComparedText],
     width: int,
 ) -> tuple[list[Any], list[_Part]]:
-    """Dispatch a step of each model; return their residual streams, and the part of each text of this width."""
-    widths = sides[0].engine.widths
-    active = [None if text is None or text.width(widths) < width else text for text in lanes]
+    """Dispatch a step of each model; return their residual streams, and the part of each active text."""
     feeds = [None if text is None else text.feed(width) for text in active]
     inputs = StepInputs(Batch.of(feeds, width))
     shape, counts = Shape.of(inputs), np.asarray(inputs.batch.lengths)

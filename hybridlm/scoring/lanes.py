@@ -29,9 +29,15 @@ class TextPart(NamedTuple, Generic[T]):
     last: bool
 
 
-def widest(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> int:
-    """Return the widest next step of the texts in the lanes, at least one."""
-    return max(text.width(widths) for text in lanes if text is not None)
+def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int, list[T | None]]:
+    """Return the width of the widest next step, and its texts by lane; the other lanes are idle.
+
+    Args:
+        lanes: texts by lane, at least one.
+        widths: of all steps, the widest first.
+    """
+    width = max(text.width(widths) for text in lanes if text is not None)
+    return width, [None if text is None or text.width(widths) < width else text for text in lanes]
 
 
 def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bool:

@@ -19,7 +19,7 @@ from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.finished import KeptTexts
-from hybridlm.scoring.lanes import TextPart, enter, leave, may_begin, widest
+from hybridlm.scoring.lanes import TextPart, enter, leave, may_begin, widest_step
 from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import ScoredText
@@ -210,8 +210,7 @@ def _prefill(
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
-            width = widest(lanes, widths)
-            wide = [None if text is None or text.width(widths) < width else text for text in lanes]
+            width, wide = widest_step(lanes, widths)
             # Texts that ask for nothing have the bits of the plain step: the others have steps of their own.
             for probed in sorted({text.probe is not None for text in wide if text is not None}):
                 active = [None if text is None or (text.probe is not None) != probed else text for text in wide]

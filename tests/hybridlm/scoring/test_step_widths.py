@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import hybridlm
 from hybridlm.engine.widths import next_width, step_widths, text_widths
 from hybridlm.programs.shapes import Shape
-from hybridlm.scoring.lanes import may_begin, widest
+from hybridlm.scoring.lanes import may_begin, widest_step
 from hybridlm.scoring.queue import ScoringQueue
 from hybridlm.scoring.text import ScoredText
 
@@ -59,10 +59,10 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
         if may_begin(lanes, widths):
             for lane in range(LANES):
                 lanes[lane] = lanes[lane] or queue.take()
-        width = widest(lanes, widths)
+        width, active = widest_step(lanes, widths)
         places += LANES * width
-        for lane, text in enumerate(lanes):
-            if text is not None and text.width(widths) == width:
+        for lane, text in enumerate(active):
+            if text is not None:
                 tokens += len(text.feed(width).tokens)
                 text.consumed += width
                 lanes[lane] = None if text.done else text

@@ -4,7 +4,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from hybridlm.bench.sides import SideFailed
+from hybridlm.bench.sides import side_failure
 from hybridlm.devices.machine import cores
 
 
@@ -34,13 +34,12 @@ class LlamaCppSide:
         numbers = {"-c": size, "-b": 2048, "-npp": prompt, "-ntg": steps, "-npl": self._lanes, "-t": cores()}
         command = [str(self._program), "-m", str(self._gguf)]
         command += [str(part) for pair in numbers.items() for part in pair]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        rows = parse_table(done.stdout)
+        done = subprocess.run(command, capture_output=True)
+        rows = parse_table(done.stdout.decode(errors="replace"))
         if done.returncode or not rows:
             number = done.returncode
             ended = f"by signal {signal.Signals(-number).name}" if number < 0 else f"with status {number}"
-            printed = done.stderr[-2000:].strip() or "nothing on standard error"
-            raise SideFailed(f"expected a table of {' '.join(command)}, which ended {ended}; it printed: {printed}")
+            raise side_failure(f"expected a table; the program ended {ended}", command, done.stderr)
         return rows[0]
 
 

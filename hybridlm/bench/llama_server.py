@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridlm.bench.mixed import SAMPLED, MixedRequest
-from hybridlm.bench.sides import SideFailed, last_lines
+from hybridlm.bench.sides import SideFailed, side_failure
 from hybridlm.devices.machine import cores
 from hybridlm.multiprocess.launch import free_port
 
@@ -62,8 +62,7 @@ class LlamaServerSide:
         raise self._failure(f"the server did not answer within {START_SECONDS:.0f} s")
 
     def _failure(self, reason: str) -> SideFailed:
-        printed = last_lines(self._stderr)
-        return SideFailed(f"{reason}; the command was: {' '.join(self._command)}; it printed: {printed}")
+        return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""

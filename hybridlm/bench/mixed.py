@@ -74,7 +74,7 @@ class OwnMixedSide:
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""
         settings: dict[str, Any] = dict(SAMPLED) if sampled else {}
-        stats = self._lm.stats
+        before = self._lm.stats
         start = time.perf_counter()
         with self._lm.session() as session:
             for request in requests:
@@ -82,7 +82,8 @@ class OwnMixedSide:
             while session.busy:
                 session.step()
         seconds = time.perf_counter() - start
-        counted = {name: self._lm.stats[name] - stats[name] for name in PLACES}
+        after = self._lm.stats
+        counted = {name: after[name] - before[name] for name in PLACES}
         self.decode = counted["decode_tokens"] / max(counted["decode_places"], 1)
         prefill = counted["step_places"] - counted["decode_places"]
         self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)

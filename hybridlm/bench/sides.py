@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol, TypeVar
@@ -13,10 +14,23 @@ class SideFailed(RuntimeError):
     """Another engine cannot be measured: says what was run, how it ended and what it printed."""
 
 
-def last_lines(stderr: IO[bytes], size: int = 2000) -> str:
-    """Return the last `size` bytes that a process wrote to a file as standard error."""
-    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - size))
-    return stderr.read().decode(errors="replace").strip() or "nothing on standard error"
+MAX_PRINTED = 2000
+"""Last bytes of standard error in a message."""
+
+
+def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes]) -> SideFailed:
+    """Return the error of a process: reason, command and the end of its standard error.
+
+    Args:
+        reason: the failure, with the status or signal of a process that ended.
+        command: program and arguments.
+        stderr: standard error, or the file that the process writes it to.
+    """
+    if not isinstance(stderr, bytes):
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MAX_PRINTED))
+        stderr = stderr.read()
+    printed = stderr[-MAX_PRINTED:].decode(errors="replace").strip() or "nothing on standard error"
+    return SideFailed(f"{reason}; the command was: {' '.join(command)}; it printed: {printed}")
 
 
 class NamedSide(Protocol):
@@ -51,6 +65,22 @@ class Side(Protocol):
         ...
 
 
+class LeftOut:
+    """Sides that failed; a line on standard error names each.
+
+    Attributes:
+        names: their names.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __call__(self, side: str, failure: SideFailed) -> None:
+        """Leave out a side."""
+        self.names.add(side)
+        print(f"{side} is left out: {failure}", file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Timing:
     """Median seconds of each round of one side."""
@@ -67,6 +97,13 @@ class Timing:
         """Return the speed-up over `other` in the same round: median, least, most."""
         ratios = [theirs / ours for ours, theirs in zip(self.rounds, other.rounds, strict=True)]
         return statistics.median(ratios), min(ratios), max(ratios)
+
+    def ratio_text(self, other: "Timing") -> str:
+        """Return the speed-up over `other` for a table; empty for this side itself."""
+        if other is self:
+            return ""
+        median, least, most = self.ratio(other)
+        return f"{median:.2f} ({least:.2f}-{most:.2f})"
 
 
 def in_turns(

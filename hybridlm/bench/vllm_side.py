@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridlm.bench.mixed import SAMPLED, MixedRequest
-from hybridlm.bench.sides import SideFailed, last_lines
+from hybridlm.bench.sides import SideFailed, side_failure
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
 
@@ -54,8 +54,7 @@ class VllmSide:
         raise self._failure(f"vLLM ended with status {self._process.wait()}")
 
     def _failure(self, reason: str) -> SideFailed:
-        printed = last_lines(self._stderr)
-        return SideFailed(f"{reason}; the command was: {' '.join(self._command)}; it printed: {printed}")
+        return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""

@@ -1,7 +1,6 @@
 """`hybridlm bench`: throughput of a model, compared with the machine's limits and with other engines."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,7 +19,7 @@ from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.measured import Measured
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Side, SideFailed, in_turns
+from hybridlm.bench.sides import LeftOut, Side, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
@@ -31,7 +30,6 @@ from hybridlm.lm import LM
 
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
-EXIT_SIDES_FAILED = 3
 
 
 class Against(StrEnum):
@@ -174,12 +172,7 @@ def bench(
     _print_machine(console, lm, limits)
     traffic = {name: Traffic.of(one.model, one.params, one.engine.row_arrays.dtype) for name, one in loaded.items()}
     found: list[Measured] = []
-    failed = set[str]()
-
-    def left_out(side: str, failure: SideFailed) -> None:
-        failed.add(side)
-        typer.echo(f"{side} is left out: {failure}", err=True)
-
+    left_out = LeftOut()
     for number in lanes:
         sides: list[Side] = [EngineSide(one, number, prompt, name) for name, one in loaded.items()]
         sides += engines.other_sides(lm, number, prompt, context)
@@ -206,13 +199,13 @@ def bench(
     if plot_to is not None:
         name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
         decoding = [one for one in found if one.what == "decode"]
-        names = [side.name for side in decoding[0].timings if side.name not in failed]
+        names = [side.name for side in decoding[0].timings if side.name not in left_out.names]
         speeds = {name: [one.speed(name) for one in decoding] for name in names}
         fractions = {side: [one.of_floor(side) for one in decoding] for side in speeds}
         with replacing(plot_to) as file:
             file.buffer.write(plot(name, lanes, speeds, fractions).encode())
-    if failed:
-        raise typer.Exit(EXIT_SIDES_FAILED)
+    if left_out.names:
+        raise typer.Exit(bench_mixed.EXIT_SIDES_FAILED)
 
 
 def _step_seconds(side: Side, steps: int, ours: EngineSide, hosts: list[float]) -> float:
@@ -229,7 +222,7 @@ def _measure_texts(
     lanes: int,
     tokens: int,
     rounds: int,
-    left_out: Callable[[str, SideFailed], None],
+    left_out: LeftOut,
 ) -> list[Measured]:
     """Measure prefill and scoring; other engines' prefill time is shown beside both."""
 
@@ -265,10 +258,7 @@ def _print_rows(console: Console, title: str, measured: Measured) -> None:
         console.print(Text(title))
     table = table_of(measured.what, "ms", "tokens/s", "of floor", "hybridlm is faster by")
     for timing in measured.timings:
-        ratio = ""
-        if timing is not measured.timings[0]:
-            median, least, most = measured.timings[0].ratio(timing)
-            ratio = f"{median:.2f} ({least:.2f}-{most:.2f})"
+        ratio = measured.timings[0].ratio_text(timing)
         part = "" if measured.floors is None else f"{measured.of_floor(timing.name):.0%}"
         speed = f"{measured.speed(timing.name):,.0f}"
         table.add_row(timing.name, f"{timing.seconds * 1e3:.2f}", speed, part, ratio)

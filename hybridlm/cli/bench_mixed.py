@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hybridlm.bench.llama_server import LlamaServerSide
 from hybridlm.bench.mixed import MixedRequest, MixedSide, OwnMixedSide, mixed_requests
-from hybridlm.bench.sides import SideFailed, Timing, in_turns
+from hybridlm.bench.sides import LeftOut, SideFailed, Timing, in_turns
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
@@ -104,17 +104,12 @@ def bench_mixed(
     }
     lm = loaded[first]
     requests = mixed_requests(mixed.requests, lm.config.vocab_size, context)
-    failed = set[str]()
-
-    def left_out(name: str, failure: SideFailed) -> None:
-        failed.add(name)
-        typer.echo(f"{name} is left out: {failure}", err=True)
-
+    left_out = LeftOut()
     with ExitStack() as stack:
         own = [OwnMixedSide(model, name) for name, model in loaded.items()]
         sides: list[MixedSide] = [*own, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
         in_turns(sides, lambda side: side.run(requests, mixed.sampled), 1, left_out)  # compiles
-        sides = [side for side in sides if side.name not in failed]
+        sides = [side for side in sides if side.name not in left_out.names]
         timings = in_turns(sides, lambda side: side.run(requests, mixed.sampled), batch.rounds, left_out)
     _print(lm, requests, mixed, batch.lanes, timings, own)
     if out is not None:
@@ -123,13 +118,11 @@ def bench_mixed(
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": mixed.sampled}
         write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
-    if failed:
+    if left_out.names:
         raise typer.Exit(EXIT_SIDES_FAILED)
 
 
-def _peers(
-    stack: ExitStack, peers: Peers, lm: LM, lanes: int, context: int, left_out: Callable[[str, SideFailed], None]
-) -> list[MixedSide]:
+def _peers(stack: ExitStack, peers: Peers, lm: LM, lanes: int, context: int, left_out: LeftOut) -> list[MixedSide]:
     """Start the other engines; leave out failing engines."""
     starts: list[tuple[str, Callable[[], MixedSide]]] = []
     if peers.llama_server is not None:
@@ -174,10 +167,7 @@ def _print(
     )
     shares = {side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}") for side in own if side.decode is not None}
     for timing in timings:
-        ratio = ""
-        if timing is not timings[0]:
-            median, least, most = timings[0].ratio(timing)
-            ratio = f"{median:.2f} ({least:.2f}-{most:.2f})"
+        ratio = timings[0].ratio_text(timing)
         speed = f"{completions / statistics.median(timing.rounds):,.1f}"
         table.add_row(timing.name, f"{timing.seconds:.2f}", speed, *shares.get(timing.name, ("", "")), ratio)
     console.print(table)

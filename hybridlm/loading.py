@@ -151,8 +151,8 @@ def load(
         _log.warning(line)
     model, names = assemble(abstract, arrays)
     structure, params = flatten(model)
-    for each in bound:
-        _log.warning("%s", each.sentence)
+    for adapter_weights in bound:
+        _log.warning("%s", adapter_weights.sentence)
     fingerprint = fingerprint_of(directory, dtype, adapters, [dotted(path) for path in packed.layouts])
     tokenizer = Tokenizer.from_dir(directory.path)
     runner: Runner = Sanitizer(programs, placement) if settings.sanitize else OneProcess(programs, placement)

@@ -334,9 +334,12 @@ class Engine:
         pool.advance(counts)
         self.stats["steps"] += 1
         if counts is not None:
-            for name in ("step", "decode") if shape.tokens == 1 else ("step",):
-                self.stats[f"{name}_tokens"] += int(np.sum(counts))
-                self.stats[f"{name}_places"] += shape.lanes * shape.tokens
+            tokens, places = int(np.sum(counts)), shape.lanes * shape.tokens
+            self.stats["step_tokens"] += tokens
+            self.stats["step_places"] += places
+            if shape.tokens == 1:
+                self.stats["decode_tokens"] += tokens
+                self.stats["decode_places"] += places
         return outputs
 
     def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:

@@ -20,6 +20,7 @@ from device_checks import certificates, each_lane, golden_model, isolation, used
 from device_records import Failure, NotRun, Records  # noqa: E402
 
 import hybridlm  # noqa: E402
+from hybridlm.bench.mixed import SAMPLED, mixed_requests  # noqa: E402
 
 LARGE_MODEL = "752M"
 GOLDEN_MODELS = ("sparse_base", "kimi_base")
@@ -31,7 +32,7 @@ TINY: dict[str, Any] = {
 """Fields of the large model's config in a rehearsal."""
 WRITTEN = "written"
 """Empty file, made when the checkpoint is complete."""
-SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "ignore_eos": True, "seed": 3}
+SAMPLED_STREAM: dict[str, Any] = {**SAMPLED, "ignore_eos": True, "seed": 3}
 
 
 def check_engine(records: Records, rehearse: bool, folder: Path) -> None:
@@ -117,7 +118,7 @@ def _stream(lm: hybridlm.LM) -> dict[str, Any]:
     others = [prompts[0], *(prompt[::-1] for prompt in prompts[1:])]
     runs: list[list[int]] = [[], []]
     for tokens, texts in zip(runs, (prompts, others), strict=True):
-        for event in lm.stream(texts, max_tokens=24, **SAMPLED):
+        for event in lm.stream(texts, max_tokens=24, **SAMPLED_STREAM):
             if event.index == 0 and event.token is not None:
                 tokens.append(event.token)
     figures = {"tokens": len(runs[0])}
@@ -127,20 +128,17 @@ def _stream(lm: hybridlm.LM) -> dict[str, Any]:
 
 
 def _mixed(lm: hybridlm.LM) -> dict[str, Any]:
-    """Time a batch of ragged prompts and completions, submitted at once; prompts and completions are log-normal."""
-    count, most = 2 * lm.engine.lanes, lm.context // 4
-    rng = np.random.default_rng(0)
-    prompts = np.clip(rng.lognormal(np.log(180), 0.8, count), 16, 3 * most).astype(int)
-    lengths = np.clip(rng.lognormal(np.log(90), 0.7, count), 8, most).astype(int)
+    """Time the mixed batch of `hybridlm bench --mixed`, with two requests for each lane."""
+    requests = mixed_requests(2 * lm.engine.lanes, lm.config.vocab_size, lm.context)
+    count, tokens = len(requests), sum(request.max_tokens for request in requests)
     start, finished = time.perf_counter(), 0
     with lm.session() as session:
-        for prompt, length in zip(prompts, lengths, strict=True):
-            ids = rng.integers(1, lm.config.vocab_size, int(prompt)).tolist()
-            session.submit(ids, max_tokens=int(length), ignore_eos=True)
+        for prompt, length in requests:
+            session.submit(prompt, max_tokens=length, ignore_eos=True)
         while session.busy:
             finished += sum(event.completion is not None for event in session.step())
     seconds = time.perf_counter() - start
-    figures = {"requests": count, "s": seconds, "completion tokens/s": int(lengths.sum()) / seconds}
+    figures = {"requests": count, "s": seconds, "completion tokens/s": tokens / seconds}
     if finished != count:
         raise Failure(f"expected {count} completions, got {finished}", figures)
     return figures

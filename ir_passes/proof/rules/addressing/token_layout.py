@@ -60,10 +60,10 @@ def lane_of_token(fact: Begun | Marks, count: int, axis: int, lanes: int) -> _Fo
     missing = lanes + 1 - fact.first - count
     if fact.first not in (0, 1) or missing not in (0, 1):
         return None
-    padding, most = ("past", lanes) if missing == 0 else ("last", lanes - 1)
+    padding, limit = ("past", lanes) if missing == 0 else ("last", lanes - 1)
     if fact.first == 1:
-        return SegmentIds(axis, fact.layout, padding), (0, most)
-    return NextLane(axis, fact.layout, padding), (1, most + 1)
+        return SegmentIds(axis, fact.layout, padding), (0, limit)
+    return NextLane(axis, fact.layout, padding), (1, limit + 1)
 
 
 def refined(site: Site, operands: list[Value], result: Value) -> Value:
@@ -72,10 +72,10 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
     unchanged = isinstance(result.fact, LAYOUT_FACTS) and any(value.number == result.number for value in operands)
     if rule is None or unchanged or not isinstance(result.owner, Common):
         return result
-    found = rule(site, operands)
-    if found is None:
+    fact_and_bounds = rule(site, operands)
+    if fact_and_bounds is None:
         return result
-    fact, bounds = found
+    fact, bounds = fact_and_bounds
     if not _represented(site, fact):
         return result
     return result.but(fact=fact, range=result.range if bounds is None else bounds)
@@ -87,8 +87,8 @@ def _represented(site: Site, fact: Fact) -> bool:
         case Shifted(axis, by):
             return fits(site.eqn.outvars[0].aval, by, site.shape[axis] + by)
         case Offsets(layout) | TokenBound(layout):
-            most = site.prover.bound.layouts[layout]
-            return most is not None and fits(site.eqn.outvars[0].aval, fact.plus, most + fact.plus)
+            tokens = site.prover.bound.layouts[layout]
+            return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus, tokens + fact.plus)
     return True
 
 
@@ -174,8 +174,8 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
         return _token_and_offset(site, name, token, y.fact, where[1])
     if token is not None and token.by == 0 and name in ("ge", "gt") and isinstance(y.fact, Iota) and y.fact.div == 1:
         separate = token.axis != y.fact.axis
-        whole = _full(site, where[0], token.axis) and _full(site, where[1], y.fact.axis)
-        return NotLater(token.axis, y.fact.axis) if separate and whole else None
+        is_full = _full(site, where[0], token.axis) and _full(site, where[1], y.fact.axis)
+        return NotLater(token.axis, y.fact.axis) if separate and is_full else None
     if isinstance(x.fact, SegmentIds | ShiftedIds) and isinstance(y.fact, SegmentIds | ShiftedIds):
         return _same_ids(site, name, x.fact, y.fact)
     number = constant_of(y)
@@ -205,8 +205,8 @@ def _token_and_offset(site: Site, name: str, token: Shifted, offset: Offsets, ot
 
 
 def _within(name: str, difference: TokenBound) -> WithinLane | None:
-    """Return the mask `base + plus name 0`, with the least value of base it implies."""
-    least = 0 if difference.base == "position" else 1
+    """Return the mask `base + plus name 0`, with the implied minimum of base."""
+    minimum = 0 if difference.base == "position" else 1
     if difference.base not in ("position", "left"):
         return None
     zero = -difference.plus
@@ -215,12 +215,12 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
         "eq": (zero, True), "ne": (zero, False),
     }  # fmt: skip
     number, when = implied[name]
-    if name in ("eq", "ne") and zero == least:
-        number, when = least + 1, not when
-    if number <= least:
+    if name in ("eq", "ne") and zero == minimum:
+        number, when = minimum + 1, not when
+    if number <= minimum:
         return None
-    back = number if difference.base == "position" else 1 - number
-    return WithinLane(difference.layout, difference.axis, back, when)
+    distance = number if difference.base == "position" else 1 - number
+    return WithinLane(difference.layout, difference.axis, distance, when)
 
 
 def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
@@ -228,8 +228,8 @@ def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds |
     shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
     if name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
-    whole = all(_full(site, operand, x.axis) for operand in (0, 1))
-    if not whole or shifts[0] == shifts[1]:
+    is_full = all(_full(site, operand, x.axis) for operand in (0, 1))
+    if not is_full or shifts[0] == shifts[1]:
         return None
     return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), name == "eq", max(shifts))
 
@@ -238,15 +238,15 @@ def _limited(site: Site, operands: list[Value]) -> _Found | None:
     """Return the fact about a value within limits."""
     if site.name == "clamp":
         low, x, high = operands
-        limits, whole = (constant_of(low), constant_of(high)), _same_shape(site, 1)
+        limits, is_full = (constant_of(low), constant_of(high)), _same_shape(site, 1)
     else:
         numbers = [constant_of(value) for value in operands]
-        at = 0 if numbers[0] is None else 1
-        x, number, whole = operands[at], numbers[1 - at], _same_shape(site, at)
+        operand = 0 if numbers[0] is None else 1
+        x, number, is_full = operands[operand], numbers[1 - operand], _same_shape(site, operand)
         if number is None:
             return None
         limits = (number, None) if site.name == "max" else (None, number)
-    if not whole or (site.name == "clamp" and None in limits):
+    if not is_full or (site.name == "clamp" and None in limits):
         return None
     low, high = limits
     return _clipped(site, x, low, high)

@@ -50,12 +50,12 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if fact.axis is not None and site.shapes[0] != site.shape:
         return result
-    own = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
+    row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
     if isinstance(fact, Real):
-        owners[0] = own  # padding may hold anything
+        owners[0] = row_owner  # padding may hold anything
     elif _is_within(site, cases[fact.when], fact):
-        owners[fact.when] = own
+        owners[fact.when] = row_owner
     else:
         return result
     owner = site.join(mask.owner, *owners)
@@ -86,8 +86,8 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
     if not isinstance(fact, Clipped | Shifted) or not isinstance(index.owner, Common) or not rows.packed:
         return result
     length = access.full[rows.axis]
-    whole = rows == LaneRows(rows.axis, packed=rows.packed) and length == site.prover.bound.layouts[rows.packed]
-    if not whole or access.sizes[rows.axis] != 1 or fact.axis >= len(access.index_axes) or access.paired:
+    is_full = rows == LaneRows(rows.axis, packed=rows.packed) and length == site.prover.bound.layouts[rows.packed]
+    if not is_full or access.sizes[rows.axis] != 1 or fact.axis >= len(access.index_axes) or access.paired:
         return result
     if access.index_shape[fact.axis] != length:
         return result

@@ -66,7 +66,7 @@ def expanded(parameters: Iterable[Parameter]) -> Iterator[Parameter]:
 
 
 def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a command, with groups made of their fields.
+    """Return the arguments of a command; build each group from its options.
 
     Args:
         parameters: of the command.

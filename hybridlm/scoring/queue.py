@@ -151,7 +151,7 @@ def shared_prefixes(
     begin: int,
     keys: Sequence[Callable[[int, int], Any]] | None = None,
 ) -> tuple[list[SharedPrefix], list[int | None]]:
-    """Find prefixes of whole steps that two texts or more have in common.
+    """Find common prefixes of two or more texts, in whole steps.
 
     A text is divided into the same steps as without sharing. Its texts have the tokens of a prefix in common, and the
     token after them, so that the prefix's predictions hold for all of them. Every text keeps something to prefill. If

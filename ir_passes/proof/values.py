@@ -134,7 +134,7 @@ class TokenOf(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NextLane(Fact):
-    """Element at index t of `axis` = the lane of token t, plus one; attributes as in `SegmentIds`."""
+    """Element at token t of `axis` = lane of token t, plus one; attributes as in `SegmentIds`."""
 
     axis: int
     layout: str
@@ -143,7 +143,7 @@ class NextLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element at index r of `axis` = the lane of token r + `shift`, or no lane outside of the tokens.
+    """Element at index r of `axis` = lane of token r + `shift`; no lane outside of the tokens.
 
     Attributes:
         layout, padding: as in `SegmentIds`.
@@ -187,7 +187,10 @@ class Begun(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Marks(Fact):
-    """Element t of a vector = how many of cu_seqlens[`first`], .., cu_seqlens[`first` + `count` - 1] equal t."""
+    """Element t of a vector = number of entries of cu_seqlens equal to t.
+
+    Counted are the `count` entries from `first` on.
+    """
 
     layout: str
     first: int
@@ -204,7 +207,7 @@ class Shifted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Clipped(Fact):
-    """Element at index r of `axis` = r + `by` where that is an index of the axis; unspecified elsewhere."""
+    """Element at index r of `axis` = r + `by`, if this is an index of the axis; otherwise unspecified."""
 
     axis: int
     by: int
@@ -229,7 +232,9 @@ class TokenBound(Fact):
 
 @dataclass(frozen=True, slots=True)
 class WithinLane(Fact):
-    """An element that equals `when` puts tokens t - `back` to t into one lane, unless t is padding.
+    """Mask over tokens: an element equal to `when` implies one lane for tokens t - `back` to t.
+
+    Elements of padding imply nothing.
 
     Attributes:
         layout: layout of the tokens.
@@ -283,7 +288,9 @@ class Real(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """False if two tokens belong to different lanes, or if only the token along `columns` is padding.
+    """Mask over pairs of tokens: false for tokens of different lanes.
+
+    False also if only the token along `columns` is padding.
 
     Unspecified for padding along `rows`.
 

@@ -38,7 +38,7 @@ def drawn(operands: list[list[Named]], rng: np.random.Generator) -> Iterator[lis
 
 
 def faults(world: World, dtypes: Mapping[str, Dtype], form: Form, kept: set[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield each fact, bound or number of a result that an execution contradicts."""
+    """Yield the facts, bounds and value numbers of a result contradicted by an execution."""
     shapes = [jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)) for dtype, shape in form.operands]
     program, rng, run = ir.trace(form.run, *shapes), np.random.default_rng(len(form.name)), jax.jit(form.run)
     for operands in drawn([dtypes[dtype].operands(shape) for dtype, shape in form.operands], rng):

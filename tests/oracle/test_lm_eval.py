@@ -208,6 +208,7 @@ def test_options_reach_load_and_are_refused_for_a_loaded_model(lm: hybridlm.LM, 
     evals.HybridLM("tiny", batch_size="4", prefix_cache="1MB", kernels="off")
     evals.HybridLM("tiny", batch_size="auto")
     assert calls == [(("tiny",), {"lanes": 4, "prefix_cache": "1MB", "kernels": "off"}), (("tiny",), {})]
+    options: dict[str, Any]
     for options in ({"context": 8}, {"batch_size": 4}):
         with pytest.raises(TypeError, match="^(context|lanes): "):
             evals.HybridLM(lm, **options)

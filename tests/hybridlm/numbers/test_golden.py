@@ -161,9 +161,11 @@ def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
         assert completion.prompt_logprobs is not None
         first, *entries = completion.prompt_logprobs
         assert first is None and len(entries) == len(prompt) - 1
-        own = np.array([np.nan, *(entry[token] for entry, token in zip(entries, prompt[1:], strict=True))], np.float32)
+        pairs = zip(entries, prompt[1:], strict=True)
+        own = np.array([np.nan, *(entry[token] for entry, token in pairs if entry is not None)], np.float32)
         check_logprobs(own, golden.logprobs[index], golden.where(index), golden.tolerance)
         for entry, row, token in zip(entries, logprobs, prompt[1:], strict=False):
+            assert entry is not None
             best = np.argsort(-row)[:2].tolist()
             assert list(entry)[:2] == best and set(entry) == {*best, token}, golden.where(index)
 

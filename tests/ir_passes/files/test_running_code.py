@@ -1,6 +1,6 @@
 """Hashes of the code that runs: none where other code may have been imported than the sources that are hashed."""
 
-import importlib
+import importlib.util
 import os
 import py_compile
 import sys

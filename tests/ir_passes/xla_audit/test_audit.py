@@ -35,6 +35,7 @@ from audited_steps import (
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ir_passes import Lane, LaneContract, Pool, Shared
+from ir_passes.contract.statements import MeasuredFault
 from ir_passes.xla_audit.audit import audit, audit_executable
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind, where
@@ -44,7 +45,7 @@ RIGHT = right_steps()
 ARGS = (pool(), slots(), x())
 
 
-def kinds(step: Step) -> set[FindingKind]:
+def kinds(step: Step) -> set[FindingKind | MeasuredFault]:
     return {finding.kind for finding in step.audit().findings}
 
 
@@ -187,7 +188,7 @@ def test_every_temporary_moved_onto_a_live_neighbour_is_found() -> None:
     assert tried > 5
 
 
-def overlapping(step: Step) -> tuple[Executable, set[FindingKind]]:
+def overlapping(step: Step) -> tuple[Executable, set[FindingKind | MeasuredFault]]:
     """A scratch value moved onto an operand of its own, not exactly: ends touch, bytes overlap in part."""
     executable = step.executable()
     live = live_values(executable)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hlo_text import serialized
 
+from ir_passes.contract.statements import MeasuredFault
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module
@@ -180,7 +181,7 @@ def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
     return Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, "tpu", 0, "")
 
 
-def found(executable: Executable) -> list[FindingKind]:
+def found(executable: Executable) -> list[FindingKind | MeasuredFault]:
     live = live_values(executable)
     assert live.uncovered == ()
     hazards = [FindingKind.READ_AFTER_WRITE for _ in in_place_hazards(executable, live)]

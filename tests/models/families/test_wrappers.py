@@ -162,6 +162,7 @@ def test_faults_of_the_text_model_and_of_the_outer_config() -> None:
     fields["text_config"]["conv_bias"] = True
     with pytest.raises(ConfigError, match="conv_bias"):
         family_of(fields).read_config(fields)
+    outer: dict[str, Any]
     for outer in ({"is_causal": False}, {"tie_word_embeddings": "no"}, {"image_token_id": "<image>"}):
         fields = wrapped("lfm2_vl", **outer)
         with pytest.raises(ConfigError, match=next(iter(outer))):

@@ -105,8 +105,11 @@ def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) ->
         layout: its name; the first one of the contract if it is None.
     """
     layout = next((at.layout for at in bound.inputs if at.layout is not None), None) if layout is None else layout
-    own = [at for at in (*bound.inputs, *bound.outputs) if isinstance(at.entry, Packed) and at.layout == layout]
-    tokens = [at.tokens for at in own if at.entry.role is None]
+    tokens = [
+        at.tokens
+        for at in (*bound.inputs, *bound.outputs)
+        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role is None and at.tokens is not None
+    ]
     for at, leaf in zip(bound.inputs, leaves, strict=True):
         if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role == "segment_ids":
             return leaf

@@ -185,7 +185,7 @@ def test_facts_of_elementwise_results(dtype: str) -> None:
                 (value,) = applied(
                     form, [array, *others], [Value(ROWS, Number(1002), fact=fact), *[Value(ROWS)] * (count - 1)]
                 )
-                if type(value.fact) in (Absent, Finite, OneHot):
+                if isinstance(value.fact, Absent | Finite | OneHot):
                     kept.add((label, name))
                     result = np.asarray(jax.jit(form)(array, *others))
                     assert holds(value.fact, result), (label, name, dtype, result.dtype)

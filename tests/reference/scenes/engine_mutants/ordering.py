@@ -30,7 +30,7 @@ def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
         pool = scheduler._decode_pool
         if pool is None or pool.size != len(sampled.token) or any(one.prefilling for one, _ in dispatched.sequences):
             return dispatched, sampled
-        now = scheduler._by_lane(scheduler._decode_pool, scheduler.decoding)
+        now = scheduler._by_lane(pool, scheduler.decoding)
         known = [one for one, _ in dispatched.sequences]
         return dispatched._replace(
             sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]

@@ -6,7 +6,6 @@ pool that decodes are moved while three sequences live in it. With a prefix cach
 prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -196,9 +195,9 @@ class _Arrays:
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []
         right = Placement.put
 
-        def watched(placement: Placement, operands: Sequence[Any]) -> list[Any]:
-            self._seen += [(one, one.copy()) for one in jax.tree.leaves(operands) if isinstance(one, np.ndarray)]
-            return right(placement, operands)
+        def watched(placement: Placement, inputs: Any) -> Any:
+            self._seen += [(array, array.copy()) for array in jax.tree.leaves(inputs) if isinstance(array, np.ndarray)]
+            return right(placement, inputs)
 
         patch.setattr(Placement, "put", watched)
 

@@ -1,10 +1,10 @@
-// A few tokens of a linear recurrence, in place: the gated delta rule, with a decay for each head or channel, and SSD.
+// Tokens of a linear recurrence, in place: the gated delta rule, with a decay for each head or channel, and SSD.
 //
 // One file for each instruction set defines `Simd` and includes this one: everything here has internal linkage, and
 // nothing of the standard library is used, so that the linker cannot take code of one instruction set for another's.
 //
-// Each row S[v] of a state is advanced by itself. A few rows stay in the first cache of a core while the tokens pass, so
-// that memory is read once and written once. The order of all sums is that of the key's channels alone: the bits of a row
+// Each row S[v] of a state is advanced by itself. A few rows stay in the first cache of a core while a block of tokens
+// passes, so that memory is read once and written once for each block. The order of all sums is that of the key's channels alone: the bits of a row
 // depend neither on the other lanes, nor on their number, nor on the thread, nor on the number of tokens of the step.
 
 #ifndef MODELS_CPU_KERNELS_RECURRENT_STEP_H_
@@ -30,13 +30,14 @@ inline void over_channels(int64_t keys, const Work& work) {
          [left](float* to, Vector x) { Simd::store_first(to, x, left); });
 }
 
-// What one token of a head is to all of its rows.
+// Operands of one token that all rows of a head share.
 struct Token {
   const float* query;
   const float* key;
   const float* decay;  // of the head or of each channel
   float beta;
   float query_key;  // sum of query * key
+  bool first;       // of its block: the rows that follow are prefetched while it reads
 };
 
 // Advance ROWS rows by a token and read them with its query. Where `writes` is false, the last token needs no new rows.
@@ -56,7 +57,7 @@ void correct(float* rows, int64_t keys, const Token& token, const float* value, 
     }
     for (int row = 0; row < ROWS; ++row) {
       const float* const at = rows + row * keys + k;
-      ask_ahead(at);
+      if (token.first) ask_ahead(at);
       const Vector state = load(at);
       sums[row] = Simd::add_product(sums[row], state, key);
       sums[ROWS + row] = Simd::add_product(sums[ROWS + row], state, query);
@@ -91,7 +92,7 @@ void add(float* rows, int64_t keys, const Token& token, const float* value, floa
     const Vector key = load(token.key + k), query = load(token.query + k);
     for (int row = 0; row < ROWS; ++row) {
       float* const at = rows + row * keys + k;
-      ask_ahead(at);
+      if (token.first) ask_ahead(at);
       const Vector state = Simd::add_product(Simd::multiply(decay, load(at)), Simd::all(value[row]), key);
       if (writes) store(at, state);
       sums[row] = Simd::add_product(sums[row], state, query);
@@ -100,7 +101,7 @@ void add(float* rows, int64_t keys, const Token& token, const float* value, floa
   Simd::template store_totals<ROWS>(sums, out);
 }
 
-// Advance ROWS rows by all tokens of their lane.
+// Advance ROWS rows by a block of tokens of their lane.
 template <typename Simd, int ROWS>
 void advance_rows(const RecurrentStep& step, const Token* tokens, int64_t count, bool fresh, float* state,
                   const float* value, float* out) {
@@ -128,34 +129,36 @@ void advance_rows(const RecurrentStep& step, const Token* tokens, int64_t count,
 template <typename Simd>
 void advance(const RecurrentStep& step, int64_t lane, int64_t head, int64_t first, int64_t last) {
   using Vector = typename Simd::Vector;
-  const int64_t keys = step.keys, count = step.lengths[lane];
-  Token tokens[MAX_STEP_TOKENS];
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t token = lane * step.tokens + k, at = token * step.heads + head;
-    const int64_t key = (token * step.key_heads + head / (step.heads / step.key_heads)) * keys;
-    tokens[k] = {step.query + key, step.key + key, step.decay + at * (step.by_channel ? keys : 1), 0.0f, 0.0f};
-    if (step.beta == nullptr) continue;
-    tokens[k].beta = step.beta[at];
-    Vector sum = Simd::all(0.0f);
-    over_channels<Simd>(keys, [&](int64_t j, auto load, auto) __attribute__((always_inline)) {
-      sum = Simd::add_product(sum, load(tokens[k].query + j), load(tokens[k].key + j));
-    });
-    Simd::template store_totals<1>(&sum, &tokens[k].query_key);
-  }
+  const int64_t keys = step.keys, length = step.lengths[lane], stride = step.heads * step.values;
   const int64_t place = (lane * step.tokens * step.heads + head) * step.values;
-  const float* const value = step.value + place;
-  float* const out = step.out + place;
-  for (int64_t token = count; token < step.tokens; ++token)
-    for (int64_t row = first; row < last; ++row) out[token * step.heads * step.values + row] = 0.0f;
-  if (count == 0) return;
+  for (int64_t token = length; token < step.tokens; ++token)
+    for (int64_t row = first; row < last; ++row) step.out[place + token * stride + row] = 0.0f;
   const int64_t slot = step.slots == nullptr ? lane : step.slots[lane];
   float* const state = step.state + (slot * step.heads + head) * step.values * keys;
-  const bool fresh = step.fresh[lane];
-  int64_t row = first;
-  for (; row + Simd::ROWS <= last; row += Simd::ROWS)
-    advance_rows<Simd, Simd::ROWS>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
-  for (; row < last; ++row)
-    advance_rows<Simd, 1>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
+  Token tokens[BLOCK_TOKENS];
+  for (int64_t begin = 0; begin < length; begin += BLOCK_TOKENS) {
+    const int64_t count = length - begin < BLOCK_TOKENS ? length - begin : BLOCK_TOKENS;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t token = lane * step.tokens + begin + k, at = token * step.heads + head;
+      const int64_t key = (token * step.key_heads + head / (step.heads / step.key_heads)) * keys;
+      tokens[k] = {step.query + key, step.key + key, step.decay + at * (step.by_channel ? keys : 1), 0.0f, 0.0f, k == 0};
+      if (step.beta == nullptr) continue;
+      tokens[k].beta = step.beta[at];
+      Vector sum = Simd::all(0.0f);
+      over_channels<Simd>(keys, [&](int64_t j, auto load, auto) __attribute__((always_inline)) {
+        sum = Simd::add_product(sum, load(tokens[k].query + j), load(tokens[k].key + j));
+      });
+      Simd::template store_totals<1>(&sum, &tokens[k].query_key);
+    }
+    const float* const value = step.value + place + begin * stride;
+    float* const out = step.out + place + begin * stride;
+    const bool fresh = begin == 0 && step.fresh[lane];
+    int64_t row = first;
+    for (; row + Simd::ROWS <= last; row += Simd::ROWS)
+      advance_rows<Simd, Simd::ROWS>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
+    for (; row < last; ++row)
+      advance_rows<Simd, 1>(step, tokens, count, fresh, state + row * keys, value + row, out + row);
+  }
 }
 
 }  // namespace

@@ -145,6 +145,11 @@ def bench(
     for written in (json_to, plot_to):
         if written is not None:
             replaceable(written)  # measuring takes minutes
+    modes = {"--start": with_start, "--mixed": mixed.mixed}
+    parts = {"--plot": plot_to is not None, "--profile": with_profile, "--prefill": prefill > 0}
+    for mode in (mode for mode, chosen in modes.items() if chosen):
+        if unused := [name for name, chosen in (modes | parts).items() if chosen and name != mode]:
+            raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
     if with_start:
         count = EngineConfig.lanes if lanes == DEFAULT_LANES else max(lanes)
         options = {"lanes": count, "context": work.context, **loading.settings}

@@ -17,7 +17,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import RequestProbing
 from hybridlm.engine.speculation import Speculation
-from hybridlm.engine.widths import width_of
+from hybridlm.engine.widths import cheapest_width
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
@@ -221,8 +221,9 @@ class Scheduler:
         engine, pool = self._engine, self._fit_prefill_pool(len(self.prefilling))
         sequences = self._one_kind(self.prefilling)
         lanes = self._by_lane(pool, sequences)
-        feeds = [None if s is None else Feed(s.next_chunk(engine.chunk), s.consumed) for s in lanes]
-        width = width_of(max(len(feed.tokens) for feed in feeds if feed is not None), engine.widths)
+        counts = [len(sequence.next_chunk(engine.chunk)) for sequence in sequences]
+        width = cheapest_width(counts, pool.size, engine.widths, engine.placement.platform)
+        feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
         batch = Batch.of(feeds, width)
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:

@@ -1,11 +1,16 @@
 """Widths of prefill and scoring steps: tokens of a lane per step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
 """Narrowest step of the other platforms, whose products need more tokens to be bound by arithmetic."""
+STEP_COST = {"cpu": 48}
+"""Cost of a step in token places by platform: the weights are read once for any number of tokens."""
+DEVICE_STEP_COST = 256
+"""Cost of a step of the other platforms, which read weights more slowly than they multiply them."""
 WIDTH_RATIO = 4
 """Ratio of neighbouring widths. Each width is a compiled program."""
 
@@ -46,11 +51,32 @@ def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
         count -= width
 
 
-def width_of(count: int, widths: tuple[int, ...]) -> int:
-    """Return the narrowest step with room for `count` tokens, at most the widest.
+def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], platform: str) -> int:
+    """Return the width of the next step that leads to the least cost for all tokens of a prefill pool.
+
+    The cost of a step is its places plus `STEP_COST`. Tokens that a step leaves over share later steps with the other
+    rows.
 
     Args:
-        count: tokens, at least 1, at most the widest.
+        counts: remaining tokens of each sequence of the pool, each at least 1.
+        rows: of the pool, real and idle, at least `len(counts)`.
         widths: of all steps, the widest first.
+        platform: of the devices.
     """
-    return min(width for width in widths if width >= count)
+    share, step_cost = rows / len(counts), STEP_COST.get(platform, DEVICE_STEP_COST)
+    later = step_cost / len(counts)
+
+    def cost(width: int) -> float:
+        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, later) for count in counts)
+
+    return min(widths, key=cost)
+
+
+@cache
+def _least_cost(count: int, widths: tuple[int, ...], place_cost: float, step_cost: float) -> float:
+    """Return the least cost of steps for `count` tokens, which may be below 1."""
+    if count < 1:
+        return 0.0
+    return min(
+        width * place_cost + step_cost + _least_cost(count - width, widths, place_cost, step_cost) for width in widths
+    )

@@ -1,4 +1,4 @@
-"""Kernels for CPUs for attention of a few tokens over a KV cache, which they first write their keys and values to.
+"""Kernels for CPUs that write the keys and values of tokens to a KV cache and attend from each token to its lane.
 
 `append` and `attend` in `models.mixers.kv_cache` define them. They are C++, which no proof reads: a contract declares
 each call by its target, and a step writes to its pool of caches.
@@ -19,8 +19,6 @@ from models.ops.row_product import DTYPES, instruction_number
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
-MAX_TOKENS = 16
-"""Tokens of a lane; with more, XLA's products are as fast."""
 ATTENTION = "hybridlm_decode_attention"
 """Target of a call that takes lengths, positions, query, key, value and the caches of keys and values, and returns the
 output and both caches, in the memory of the old ones. Row i of a cache is that of lane i."""
@@ -59,10 +57,8 @@ AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
 
 
 def unsupported(inputs: AttentionInputs, value_size: int) -> str | None:
-    """Say why the kernels do not take these operands; None if they do."""
-    (keys, values), tokens = inputs.caches, inputs.query.shape[1]
-    if tokens > MAX_TOKENS:
-        return f"a step of {tokens} tokens: expected at most {MAX_TOKENS}"
+    """Return why the kernels do not take these operands, None if they do."""
+    keys, values = inputs.caches
     if any(one is not None and one.dtype != jnp.float32 for one in inputs[:3]):
         return "queries, keys or values of another dtype than float32"
     if str(keys.dtype) not in DTYPES or (values is not None and values.dtype != keys.dtype):

@@ -1,4 +1,4 @@
-// A few tokens of a short convolution with its activation, the window of each lane in place.
+// Tokens of a short convolution with its activation, the window of each lane in place.
 //
 // One file for each instruction set defines `STEP`, the numbers of a vector, and includes this one: everything here has internal
 // linkage, and nothing of the standard library is used, so that the linker cannot take code of one instruction set for
@@ -94,6 +94,8 @@ INLINE void ask_ahead(const void* at, int64_t bytes) {
   __builtin_prefetch(static_cast<const char*>(at) + bytes, WRITTEN);
 }
 
+constexpr int64_t PREFETCHED_TOKENS = 16;
+
 INLINE float number(float x) { return x; }
 INLINE float number(Bfloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
@@ -126,6 +128,11 @@ INLINE void convolve_vector(const ConvStep& step, int64_t lane, int64_t at, cons
   const float* x = step.x + lane * step.tokens * channels + at;
   float* out = step.out + lane * step.tokens * channels + at;
   for (int64_t token = 0; token < length; ++token, x += channels, out += channels) {
+    // Rows are often whole pages apart, where no processor prefetches by itself.
+    if (token + PREFETCHED_TOKENS < length) {
+      ask_ahead<0>(x + PREFETCHED_TOKENS * channels, 0);
+      ask_ahead<1>(out + PREFETCHED_TOKENS * channels, 0);
+    }
     window[TAPS - 1] = read<WHOLE>(x, count);
     Floats y = window[0] * tap[0];
     for (int k = 1; k < TAPS; ++k) y = y + window[k] * tap[k];

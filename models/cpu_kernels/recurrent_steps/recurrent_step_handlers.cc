@@ -39,7 +39,8 @@ ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks f
       (by_channel ? has_sizes(decay, {lanes, tokens, heads, keys[3]}) : has_sizes(decay, {lanes, tokens, heads})) &&
       (slots == nullptr ? kept[0] == lanes : has_sizes(*slots, {lanes}));
   if (!fits) return invalid("the shapes of tokens and states do not fit each other");
-  if (tokens > MAX_STEP_TOKENS || keys[3] > MAX_STEP_KEYS) return invalid("more tokens or channels of the key than it takes");
+  if (keys[3] > MAX_STEP_KEYS) return invalid("more channels of the key than it takes");
+  if (after == nullptr && tokens > BLOCK_TOKENS) return invalid("more tokens than a step that keeps its state takes");
   // XLA gives the memory of the state for the result, as the call asks it to.
   if (after != nullptr && after != state.typed_data()) return invalid("the states are not updated in place");
   const RecurrentStep step{slots == nullptr ? nullptr : slots->typed_data(),

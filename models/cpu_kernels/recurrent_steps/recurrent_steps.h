@@ -1,12 +1,13 @@
-// The forms of a linear recurrence over a few tokens, one for each instruction set.
+// The forms of a linear recurrence over tokens, one for each instruction set.
 
 #ifndef MODELS_CPU_KERNELS_RECURRENT_STEPS_H_
 #define MODELS_CPU_KERNELS_RECURRENT_STEPS_H_
 
 #include <stdint.h>
 
-// Sizes that a thread has room for on its stack.
-constexpr int64_t MAX_STEP_TOKENS = 16;
+// Tokens that pass while a few rows of a state stay in the first cache, and the longest step that keeps its state.
+constexpr int64_t BLOCK_TOKENS = 64;
+// Channels of the key: a thread has room for some rows on its stack.
 constexpr int64_t MAX_STEP_KEYS = 512;
 
 // One step of N lanes, T tokens, in row-major order. Of a lane only the first `lengths[lane]` tokens are read.
@@ -19,11 +20,11 @@ struct RecurrentStep {
   const float* query;      // [lane, token, key_head, key]
   const float* key;        // the same
   const float* value;      // [lane, token, head, value]
-  float* state;            // [row, head, value, key], read once and written once in its place
+  float* state;            // [row, head, value, key], updated in its place
   float* out;              // [lane, token, head, value], zero at padding tokens
   int64_t lanes, tokens, heads, key_heads, values, keys;
   bool by_channel;
-  bool keeps_state;  // nothing is written to `state`
+  bool keeps_state;  // nothing is written to `state`; T is at most BLOCK_TOKENS
 };
 
 // Advance the rows from `first` to before `last` of the state of one lane and head, by all tokens of the lane. A null

@@ -1,4 +1,4 @@
-"""Kernels for CPUs for a few tokens of a short convolution with its activation: the window is updated in place.
+"""Kernels for CPUs for a short convolution with its activation: the window is updated in place.
 
 `models.layers.short_conv` defines them. They are C++, which no proof reads: a contract declares each call by its
 target, and a step writes to its pool of windows.
@@ -18,8 +18,6 @@ from models.ops.row_product import DTYPES, call_result, instruction_number
 from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
 
-MAX_TOKENS = 16
-"""Tokens that are computed one after the other."""
 MIN_TAPS, MAX_TAPS = 2, 8
 """Taps of the convolution: each number of them has its code."""
 STEP = "hybridlm_conv_step"
@@ -43,8 +41,6 @@ def unsupported(x: Any, taps: Any, state: Any) -> str | None:
     """
     if x.dtype != jnp.float32 or any(str(one.dtype) not in DTYPES for one in (taps, state)):
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
-    if x.shape[1] > MAX_TOKENS:
-        return f"a step of {x.shape[1]} tokens: expected at most {MAX_TOKENS}"
     if not MIN_TAPS <= taps.shape[1] <= MAX_TAPS:
         return f"{taps.shape[1]} taps: expected {MIN_TAPS} to {MAX_TAPS}"
     return "the library of kernels is not there" if library() is None else None
@@ -66,7 +62,7 @@ def conv_step_cpu(
     slots: Int32[Array, "lane"] | None = None,
     instructions: str | None = None,
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
-    """Convolve a few tokens of every lane.
+    """Convolve the tokens of every lane.
 
     The bits of a lane are the same whatever the other lanes are, and however many, with every instruction set. Those of
     several tokens in one step are those of as many steps of one, where windows hold inputs as they are: in bfloat16 a

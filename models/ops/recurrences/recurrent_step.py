@@ -1,4 +1,4 @@
-"""A few tokens of a linear recurrence by the kernel of the platform, or by the plain form where it has none.
+"""Tokens of a linear recurrence by the kernel of the platform, or by the plain form where it has none.
 
 The kernels are in `recurrent_step_cpu`, `recurrent_step_gpu` and `recurrent_step_tpu`.
 """
@@ -31,7 +31,7 @@ def with_surroundings(
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run a few tokens of every lane by the platform's kernel, or by the plain form where there is none for them.
+    """Run the tokens of every lane by the platform's kernel, or by the plain form where there is none for them.
 
     Args:
         plain: form that the kernel computes, and whose derivatives it has on a CPU.
@@ -39,7 +39,7 @@ def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool 
         keep_state: the state before the first token is needed afterwards, and no new one.
     """
     devices = inputs.devices
-    if CPU_KERNEL.chosen(devices, inputs) and not (keep_state and inputs.slots is not None):
+    if CPU_KERNEL.chosen(devices, inputs, keep_state):
         arrays, tree = jax.tree.flatten(inputs)
         return _on_cpu(plain, keep_state, tree, *arrays)
     if devices.platform == "tpu" and TPU_KERNEL.chosen(devices, inputs):

@@ -1,5 +1,6 @@
-"""Prefill pools fit their sequences, prefill steps fit their tokens, and completions equal those of prompts alone."""
+"""Prefill pools fit their sequences, prefill steps cost least, and completions equal those of prompts alone."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,36 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
-from hybridlm.engine.widths import width_of
+from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, cheapest_width
 from hybridlm.programs.shapes import CopyShape, Shape
 
 
+def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
+    """Return the least cost of steps of one row, by trying all numbers of steps of each width."""
+    most = [range(-(-count // width) + 1) for width in widths]
+    numbers = (numbers for numbers in itertools.product(*most) if np.dot(numbers, widths) >= count)
+    return min(int(np.dot(number, widths)) + step_cost * sum(number) for number in numbers)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("widths", [(1,), (4,), (128, 32, 8), (128, 64)], ids=str)
-def test_width_is_the_narrowest_with_room(widths: tuple[int, ...]) -> None:
+def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: str) -> None:
+    step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     for tokens in range(1, widths[0] + 1):
-        width = width_of(tokens, widths)
-        assert width in widths and width >= tokens
-        assert all(narrower < tokens for narrower in widths if narrower < width)
+        left, cost = tokens, 0
+        while left > 0:
+            width = cheapest_width([left], 1, widths, platform)
+            left, cost = left - width, cost + width + step_cost
+        assert cost == cost_alone(tokens, widths, step_cost)
+
+
+@pytest.mark.parametrize(
+    "counts, width",
+    [([128] * 4, 128), ([100] * 4, 128), ([60] * 4, 32), ([128, 100, 40, 8], 8), ([8] * 4, 8), ([20, 30], 32)],
+    ids=str,
+)
+def test_width_for_several_prompts(counts: list[int], width: int) -> None:
+    assert cheapest_width(counts, 4, (128, 32, 8), "cpu") == width
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +80,14 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
         ({0: [8]}, ["1x8"]),
         ({0: [9]}, ["1x32"]),
         ({0: [32]}, ["1x32"]),
-        ({0: [33]}, ["1x128"]),
+        ({0: [33]}, ["1x32", "1x8"]),
         ({0: [128]}, ["1x128"]),
         ({0: [129]}, ["1x128", "1x8"]),
-        ({0: [300]}, ["1x128", "1x128", "1x128"]),
+        ({0: [300]}, ["1x128", "1x128", "1x32", "1x32"]),
         ({0: [20, 30]}, ["4x32"]),
-        ({0: [20, 200]}, ["4x128", "1x128"]),  # the second prompt moves to a pool of one row
-        ({0: [300], 1: [20]}, ["1x128", "4x128", "1x128"]),  # the first prompt moves to a pool of four rows and back
+        ({0: [20, 200]}, ["4x32", "1x128", "1x32", "1x8"]),  # the second prompt moves to a pool of one row
+        # The first prompt moves to a pool of four rows and back.
+        ({0: [300], 1: [20]}, ["1x128", "4x32", "1x128", "1x32"]),
         ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt finds a pool of four rows, idle
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Kernels for a few tokens of a recurrence on CPUs, as XLA calls them: numbers, declarations, states in place."""
+"""Kernels of a recurrence on CPUs, as XLA calls them: numbers, declarations, states in place."""
 
 import itertools
 from dataclasses import replace
@@ -23,8 +23,8 @@ from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import (
     KERNEL,
+    MAX_KEPT_TOKENS,
     MAX_KEY,
-    MAX_TOKENS,
     READ,
     STEP,
     STEP_BY_SLOT,
@@ -62,12 +62,17 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
         check(form, given, found)
         np.testing.assert_array_equal(found.state[1], given.state[1])
         assert not np.any(found.output[1])
-    given = several(form)
-    found = kernel(given, instructions=instructions)
-    check(form, zero_padding(given), found)
-    kept = kernel(given, keep_state=True, instructions=instructions)
-    np.testing.assert_array_equal(kept.output, found.output)
-    assert kept.state is None
+    for tokens in (3, MAX_KEPT_TOKENS, 2 * MAX_KEPT_TOKENS + 1):
+        given = several(form, tokens=tokens)
+        found = kernel(given, instructions=instructions)
+        check(form, zero_padding(given), found)
+        if tokens <= MAX_KEPT_TOKENS:
+            kept = kernel(given, keep_state=True, instructions=instructions)
+            np.testing.assert_array_equal(kept.output, found.output)
+            assert kept.state is None
+        else:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="keeps its state"):
+                jax.block_until_ready(kernel(given, keep_state=True, instructions=instructions))
 
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
@@ -102,10 +107,9 @@ def test_operations_choose_it():
     given = inputs("head", 8, 4)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(replace(given, devices=other))
-    for tokens, keys in ((MAX_TOKENS + 1, 4), (1, MAX_KEY + 1)):
-        value, key = jnp.zeros((LANES, tokens, 2, 8)), jnp.zeros((LANES, tokens, 2, keys))
-        state, real = jnp.zeros((LANES, 2, 8, keys)), jnp.ones((LANES, tokens), bool)
-        assert KERNEL.unsupported(RecurrenceInputs(key, key, value, value[..., 0], state, real, real[:, 0]))
+    assert KERNEL.unsupported(inputs("ssd", 8, MAX_KEY + 1))
+    long = several("head", tokens=MAX_KEPT_TOKENS + 1)
+    assert KERNEL.unsupported(long) is None and KERNEL.unsupported(long, True)
 
 
 @pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])

@@ -34,7 +34,7 @@ def unsupported(x: Any, weight: Any) -> str | None:
 
 
 def unsupported_rows(rows: int, dtype: str) -> str | None:
-    """Return why no kernel takes so many rows of a weight in a dtype; None if a kernel does.
+    """Return the reason for which no kernel computes this many rows, or None.
 
     Args:
         rows: of the product.
@@ -42,8 +42,9 @@ def unsupported_rows(rows: int, dtype: str) -> str | None:
     """
     if library() is None:
         return "the library of kernels is not there"
-    most = rows if (fastest(), dtype) in UNLIMITED else MAX_ROWS
-    return None if 1 <= rows <= most else f"{rows} rows of {dtype}: expected 1 to {MAX_ROWS} with {fastest()}"
+    if rows >= 1 and (rows <= MAX_ROWS or (fastest(), dtype) in UNLIMITED):
+        return None
+    return f"{rows} rows, weight of {dtype}: expected 1 to {MAX_ROWS} rows with the instructions {fastest()}"
 
 
 KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)

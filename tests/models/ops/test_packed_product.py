@@ -62,7 +62,7 @@ def rows(count: int, inputs: int) -> jax.Array:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str, dtype: str) -> None:
-    """Groups that fill no vector, a group of a whole row, groups beyond the stack, outputs that fill no tile, many rows."""
+    """Groups that fill no vector, a whole row, more than a stack holds; outputs that fill no tile; 70 rows."""
     sizes = ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 70), (224, 7, 31, 2), (32800, 2050, 8, 1))
     for inputs, groups, outputs, count in sizes:
         weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import DTYPES, MAX_ROWS, call_result, instruction_number
+from models.ops.row_product import DTYPES, call_result, instruction_number, unsupported_rows
 from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
@@ -23,26 +23,24 @@ MAX_EXPERT_ROWS = 1024
 """Rows of a product with experts: matrices are unpacked once for all rows of an expert, which are few of these."""
 
 
-def _unsupported(x: Any, weight: Any, most: int) -> str | None:
-    if weight.dtype not in DTYPES:
-        return f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
-    if not 1 <= x.shape[0] <= most:
-        return f"{x.shape[0]} rows: expected 1 to {most}"
+def _unsupported(x: Any, weight: Any) -> str | None:
+    return _unsupported_numbers(weight) or unsupported_rows(x.shape[0], weight.dtype)
+
+
+def _unsupported_experts(x: Any, weight: Any) -> str | None:
+    if (reason := _unsupported_numbers(weight)) is not None:
+        return reason
+    if not 1 <= x.shape[0] <= MAX_EXPERT_ROWS:
+        return f"{x.shape[0]} rows: expected 1 to {MAX_EXPERT_ROWS}"
     return "the library of kernels is not there" if library() is None else None
 
 
-KERNEL = Kernel(
-    "hybridlm_packed_product",
-    ("cpu",),
-    partial(_unsupported, most=MAX_ROWS),
-    interpreted=False,
-)
-EXPERTS_KERNEL = Kernel(
-    "hybridlm_packed_expert_product",
-    ("cpu",),
-    partial(_unsupported, most=MAX_EXPERT_ROWS),
-    interpreted=False,
-)
+def _unsupported_numbers(weight: Any) -> str | None:
+    return None if weight.dtype in DTYPES else f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
+
+
+KERNEL = Kernel("hybridlm_packed_product", ("cpu",), _unsupported, interpreted=False)
+EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", ("cpu",), _unsupported_experts, interpreted=False)
 
 
 @partial(jax.jit, static_argnames=("kind", "dtype", "instructions"))
@@ -62,7 +60,7 @@ def packed_product(
     The bits of a row are the same whatever the other rows are, and however many, with one instruction set.
 
     Args:
-        x: 1 to MAX_ROWS rows, which are rounded to `dtype`.
+        x: at least one row; rows are rounded to `dtype`.
         codes, scale, kind, dtype: as of `QuantisedWeight`.
         whole, zero: as there; without entries for None.
         instructions: one of `INSTRUCTIONS` that the processor runs.

@@ -133,7 +133,8 @@ struct Tile {
 };
 
 // `count` outputs, or 32 where WEIGHTS is two, of the rows in BLOCKS tiles; `weight.tile(k)` has their numbers from place k
-// on. The number of a tile is a part of the instruction's name to GCC, which is why it stands here.
+// on. The number of a tile is a part of the instruction's name to GCC, which is why it stands here. The loop asks for the
+// lines of y ahead of the stores, which a core completes in order.
 template <int WEIGHTS, int BLOCKS, typename Weight>
 void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
   static_assert(WEIGHTS == 1 ? BLOCKS <= MAX_BLOCKS : WEIGHTS == 2 && BLOCKS <= 2);
@@ -142,7 +143,11 @@ void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
+  const float* next = y;
+  const float* const end = y + ((BLOCKS - 1) * TILE + rows.last) * rows.outputs;
   for (int64_t k = 0; k < rows.inputs; k += NUMBERS) {
+    for (int row = 0; row < BLOCKS && next < end; ++row, next += rows.outputs)
+      for (int tile = 0; tile < WEIGHTS; ++tile) __builtin_prefetch(next + tile * TILE, 1, 2);
     const Tile own = weight.tile(k);
     const int64_t bytes = own.stride * 2;
     _tile_loadd(4, own.from, bytes);

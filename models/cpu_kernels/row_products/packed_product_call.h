@@ -54,8 +54,7 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
   if (rows == 0 || outputs == 0) return;
   thread_local Scratch scratch;
   const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
-  void* const prepared = scratch.of_size(static_cast<std::size_t>(rows * x_stride * call.form.number_bytes));
-  call.form.prepare(x, nullptr, rows, weight.inputs, prepared, x_stride);
+  const void* const prepared = prepared_rows(pool, call.form, x, rows, weight.inputs, x_stride, scratch);
   const int64_t parts = parts_of(pool, outputs, outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
     call.outputs(weight, prepared, x_stride, y, rows, outputs, part * outputs / parts, (part + 1) * outputs / parts);

@@ -105,22 +105,23 @@ bool same_bits(const float* one, const float* other, int64_t count) {
 template <typename T>
 class Case {
  public:
-  Case(std::string name, const Form& form, int64_t inputs, int64_t outputs, bool at_end)
+  Case(std::string name, const Form& form, int64_t inputs, int64_t outputs, bool at_end, int64_t most = MAX_ROWS)
       : name_(std::move(name)),
         form_(form),
         inputs_(inputs),
         outputs_(outputs),
+        most_(most),
         weight_(inputs * outputs, at_end),
-        given_(MAX_ROWS * inputs, at_end),
-        y_(MAX_ROWS * outputs, at_end),
-        x_(static_cast<size_t>(MAX_ROWS * inputs)),
-        alone_(static_cast<size_t>(MAX_ROWS * outputs)) {
+        given_(most * inputs, at_end),
+        y_(most * outputs, at_end),
+        x_(static_cast<size_t>(most * inputs)),
+        alone_(static_cast<size_t>(most * outputs)) {
     std::mt19937 random(static_cast<unsigned>(inputs * 1000 + outputs));
     std::normal_distribution<float> normal;
     for (auto& one : x_) one = normal(random);
     for (int64_t k = 0; k < weight_.size(); ++k) weight_[k] = Dtype<T>::stored(normal(random));
     Alone pool;
-    for (int64_t row = 0; row < MAX_ROWS; ++row) {
+    for (int64_t row = 0; row < most_; ++row) {
       const auto y = product(pool, x_.data() + row * inputs_, 1);
       std::memcpy(alone_.data() + row * outputs_, y.data(), sizeof(float) * static_cast<size_t>(outputs_));
     }
@@ -138,7 +139,7 @@ class Case {
   }
 
   void numbers() {
-    for (int64_t row = 0; row < MAX_ROWS; ++row)
+    for (int64_t row = 0; row < most_; ++row)
       for (int64_t out = 0; out < outputs_; ++out) {
         double sum = 0, size = 0;
         for (int64_t k = 0; k < inputs_; ++k) {
@@ -153,8 +154,8 @@ class Case {
   }
 
   template <typename Pool>
-  void every_count(Pool& pool) {
-    for (int64_t rows = 1; rows <= MAX_ROWS; ++rows)
+  void every_count(Pool& pool, int64_t first = 1, int64_t step = 1) {
+    for (int64_t rows = first; rows <= most_; rows += step)
       check(same_bits(product(pool, x_.data(), rows).data(), alone_.data(), rows * outputs_),
             name_ + ": other bits among " + std::to_string(rows) + " rows than alone");
   }
@@ -163,7 +164,7 @@ class Case {
   template <typename Pool>
   void every_row_disturbed(Pool& pool) {
     const float others[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38f};
-    for (int64_t rows = 1; rows <= MAX_ROWS; ++rows)
+    for (int64_t rows = 1; rows <= most_; ++rows)
       for (int64_t row = 0; row < rows; ++row) {
         auto x = x_;
         for (int64_t k = 0; k < inputs_; ++k) x[row * inputs_ + k] = others[(rows + row) % 3];
@@ -207,8 +208,8 @@ class Case {
   // Threads that begin after the call has returned touch nothing of it. The last check of a case.
   void late_threads() {
     Late pool;
-    const auto y = product(pool, x_.data(), MAX_ROWS);
-    check(same_bits(y.data(), alone_.data(), MAX_ROWS * outputs_), name_ + ": other bits without threads");
+    const auto y = product(pool, x_.data(), most_);
+    check(same_bits(y.data(), alone_.data(), most_ * outputs_), name_ + ": other bits without threads");
     for (auto* buffer : {&given_, &y_}) buffer->allow(PROT_NONE);
     for (auto& work : pool.waiting) work();
   }
@@ -216,7 +217,7 @@ class Case {
  private:
   std::string name_;
   const Form& form_;
-  int64_t inputs_, outputs_;
+  int64_t inputs_, outputs_, most_;
   Guarded<T> weight_;
   Guarded<float> given_, y_;
   std::vector<float> x_, alone_;
@@ -246,6 +247,10 @@ void check_form(const std::string& name, const Form& form, bool brief) {
     large.every_count(three);
     large.late_threads();
   }
+  // More rows than tiles hold at a time, which threads prepare.
+  Case<T> many(name + " 1100 x 67", form, 1100, 67, true, 150);
+  many.every_count(three, 65, 17);
+  many.late_threads();
   Case<T> shared(name + " 515 x 67", form, 515, 67, true);
   if (!brief) shared.every_row_disturbed(three);
 }

@@ -17,7 +17,7 @@ from models.ops.packed_product import KINDS, packed_expert_product, packed_produ
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.row_product import MAX_ROWS, row_product
+from models.ops.row_product import MAX_ROWS, fastest, row_product
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -62,8 +62,8 @@ def rows(count: int, inputs: int) -> jax.Array:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str, dtype: str) -> None:
-    """Groups that fill no vector, one that is a whole row, more than a stack holds, and outputs that fill no tile."""
-    sizes = ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 3), (224, 7, 31, 2), (32800, 2050, 8, 1))
+    """Groups that fill no vector, a whole row, more than a stack holds; outputs that fill no tile; 70 rows."""
+    sizes = ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 70), (224, 7, 31, 2), (32800, 2050, 8, 1))
     for inputs, groups, outputs, count in sizes:
         weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")
         x = rows(count, inputs)
@@ -144,7 +144,8 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
         return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(rows(count, 32), weight))
 
     assert calls(1, HERE) and calls(MAX_ROWS, HERE, "float32")
-    assert not calls(MAX_ROWS + 1, HERE) and not calls(1, HERE, "float16")
+    assert calls(MAX_ROWS + 1, HERE) == (fastest() == "amx")
+    assert not calls(MAX_ROWS + 1, HERE, "float32") and not calls(1, HERE, "float16")
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(1, other)
     weight, x = weight_of((4, 16, 32), 1, ("int4", False, True), "float32"), rows(6, 32)

@@ -14,7 +14,7 @@ from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.linear import dot, linear
-from models.ops.row_product import KERNEL, MAX_ROWS, row_product
+from models.ops.row_product import KERNEL, MAX_ROWS, fastest, row_product, unsupported_rows
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -96,9 +96,35 @@ def test_linear_calls_the_kernel_where_it_is_chosen():
         return "ffi_call" in str(jax.make_jaxpr(lambda x, w: linear(x, w, devices))(x, weight))
 
     assert calls(1, "bfloat16", HERE) and calls(MAX_ROWS, "float32", HERE)
-    assert not calls(MAX_ROWS + 1, "bfloat16", HERE) and not calls(1, "float16", HERE)
+    assert calls(MAX_ROWS + 1, "bfloat16", HERE) == (fastest() == "amx")
+    assert not calls(MAX_ROWS + 1, "float32", HERE) and not calls(1, "float16", HERE)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(1, "bfloat16", other)
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_the_limit_of_rows_depends_on_instructions_and_dtype(instructions: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
+    for dtype in ("bfloat16", "float32"):
+        many = instructions == "amx" and dtype == "bfloat16"
+        for rows, taken in ((0, False), (1, True), (MAX_ROWS, True), (MAX_ROWS + 1, many), (4096, many)):
+            assert (unsupported_rows(rows, dtype) is None) == taken, (rows, dtype)
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_row_among_many_has_the_bits_that_it_has_alone(instructions: str, dtype: str):
+    """More rows than tiles hold at a time; with 1100 inputs, threads prepare them."""
+    for inputs, outputs, rows in ((96, 40, 65), (33, 17, 131), (1100, 35, 150)):
+        x, weight = operands(rows, inputs, outputs, dtype)
+        found = np.asarray(row_product(x, weight, instructions=instructions))
+        for row in (0, 63, 64, rows - 1):
+            alone = np.asarray(row_product(x[row : row + 1], weight, instructions=instructions))
+            np.testing.assert_array_equal(found[row : row + 1], alone)
+        others = jnp.full_like(x, jnp.nan).at[64].set(x[64])
+        disturbed = np.asarray(row_product(others, weight, instructions=instructions))
+        np.testing.assert_array_equal(disturbed[64], found[64])
+        assert np.isnan(np.delete(disturbed, 64, 0)).all()
 
 
 def test_derivatives_are_those_of_the_reference():

@@ -172,7 +172,7 @@ class Offsets(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Begun(Fact):
-    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0.
+    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0; the reverse if `when` is False.
 
     Attributes:
         layout: layout of the tokens.
@@ -183,6 +183,7 @@ class Begun(Fact):
     tokens: int
     lanes: int
     first: int
+    when: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +266,16 @@ class ShiftedTokens(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NotLater(Fact):
-    """True only if the index along `columns` is at most the index along `rows`."""
+    """Element equal to `when` only if the index along `columns` is at most the index along `rows`."""
 
     rows: int
     columns: int
+    when: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Real(Fact):
-    """False for padding.
+    """Mask over tokens: no element of padding equals `when`.
 
     Attributes:
         layout: layout of the tokens.
@@ -284,24 +286,59 @@ class Real(Fact):
     layout: str
     axis: int | None
     token: Symbol | None = None
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPadding(Fact):
+    """Elements of padding depend on shared inputs only.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the tokens.
+    """
+
+    layout: str
+    axis: int
 
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """Mask over pairs of tokens: false for tokens of different lanes.
+    """Mask over pairs of tokens, or of lanes and tokens: elements equal to `when` belong to one lane.
 
-    False also if only the token along `columns` is padding.
-
-    Unspecified for padding along `rows`.
+    None of these elements has padding along `columns` only. Elements of padding along `rows` are unspecified.
 
     Attributes:
-        rows, columns: owners of the tokens along two axes, of one or two layouts; made with the smaller axis as `rows`.
-        padding: True if the mask may also be true of padding along `columns`.
+        rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
+            for lanes and tokens, `rows` has the lanes.
+        padding: True if an element equal to `when` may have padding along `columns`.
+        when: see above.
     """
 
     rows: LaneRows
     columns: LaneRows
     padding: bool = False
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimit(Fact):
+    """Mask over pairs of tokens: elements equal to `when` have a token inside one bound of another token's lane.
+
+    Elements of padding along `rows` are unspecified.
+
+    Attributes:
+        layout: layout of the tokens.
+        rows, columns: axes of the tokens; `rows` has the lanes.
+        side: "start" if no token along `columns` is before its lane, "stop" if none is behind.
+        when: see above.
+    """
+
+    layout: str
+    rows: int
+    columns: int
+    side: str
+    when: bool
 
 
 @dataclass(frozen=True, slots=True)

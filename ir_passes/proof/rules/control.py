@@ -13,7 +13,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof.intervals import dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_windows
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
@@ -99,7 +99,13 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     return [Value(owner) for _ in values]
 
 
-@rule("cond", reads="branches")
+@rule("platform_index", ignores="platforms")
+def platform_index(site: Site) -> list[Value]:
+    """Return the index of the platform that the program is compiled for, which is shared."""
+    return [Value(COMMON)]
+
+
+@rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     """Join the branches and the predicate that decides between them."""
     prover = site.prover
@@ -312,9 +318,10 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
         layout = value.fact.layout
         token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
-        fact = Real(layout, None, token)
         if isinstance(value.fact, SegmentIds):
             fact = SegmentAt(token, layout, value.fact.padding)
+        else:
+            fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, WithinLane) and value.fact.axis == 0 and not value.fact.shift:
         token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)

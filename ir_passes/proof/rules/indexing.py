@@ -266,7 +266,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
         return result
     if isinstance(owner, OneLane):
         return _one_row(site, operand, owner, access)
-    by_lane = packed_tokens.put(site, owner, access) if isinstance(owner, LaneRows) else None
+    by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None
     if by_lane is not None:
         return by_lane
     if not isinstance(owner, LaneRows | PoolRows):

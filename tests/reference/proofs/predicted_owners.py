@@ -26,6 +26,7 @@ from ir_passes.proof.values import (
     Finite,
     HasRow,
     Iota,
+    LaneLimit,
     Negative,
     NextLane,
     NotLater,
@@ -37,6 +38,7 @@ from ir_passes.proof.values import (
     Real,
     SameLane,
     SegmentIds,
+    SharedPadding,
     Shifted,
     ShiftedIds,
     SlotEntry,
@@ -138,6 +140,11 @@ class Reality:
         inside = (tokens >= 0) & (tokens < segment.shape[1])
         lanes = np.where(inside, segment[:, np.where(inside, tokens, 0)], self.bound.lanes)
         return np.take_along_axis(np.pad(self.lanes, ((0, 0), (0, 1)), constant_values=True), lanes, axis=1)
+
+    def lanes_of(self, owner: LaneRows) -> np.ndarray:
+        """[run, index]: the lane at each index of an axis of tokens or lanes."""
+        lanes = np.broadcast_to(np.arange(self.bound.lanes), self.lanes.shape)
+        return self.segments[owner.packed] if owner.packed else lanes
 
     def rows(self, leaf: int) -> np.ndarray:
         """[run, row]: rows of a pool that may differ from the unchanged run's."""
@@ -295,8 +302,8 @@ def _faults_of(
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case Real(layout, int(axis)) if layout in reality.segments:
-            rows = np.moveaxis(array, axis + 1, -1)
+        case Real(layout, int(axis), _, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, axis + 1, -1)
             real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
                 len(rows), *[1] * (rows.ndim - 2), -1
             )
@@ -323,10 +330,10 @@ def _faults_of(
             entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
             if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
                 yield "holds other entries of cu_seqlens"
-        case Begun(layout, tokens, lanes, first) if layout in reality.segments:
+        case Begun(layout, tokens, lanes, first, when) if layout in reality.segments:
             rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
             cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
-            expected = cu[:, None] <= np.arange(rows.shape[1])[:, None]
+            expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
             if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
                 yield "does not say which entries of cu_seqlens are passed"
         case TokenBound(layout, axis, base, plus) if layout in reality.segments:
@@ -354,15 +361,14 @@ def _faults_of(
             inside = (index >= 0) & (index < len(index))
             if (np.moveaxis(array, axis + 1, -1) != index)[..., inside].any():
                 yield "does not count inside of the axis"
-        case NotLater(first, second):
-            rows = np.moveaxis(array, (first + 1, second + 1), (1, 2))
+        case NotLater(first, second, when):
+            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
             if rows.swapaxes(1, 2)[:, np.triu(np.ones(rows.shape[1:3], bool), 1).T].any():
                 yield "is true of later tokens"
-        case SameLane(LaneRows() as first, LaneRows() as second, padding) if reality.segments:
-            rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
+        case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
+            rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one = reality.segments[first.packed][:, :, None, None]
-            two = reality.segments[second.packed][:, None, :, None]
+            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
             other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
             if (rows & other).any():
                 yield "is true of tokens of different lanes"
@@ -375,11 +381,25 @@ def _faults_of(
         case Absent(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one = reality.segments[first.packed][:, :, None, None]
-            two = reality.segments[second.packed][:, None, :, None]
+            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
             outside = (one != two) & (one < reality.bound.lanes) & ~np.isnan(rows)
             if (outside & (rows != (0 if zero else -np.inf))).any():
                 yield "is something where tokens belong to different lanes"
+        case LaneLimit(layout, first, second, side, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
+            cu, lane = _starts(reality, layout), np.minimum(reality.segments[layout], reality.bound.lanes - 1)
+            bound = np.take_along_axis(cu, lane + (side == "stop"), axis=1)[:, :, None]
+            token = np.arange(rows.shape[2])
+            outside = token < bound if side == "start" else token >= bound
+            outside = outside & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
+            if (rows.reshape(*rows.shape[:3], -1) & outside[..., None]).any():
+                yield "is true of tokens outside a bound of the lane"
+        case SharedPadding(layout, axis) if layout in reality.segments:
+            segment, base = reality.segments[layout], reality.claims.base
+            rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
+            both = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
+            if (_by_row(differing(rows, rows[base]))[:, : both.shape[1]] & both).any():
+                yield "has padding that is not shared"
         case Finite():
             if not np.isfinite(array).all():
                 yield "is not finite"

@@ -11,7 +11,7 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Clipped, Real, Shifted, ShiftedTokens, Value, WithinLane
+from ir_passes.proof.values import Clipped, Real, SharedPadding, Shifted, ShiftedTokens, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -53,7 +53,11 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
     if isinstance(fact, Real):
-        owners[0] = row_owner  # padding may hold anything
+        blank = isinstance(owners[not fact.when], Common) and isinstance(row_owner, LaneRows)
+        owners[not fact.when] = row_owner  # padding may hold anything
+        owner = site.join(mask.owner, *owners)
+        if blank and owner == row_owner and result.fact is None:
+            return result.but(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
     elif _is_within(site, cases[fact.when], fact):
         owners[fact.when] = row_owner
     else:

@@ -370,6 +370,23 @@ class Absent(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles(Fact):
+    """The lanes or tokens of an axis are on two adjacent axes; the owner is `Mixed`.
+
+    Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
+
+    Attributes:
+        rows: owner of the rows, before they were reshaped; its axis has no meaning.
+        tiles: axis of the tiles.
+        size: rows of a tile.
+    """
+
+    rows: LaneRows
+    tiles: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finite(Fact):
     """No element is nan or infinite."""
 

@@ -30,6 +30,7 @@ from ir_passes.proof.values import (
     SegmentAt,
     SegmentIds,
     SlotEntry,
+    Tiles,
     Value,
     WithinLane,
 )
@@ -230,6 +231,11 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
+    if isinstance(owner, OneLane | LaneRows) and any(
+        isinstance(tile, Symbol) and tile.number >= mark for tile in owner.split
+    ):
+        message = "a loop over tiles of lanes carries values from one tile to the next"
+        return Value(site.mixed(message, "start the iteration of every tile from shared values"), range=value.range)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
@@ -295,7 +301,13 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         known = [value.number for value in operands]
         carry = [value.but(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
-    return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
+    tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
+    lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
+    stacked = [
+        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources)
+        for value, size in zip(rest, lengths, strict=True)
+    ]
+    return [*carry, *stacked]
 
 
 def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
@@ -309,6 +321,8 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
             owner = OneLane(_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
             owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
+    elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
+        owner = LaneRows(0, split=(_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
@@ -328,6 +342,29 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     elif isinstance(value.fact, LAYOUT_FACTS):
         fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
+
+
+def _of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
+    """Return the tile of an iteration."""
+    return Symbol(site.prover.number(("tile", tiles.size, tiles.rows), loop), length)
+
+
+def _tiled(
+    site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
+) -> Value | None:
+    """Stack the rows of each iteration's tile along a new axis 0; None for other values.
+
+    Args:
+        tiles: of the arrays that the loop runs over.
+        length: number of iterations.
+        shape: length of the first axis of the value; () for a scalar.
+    """
+    for fact in tiles:
+        tile = LaneRows(0, split=(_of_tile(site, loop, fact, length),))
+        if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
+            mixed = site.mixed("lanes are on two axes, tiles and their rows", "reshape both axes to one")
+            return Value(mixed, range=value.range, fact=fact)
+    return None
 
 
 def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:

@@ -212,7 +212,9 @@ class Views:
         if steps and after.view[: len(before.view)] == before.view:
             rest = self.subject.read(one.equation.invars)[1:]
             dtype = np.dtype(one.equation.invars[0].aval.dtype)
-            self.reads.setdefault((dtype, steps, _lane(one.value)), lambda array: apply(one.equation, [array, *rest])[0])
+            self.reads.setdefault(
+                (dtype, steps, _lane(one.value)), lambda array: apply(one.equation, [array, *rest])[0]
+            )
 
     def _known_read(self, steps: list[Any], array: np.ndarray, lane: Any) -> tuple[np.ndarray, list[Any]] | None:
         """The array after a read that was met before, and the steps after it."""

@@ -43,6 +43,7 @@ from ir_passes.proof.values import (
     ShiftedIds,
     SlotEntry,
     Spread,
+    Tiles,
     TokenBound,
     TokenOf,
     Value,
@@ -394,6 +395,11 @@ def _faults_of(
             outside = outside & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
             if (rows.reshape(*rows.shape[:3], -1) & outside[..., None]).any():
                 yield "is true of tokens outside a bound of the lane"
+        case Tiles(rows, tiles, _):
+            moved_axes = np.moveaxis(array, (tiles + 1, tiles + 2), (1, 2))
+            merged = moved_axes.reshape(len(array), -1, *moved_axes.shape[3:])
+            if _changed(reality, merged, rows, orders, where).any():
+                yield "has tiles that depend on other lanes"
         case SharedPadding(layout, axis) if layout in reality.segments:
             segment, base = reality.segments[layout], reality.claims.base
             rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
@@ -453,13 +459,15 @@ def _changed(
         case OneLane(int(lane)) if owner.packed:
             may = reality.tokens_may_differ(np.array([lane]), owner.packed)[:, 0]
             return _by_run(differing(array, array[base])) & ~may
-        case OneLane(int(lane)):
+        case OneLane(int(lane)) if not any(isinstance(tile, Symbol) for tile in owner.split):
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
             return reality.outside_picked((number, where), _by_run(differing(array, array[base])), owner.packed)
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
+            if any(isinstance(tile, Symbol) for tile in owner.split):
+                lane += where[1] * rows.shape[1]  # loops over tiles are not nested, and run forwards
             may = partial(reality.tokens_may_differ, layout=owner.packed) if owner.packed else reality.may_differ
             if order is not None:
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:

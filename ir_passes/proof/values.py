@@ -48,6 +48,11 @@ class ActiveCount(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveLane(Fact):
+    """Every element is the number of one active lane."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
@@ -235,11 +240,11 @@ class TokenBound(Fact):
 class WithinLane(Fact):
     """Mask over tokens: an element equal to `when` implies one lane for tokens t - `back` to t.
 
-    Elements of padding imply nothing.
+    Elements with padding as t imply nothing.
 
     Attributes:
         layout: layout of the tokens.
-        axis: axis of the tokens, t = index + `shift`; None for the token of a loop iteration.
+        axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane, none of them padding.
         when: see above.
         token: the token of the iteration, as in `OneLane`.
@@ -251,17 +256,43 @@ class WithinLane(Fact):
     when: bool
     shift: int = 0
     token: Symbol | None = None
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedTokens(Fact):
-    """The owner is `Mixed`, and elements depend on one token each.
+class TokenSpan(Fact):
+    """Elements depend on a few tokens each; the owner is `Mixed`.
+
+    Elements at index r of `axis` depend on the lanes of tokens t - `before` to t + `after`, t = `start` + `stride` * r,
+    if all of these are tokens; otherwise on any token.
 
     Attributes:
-        rows: elements at index r depend on token r + `rows.start` where that is a token; elsewhere on any token.
+        layout: layout of the tokens.
+        axis: axis of the tokens; None if r is 0 for all elements.
     """
 
-    rows: LaneRows
+    layout: str
+    axis: int | None
+    start: int
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken(Fact):
+    """Only elements at one index depend on the lane of a token; all others are shared.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis, place: axis and index of these elements.
+        token: number of the token.
+    """
+
+    layout: str
+    axis: int
+    place: int
+    token: int
 
 
 @dataclass(frozen=True, slots=True)

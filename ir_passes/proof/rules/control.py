@@ -18,10 +18,12 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_windows
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
-from ir_passes.proof.rules.lane_loops import stops_by_lane
+from ir_passes.proof.rules.lane_loops import active_counter, stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (
+    ActiveCount,
+    ActiveLane,
     Constant,
     Iota,
     Kept,
@@ -136,19 +138,25 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     outer, inner = operands[:of_condition], operands[of_condition : of_condition + of_body]
-    start = len(prover.accesses)
+    start, first = len(prover.accesses), operands[of_condition + of_body :]
+    counter = active_counter(condition, body, outer, of_body, first)
+    counters = {}
+    if counter is not None:
+        bounds, limits = first[counter].range, dtype_range(body.jaxpr.outvars[counter].aval)
+        counters = {counter: (bounds[0], limits[1])} if bounds and limits else {}
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            after = interpret(prover, body.jaxpr, consts, [*inner, *carry])
+            counted = [value.but(fact=ActiveLane()) if k in counters else value for k, value in enumerate(carry)]
+            after = interpret(prover, body.jaxpr, consts, [*inner, *counted])
         if each and not isinstance(test[0].owner, Mixed):
             after = [value.but(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
         return after, test
 
     each = condition.jaxpr.outvars[0].aval.shape != ()
-    carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
+    carry, test = _settled(site, list(first), once, counters, prover.fresh())
     if each and not isinstance(test[0].owner, Mixed):
         return carry
     if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
@@ -199,7 +207,7 @@ def _settled(
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
+    fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
@@ -336,7 +344,9 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
             fact = SegmentAt(token, layout, value.fact.padding)
         else:
             fact = replace(value.fact, axis=None, token=token)
-    elif isinstance(value.fact, WithinLane) and value.fact.axis == 0 and not value.fact.shift:
+    elif (
+        isinstance(value.fact, WithinLane) and value.fact.axis == 0 and (value.fact.shift, value.fact.stride) == (0, 1)
+    ):
         token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, LAYOUT_FACTS):

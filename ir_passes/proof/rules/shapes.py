@@ -11,6 +11,7 @@ from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,
+    ActiveLane,
     Ahead,
     Constant,
     Counts,
@@ -130,7 +131,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | ActiveLane | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None

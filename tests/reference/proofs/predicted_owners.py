@@ -46,6 +46,7 @@ from ir_passes.proof.values import (
     Tiles,
     TokenBound,
     TokenOf,
+    TokenSpan,
     Value,
     WithinLane,
 )
@@ -346,14 +347,22 @@ def _faults_of(
             wrong = rows != (bases[base] + plus).reshape(len(rows), *one, -1)
             if (wrong & real.reshape(len(rows), *one, -1)).any():
                 yield "is not the bound of each token's lane"
-        case WithinLane(layout, int(axis), back, when, shift) if layout in reality.segments:
+        case WithinLane(layout, int(axis), back, when, shift, _, stride) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
-            token = np.arange(rows.shape[-1]) + shift
-            segment = np.pad(segment, ((0, 0), (rows.shape[-1], rows.shape[-1])), constant_values=-1)
-            lane, other = (segment[:, token - k + rows.shape[-1]] for k in (0, back))
-            wrong = (lane != other) & (lane >= 0) & (lane < reality.bound.lanes)
+            token, edge = np.arange(rows.shape[-1]) * stride + shift, segment.shape[1]
+            segment = np.pad(segment, ((0, 0), (edge, edge)), constant_values=-1)
+            lane = segment[:, token + edge]
+            spans = [segment[:, token - k + edge] for k in range(min(back, 0), max(back, 0) + 1)]
+            wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
+        case TokenSpan(layout, int(axis), start, stride, before, after) if layout in reality.segments:
+            rows, segment = np.moveaxis(array, axis + 1, 1), reality.segments[layout]
+            low = start + stride * np.arange(rows.shape[1]) - before
+            tokens = low[:, None] + np.arange(before + after + 1)
+            may = reality.tokens_may_differ(tokens.ravel(), layout).reshape(len(rows), *tokens.shape).any(axis=2)
+            if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
+                yield "depends on tokens outside of its span"
         case Shifted(axis, by):
             if (np.moveaxis(array, axis + 1, -1) != np.arange(array.shape[axis + 1]) + by).any():
                 yield "does not count from its shift"

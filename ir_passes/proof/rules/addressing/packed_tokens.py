@@ -47,6 +47,7 @@ from ir_passes.proof.values import (
     NotLater,
     Offsets,
     PageEntry,
+    PlacedToken,
     Real,
     SameLane,
     SegmentAt,
@@ -54,11 +55,11 @@ from ir_passes.proof.values import (
     SharedPadding,
     Shifted,
     ShiftedIds,
-    ShiftedTokens,
     SlotEntry,
     TokenBound,
     TokenOf,
     TokenPairs,
+    TokenSpan,
     Value,
     WithinLane,
 )
@@ -68,7 +69,8 @@ _MASK = (
     "(segment N), before they are reduced"
 )
 _ALONG_AN_AXIS = (
-    Clipped, NextLane, Offsets, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound, WithinLane,
+    Clipped, NextLane, Offsets, PlacedToken, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound, TokenSpan,
+    WithinLane,
 )  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
@@ -111,9 +113,6 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         if isinstance(fact, NotLater) and first > second:
             return None  # the smaller axis has the rows
         return replace(fact, rows=first, columns=second)
-    if isinstance(fact, ShiftedTokens):
-        axis = new_axis_of(fact.rows.axis)
-        return None if axis is None else ShiftedTokens(replace(fact.rows, axis=axis))
     if isinstance(fact, _ALONG_AN_AXIS):
         axis = None if fact.axis is None else new_axis_of(fact.axis)
         return fact if fact.axis is None else None if axis is None else replace(fact, axis=axis)
@@ -538,5 +537,8 @@ _REFINED = {
     "dot_general": (_product,),
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),
+    "slice": (token_windows.sliced,),
+    "pad": (token_windows.padded,),
+    "rev": (token_windows.reversed_tokens,),
 }
 """Primitive -> rules for packed tokens that no other rule knows."""

@@ -331,9 +331,26 @@ def _both(site: Site, operands: list[Value]) -> _Found | None:
     when = site.name == "and"
     within = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
     if within:
-        return max(within, key=lambda fact: abs(fact.back)), None
+        united = _united(within[0], within[1]) if len(within) == 2 else None
+        return united or max(within, key=lambda fact: abs(fact.back)), None
     real = [fact for fact in masks if isinstance(fact, Real) and fact.when == when]
     return (real[0], None) if real else None
+
+
+def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
+    """Return the mask of both spans of tokens in one lane; None if they share no token.
+
+    A span with `back` above 0 has its last token as t, and the other tokens are no padding if t is none. A span with
+    `back` below 0 has its first token as t, and none of the other tokens is padding.
+    """
+    first, second = sorted((one, other), key=lambda fact: fact.shift)
+    if replace(first, shift=second.shift, back=second.back) != second or (first.back > 0) != (second.back > 0):
+        return None
+    if first.back > 0:
+        low = min(first.shift - first.back, second.shift - second.back)
+        return replace(second, back=second.shift - low) if second.shift - second.back <= first.shift else None
+    high = max(first.shift - first.back, second.shift - second.back)
+    return replace(first, back=first.shift - high) if second.shift <= first.shift - first.back else None
 
 
 def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
@@ -413,8 +430,21 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
-        return None
+        if not isinstance(fact, WithinLane) or fact.axis is None:
+            return None
+        fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
+        return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
     return _from(site, fact, starts)
+
+
+def _reversed(site: Site, operands: list[Value]) -> _Found | None:
+    fact = operands[0].fact
+    if not isinstance(fact, WithinLane) or fact.axis is None:
+        return None
+    if fact.axis not in site.params["dimensions"]:
+        return fact, None
+    last = site.shape[fact.axis] - 1
+    return replace(fact, shift=fact.shift + fact.stride * last, stride=-fact.stride if last else 1), None
 
 
 def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
@@ -429,7 +459,8 @@ def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | No
         shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
         return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
     if isinstance(fact, WithinLane) and fact.axis is not None:
-        return replace(fact, shift=fact.shift + int(starts[fact.axis])), None
+        stride = 1 if site.shape[fact.axis] == 1 else fact.stride
+        return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
     if isinstance(fact, TokenBound | Real) and not starts[fact.axis or 0]:
         return fact, None
     return None
@@ -471,7 +502,7 @@ def _behind(site: Site, fact: Fact | None, fillers: list[Value], before: int) ->
         if not all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges):
             return None
         return (ShiftedIds(fact.axis, fact.layout, fact.padding, shift) if shift else fact), None
-    if isinstance(fact, WithinLane):
+    if isinstance(fact, WithinLane) and fact.stride == 1:
         other = int(not fact.when)
         return (replace(fact, shift=fact.shift - before), None) if set(ranges) == {(other, other)} else None
     return None
@@ -496,4 +527,5 @@ _RULES: dict[str, Callable[[Site, list[Value]], _Found | None]] = {
     "slice": _cut,
     "pad": _padded,
     "concatenate": _joined,
+    "rev": _reversed,
 }

@@ -61,9 +61,10 @@ def active_counter(
     """
     test = _maker(condition.jaxpr, condition.jaxpr.outvars[0])
     variables = condition.jaxpr.invars
-    if test is None or test.primitive.name != "lt" or any(atom not in variables for atom in test.invars):
+    compared = [] if test is None else [_unconverted(condition.jaxpr, atom) for atom in test.invars]
+    if test is None or test.primitive.name != "lt" or any(atom not in variables for atom in compared):
         return None
-    k, bound = (variables.index(atom) - len(outer) for atom in test.invars)
+    k, bound = (variables.index(atom) - len(outer) for atom in compared)
     count = outer[bound] if bound < 0 else carry[bound]
     inputs, outputs = body.jaxpr.invars[inner:], body.jaxpr.outvars
     if not isinstance(count.fact, ActiveCount) or k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
@@ -73,6 +74,14 @@ def active_counter(
     by_one = counts and isinstance(step.invars[1], ir.Literal) and int(step.invars[1].val) == 1
     start = carry[k].range
     return k if by_one and start is not None and start[0] >= 0 else None
+
+
+def _unconverted(jaxpr: Any, atom: Any) -> Any:
+    """Return the value under a conversion to its own dtype, which changes its weak type only."""
+    eqn = _maker(jaxpr, atom)
+    same = eqn is not None and eqn.primitive.name == "convert_element_type"
+    same = same and ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom)
+    return eqn.invars[0] if same else atom
 
 
 def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:

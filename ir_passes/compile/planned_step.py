@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.compile.certifying import uncovered_by_proof
 from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.jaxpr.collectives import Collective, Exchanging, schedule_of
 from ir_passes.jaxpr.mesh import of_one_device
@@ -93,7 +93,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
     with paused():
         traced = clock.time("trace", trace_function, fn, args)
         bound = clock.time("trace", contract.bind_trace, traced)
-        return Graph(clock.time("trace", flatten, traced.program), bound)
+        return Graph(clock.time("trace", step_form, traced.program, bound), bound)
 
 
 def plan_graph(graph: Graph) -> Plan:

@@ -25,7 +25,7 @@ from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Refusal, Statement
 from ir_passes.files.trust import UntrustedError
@@ -138,7 +138,7 @@ class TracedStep(Stage):
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
         clock = Clock(self._clock)
-        graph = Graph(clock.time("trace", flatten, self.jaxpr), self.bound)
+        graph = Graph(clock.time("trace", step_form, self.jaxpr, self.bound), self.bound)
         called = bodies(graph.program.jaxpr, self.bound.opaque)
         prints = fingerprint(graph.program), fingerprint(self.bound)
         given = self._trace.args, self._trace.kwargs

@@ -1,10 +1,13 @@
 """The normal form in which a traced program is proved, rewritten and compiled: without calls, reshapes row-major.
 
 `lax.reshape(x, sizes, dimensions)` puts the axes of `x` in the order of `dimensions` first. `order="F"` of numpy's
-functions and the batching rule of convolutions make such reshapes; each becomes a transpose and a reshape.
+functions and the batching rule of convolutions make such reshapes; each becomes a transpose and a reshape. A select
+between a pool and its successor becomes a guarded write (`ir_passes.contract.guarded_writes`).
 """
 
+from ir_passes.contract.contract import BoundContract, Pool
 from ir_passes.contract.declared import declaration_of
+from ir_passes.contract.guarded_writes import guarded
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import map_equations
 
@@ -12,9 +15,15 @@ from ir_passes.jaxpr.bodies import map_equations
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     """Return a traced program with every call replaced by its body, but for the functions declared row-wise."""
     program = row_major(program)
-    if all(ir.body_of(eqn) is None or declaration_of(eqn) is not None for eqn in program.jaxpr.eqns):
-        return program
-    return ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
+    if any(ir.body_of(eqn) is not None and declaration_of(eqn) is None for eqn in program.jaxpr.eqns):
+        program = ir.inline(program, keep=lambda eqn: declaration_of(eqn) is not None)
+    return program
+
+
+def step_form(program: ir.ClosedJaxpr, bound: BoundContract) -> ir.ClosedJaxpr:
+    """Return the normal form of a step: without calls, and with guarded writes to its pools."""
+    pools = {(one.shape, one.dtype) for one in bound.inputs if isinstance(one.entry, Pool)}
+    return guarded(flatten(program), pools, keep=_not_looked_into)
 
 
 def row_major(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:

@@ -74,10 +74,10 @@ _ROWS = {
     "": """
         all_gather all_gather_invariant all_to_all approx_top_k axis_index cholesky concatenate conv_general_dilated
         create_token dot_general eig eigh empty empty2 fft householder_product iota lu lu_pivots_to_permutation
-        pbroadcast pmax pmin ppermute precv psend qr ragged_all_to_all ragged_dot_general random_bits random_clone
-        random_fold_in random_gamma random_seed random_split random_unwrap random_wrap reduce_scatter reduce_window_max
-        reduce_window_min reduce_window_sum regularized_incomplete_beta rng_bit_generator schur select_and_scatter_add
-        sort stack svd top_k triangular_solve tridiagonal tridiagonal_solve
+        pbroadcast platform_index pmax pmin ppermute precv psend qr ragged_all_to_all ragged_dot_general random_bits
+        random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap reduce_scatter
+        reduce_window_max reduce_window_min reduce_window_sum regularized_incomplete_beta rng_bit_generator schur
+        select_and_scatter_add sort stack svd top_k triangular_solve tridiagonal tridiagonal_solve
     """,
     "unsupported": """
         addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin

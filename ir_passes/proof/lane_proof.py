@@ -20,7 +20,7 @@ from ir_passes.contract.contract import (
     SlotMap,
     Unspecified,
 )
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
@@ -95,7 +95,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     start = time.perf_counter()
     try:
         kernels = opaque_calls.undeclared(program, bound.opaque)
-        proved = _prove(flatten(kernels.program), kernels, bound)
+        proved = _prove(step_form(kernels.program, bound), kernels, bound)
     except (ContractError, IsolationError):
         raise
     except Exception as error:  # outside of the rules, of which `Site.apply` names the operation

@@ -34,14 +34,15 @@ class OneLane:
 
     Attributes:
         lane: its number, or the symbol of a shared run-time index.
-        split: mesh axes over which lanes are split; `lane` then counts the lanes of one device.
+        split: mesh axes over which lanes are split, or the tile of a loop iteration; `lane` then counts the lanes of
+            one device or tile.
         held: mesh axes along which one device has the elements, and every other one zeros in their place.
         packed: layout of packed tokens; `lane` is then the number of a token, and stands for the lane of that token.
             Elements of a token behind the last one, padding, may depend on anything. "" for lanes.
     """
 
     lane: int | Symbol
-    split: tuple[str, ...] = ()
+    split: "tuple[str | Symbol, ...]" = ()
     held: tuple[str, ...] = ()
     packed: str = ""
 
@@ -74,7 +75,7 @@ class LaneRows:
     inner: int = 1
     start: int = 0
     order: Order | None = None
-    split: tuple[str, ...] = ()
+    split: "tuple[str | Symbol, ...]" = ()
     held: tuple[str, ...] = ()
     packed: str = ""
 

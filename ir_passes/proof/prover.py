@@ -20,7 +20,7 @@ from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.numbering import Number, Numbering
 from ir_passes.proof.owners import Order
 from ir_passes.proof.pool_versions import PoolVersions
-from ir_passes.proof.values import Constant, Iota, Value
+from ir_passes.proof.values import Constant, Iota, NotLater, Value
 from ir_passes.proof.violations import Violation
 from ir_passes.proof.walk import RowAccess
 
@@ -160,6 +160,8 @@ class Prover:
             return Value(fact=constant, number=self.fresh())
         counting = _counting(content)
         span = (int(content.min()), int(content.max()))
+        if content.ndim == 2 and dtype == np.bool_ and not np.triu(content, 1).any():
+            return Value(fact=NotLater(0, 1), range=span, number=self._constant_number(array))
         if counting is not None:
             return Value(fact=counting, range=span, number=self.index_number(dtype, content.shape, counting.axis))
         return Value(fact=constant, range=span, number=self._constant_number(array))

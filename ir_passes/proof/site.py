@@ -16,7 +16,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolR
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import rule_of
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
-from ir_passes.proof.values import Constant, Iota, Value
+from ir_passes.proof.values import Constant, Iota, Tiles, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
 
 
@@ -114,12 +114,27 @@ class Site:
             owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
             bounds = None  # it may be another lane's value, which is not idle
-        fact = value.fact or self._constant(operands)
+        fact = value.fact or self._constant(operands) or self._tiled(owner, operands)
         if bounds is not None and not fits(self.eqn.outvars[which].aval, *bounds):
             bounds = None  # the numbers wrap, or are rounded
             fact = None if isinstance(fact, Iota) else fact
         number = value.number or self._number(operands, which)
         return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
+
+    def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:
+        """Return the tiles of an elementwise result of equal tiles and shared arrays; None for other results."""
+        if self.name not in primitives.ELEMENTWISE or not isinstance(owner, Mixed):
+            return None
+        tiles = [value.fact for value in operands if not isinstance(value.owner, Common)]
+        fact = tiles[0]
+        if not isinstance(fact, Tiles) or any(other != fact for other in tiles):
+            return None
+        places = slice(fact.tiles, fact.tiles + 2)
+        whole = all(
+            isinstance(value.owner, Common) or (len(shape) == len(self.shape) and shape[places] == self.shape[places])
+            for value, shape in zip(operands, self.shapes, strict=True)
+        )
+        return fact if whole else None
 
     def _constant(self, operands: list[Value]) -> Constant | None:
         """Return the constant that an elementwise operation makes of constants; None where there is none."""

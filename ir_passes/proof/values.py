@@ -48,6 +48,11 @@ class ActiveCount(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveLane(Fact):
+    """Every element is the number of one active lane."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
@@ -172,7 +177,7 @@ class Offsets(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Begun(Fact):
-    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0.
+    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0; the reverse if `when` is False.
 
     Attributes:
         layout: layout of the tokens.
@@ -183,6 +188,7 @@ class Begun(Fact):
     tokens: int
     lanes: int
     first: int
+    when: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +240,11 @@ class TokenBound(Fact):
 class WithinLane(Fact):
     """Mask over tokens: an element equal to `when` implies one lane for tokens t - `back` to t.
 
-    Elements of padding imply nothing.
+    Elements with padding as t imply nothing.
 
     Attributes:
         layout: layout of the tokens.
-        axis: axis of the tokens, t = index + `shift`; None for the token of a loop iteration.
+        axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane, none of them padding.
         when: see above.
         token: the token of the iteration, as in `OneLane`.
@@ -250,30 +256,57 @@ class WithinLane(Fact):
     when: bool
     shift: int = 0
     token: Symbol | None = None
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedTokens(Fact):
-    """The owner is `Mixed`, and elements depend on one token each.
+class TokenSpan(Fact):
+    """Elements depend on a few tokens each; the owner is `Mixed`.
+
+    Elements at index r of `axis` depend on the lanes of tokens t - `before` to t + `after`, t = `start` + `stride` * r,
+    if all of these are tokens; otherwise on any token.
 
     Attributes:
-        rows: elements at index r depend on token r + `rows.start` where that is a token; elsewhere on any token.
+        layout: layout of the tokens.
+        axis: axis of the tokens; None if r is 0 for all elements.
     """
 
-    rows: LaneRows
+    layout: str
+    axis: int | None
+    start: int
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken(Fact):
+    """Only elements at one index depend on the lane of a token; all others are shared.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis, place: axis and index of these elements.
+        token: number of the token.
+    """
+
+    layout: str
+    axis: int
+    place: int
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotLater(Fact):
-    """True only if the index along `columns` is at most the index along `rows`."""
+    """Element equal to `when` only if the index along `columns` is at most the index along `rows`."""
 
     rows: int
     columns: int
+    when: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Real(Fact):
-    """False for padding.
+    """Mask over tokens: no element of padding equals `when`.
 
     Attributes:
         layout: layout of the tokens.
@@ -284,24 +317,59 @@ class Real(Fact):
     layout: str
     axis: int | None
     token: Symbol | None = None
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPadding(Fact):
+    """Elements of padding depend on shared inputs only.
+
+    Attributes:
+        layout: layout of the tokens.
+        axis: axis of the tokens.
+    """
+
+    layout: str
+    axis: int
 
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """Mask over pairs of tokens: false for tokens of different lanes.
+    """Mask over pairs of tokens, or of lanes and tokens: elements equal to `when` belong to one lane.
 
-    False also if only the token along `columns` is padding.
-
-    Unspecified for padding along `rows`.
+    None of these elements has padding along `columns` only. Elements of padding along `rows` are unspecified.
 
     Attributes:
-        rows, columns: owners of the tokens along two axes, of one or two layouts; made with the smaller axis as `rows`.
-        padding: True if the mask may also be true of padding along `columns`.
+        rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
+            for lanes and tokens, `rows` has the lanes.
+        padding: True if an element equal to `when` may have padding along `columns`.
+        when: see above.
     """
 
     rows: LaneRows
     columns: LaneRows
     padding: bool = False
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimit(Fact):
+    """Mask over pairs of tokens: elements equal to `when` have a token inside one bound of another token's lane.
+
+    Elements of padding along `rows` are unspecified.
+
+    Attributes:
+        layout: layout of the tokens.
+        rows, columns: axes of the tokens; `rows` has the lanes.
+        side: "start" if no token along `columns` is before its lane, "stop" if none is behind.
+        when: see above.
+    """
+
+    layout: str
+    rows: int
+    columns: int
+    side: str
+    when: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +398,23 @@ class Absent(Fact):
     rows: LaneRows
     columns: LaneRows
     zero: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles(Fact):
+    """The lanes or tokens of an axis are on two adjacent axes; the owner is `Mixed`.
+
+    Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
+
+    Attributes:
+        rows: owner of the rows, before they were reshaped; its axis has no meaning.
+        tiles: axis of the tiles.
+        size: rows of a tile.
+    """
+
+    rows: LaneRows
+    tiles: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

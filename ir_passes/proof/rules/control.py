@@ -13,15 +13,17 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof.intervals import dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_windows
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
-from ir_passes.proof.rules.lane_loops import stops_by_lane
+from ir_passes.proof.rules.lane_loops import active_counter, stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (
+    ActiveCount,
+    ActiveLane,
     Constant,
     Iota,
     Kept,
@@ -30,6 +32,7 @@ from ir_passes.proof.values import (
     SegmentAt,
     SegmentIds,
     SlotEntry,
+    Tiles,
     Value,
     WithinLane,
 )
@@ -99,7 +102,13 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     return [Value(owner) for _ in values]
 
 
-@rule("cond", reads="branches")
+@rule("platform_index", ignores="platforms")
+def platform_index(site: Site) -> list[Value]:
+    """Return the index of the platform that the program is compiled for, which is shared."""
+    return [Value(COMMON)]
+
+
+@rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     """Join the branches and the predicate that decides between them."""
     prover = site.prover
@@ -129,19 +138,25 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     outer, inner = operands[:of_condition], operands[of_condition : of_condition + of_body]
-    start = len(prover.accesses)
+    start, first = len(prover.accesses), operands[of_condition + of_body :]
+    counter = active_counter(condition, body, outer, of_body, first)
+    counters = {}
+    if counter is not None:
+        bounds, limits = first[counter].range, dtype_range(body.jaxpr.outvars[counter].aval)
+        counters = {counter: (bounds[0], limits[1])} if bounds and limits else {}
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            after = interpret(prover, body.jaxpr, consts, [*inner, *carry])
+            counted = [value.but(fact=ActiveLane()) if k in counters else value for k, value in enumerate(carry)]
+            after = interpret(prover, body.jaxpr, consts, [*inner, *counted])
         if each and not isinstance(test[0].owner, Mixed):
             after = [value.but(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
         return after, test
 
     each = condition.jaxpr.outvars[0].aval.shape != ()
-    carry, test = _settled(site, list(operands[of_condition + of_body :]), once, {}, prover.fresh())
+    carry, test = _settled(site, list(first), once, counters, prover.fresh())
     if each and not isinstance(test[0].owner, Mixed):
         return carry
     if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
@@ -192,7 +207,7 @@ def _settled(
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
-    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
+    fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.but(number=0, fact=fact, range=bounds)
 
@@ -224,6 +239,11 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
             "start every lane's iteration from shared values, or process the lanes as a batch",
         )
         return Value(owner, range=value.range)
+    if isinstance(owner, OneLane | LaneRows) and any(
+        isinstance(tile, Symbol) and tile.number >= mark for tile in owner.split
+    ):
+        message = "a loop over tiles of lanes carries values from one tile to the next"
+        return Value(site.mixed(message, "start the iteration of every tile from shared values"), range=value.range)
     if isinstance(owner, LaneRows) and owner.order is not None and owner.order.number >= mark:
         return Value(site.mixed("rows leave a loop in an order known only inside it", "undo the order inside"))
     return value
@@ -289,7 +309,13 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         known = [value.number for value in operands]
         carry = [value.but(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
-    return [*carry, *(_stacked(site, value, loop, sources) for value in rest)]
+    tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
+    lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
+    stacked = [
+        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources)
+        for value, size in zip(rest, lengths, strict=True)
+    ]
+    return [*carry, *stacked]
 
 
 def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
@@ -303,6 +329,8 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
             owner = OneLane(_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
             owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
+    elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
+        owner = LaneRows(0, split=(_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
@@ -312,15 +340,41 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
         layout = value.fact.layout
         token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
-        fact = Real(layout, None, token)
         if isinstance(value.fact, SegmentIds):
             fact = SegmentAt(token, layout, value.fact.padding)
-    elif isinstance(value.fact, WithinLane) and value.fact.axis == 0 and not value.fact.shift:
+        else:
+            fact = replace(value.fact, axis=None, token=token)
+    elif (
+        isinstance(value.fact, WithinLane) and value.fact.axis == 0 and (value.fact.shift, value.fact.stride) == (0, 1)
+    ):
         token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, LAYOUT_FACTS):
         fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
+
+
+def _of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
+    """Return the tile of an iteration."""
+    return Symbol(site.prover.number(("tile", tiles.size, tiles.rows), loop), length)
+
+
+def _tiled(
+    site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
+) -> Value | None:
+    """Stack the rows of each iteration's tile along a new axis 0; None for other values.
+
+    Args:
+        tiles: of the arrays that the loop runs over.
+        length: number of iterations.
+        shape: length of the first axis of the value; () for a scalar.
+    """
+    for fact in tiles:
+        tile = LaneRows(0, split=(_of_tile(site, loop, fact, length),))
+        if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
+            mixed = site.mixed("lanes are on two axes, tiles and their rows", "reshape both axes to one")
+            return Value(mixed, range=value.range, fact=fact)
+    return None
 
 
 def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:

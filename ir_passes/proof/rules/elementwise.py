@@ -310,8 +310,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
             owner = site.unframed(owner)
     bounds = _counted_from_end(site, which, cases) or hull(*(case.range for case in cases))
     kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
-    if len(cases) == 2:
-        cases = (cases[0], packed_tokens.real_only(which, cases[1]))
+    cases = packed_tokens.real_only(which, cases)
     fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
     return [Value(owner, NONE, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
 

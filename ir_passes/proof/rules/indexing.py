@@ -28,7 +28,7 @@ from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
-from ir_passes.proof.values import Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value
+from ir_passes.proof.values import ActiveLane, Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
@@ -249,10 +249,18 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         return updates
     owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
     kept = operand.kept
-    if kept is not None and not access.all_outside():
+    if kept is not None and not access.all_outside() and not _to_active_lane(operand.owner, access):
         kept = kept.after_write(updates.kept, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, kept, site.prover.versions.succeed(operand.version))
+
+
+def _to_active_lane(owner: Owner, access: Access) -> bool:
+    """Whether a write changes the row of an active lane only."""
+    if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
+        return False
+    index = access.columns.get(owner.axis)
+    return index is not None and isinstance(index.fact, ActiveLane) and access.sizes[owner.axis] == 1
 
 
 def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
@@ -266,7 +274,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
         return result
     if isinstance(owner, OneLane):
         return _one_row(site, operand, owner, access)
-    by_lane = packed_tokens.put(site, owner, access) if isinstance(owner, LaneRows) else None
+    by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None
     if by_lane is not None:
         return by_lane
     if not isinstance(owner, LaneRows | PoolRows):

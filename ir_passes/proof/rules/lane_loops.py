@@ -1,6 +1,6 @@
-"""Loops with a stop for each lane: `while any(active)` keeps inactive lanes.
+"""Loops with a stop for each lane, and loops over active lanes.
 
-The number of iterations depends on all lanes, and the results do not: a lane's values stay as they are once its own
+The number of iterations of `while any(active)` depends on all lanes, and the results do not: a lane's values stay as they are once its own
 condition is false, and then its condition stays false.
 """
 
@@ -12,7 +12,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Value
+from ir_passes.proof.values import ActiveCount, Value
 
 _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
@@ -44,6 +44,44 @@ def stops_by_lane(
     flags = _opposites(prover, condition.jaxpr, *active)
     env, carries = prover.known[body.jaxpr], body.jaxpr.invars[len(inner) :]
     return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
+
+
+def active_counter(
+    condition: ir.ClosedJaxpr, body: ir.ClosedJaxpr, outer: Sequence[Value], inner: int, carry: Sequence[Value]
+) -> int | None:
+    """Return the carry that is the number of an active lane in every iteration of a loop; None without one.
+
+    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with the number of active lanes.
+
+    Args:
+        condition, body: programs of the loop.
+        outer: values of the condition's constants.
+        inner: number of constants of the body.
+        carry: values of the carries before the loop.
+    """
+    test = _maker(condition.jaxpr, condition.jaxpr.outvars[0])
+    variables = condition.jaxpr.invars
+    compared = [] if test is None else [_unconverted(condition.jaxpr, atom) for atom in test.invars]
+    if test is None or test.primitive.name != "lt" or any(atom not in variables for atom in compared):
+        return None
+    k, bound = (variables.index(atom) - len(outer) for atom in compared)
+    count = outer[bound] if bound < 0 else carry[bound]
+    inputs, outputs = body.jaxpr.invars[inner:], body.jaxpr.outvars
+    if not isinstance(count.fact, ActiveCount) or k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
+        return None
+    step = _maker(body.jaxpr, outputs[k])
+    counts = step is not None and step.primitive.name == "add" and step.invars[0] is inputs[k]
+    by_one = counts and isinstance(step.invars[1], ir.Literal) and int(step.invars[1].val) == 1
+    start = carry[k].range
+    return k if by_one and start is not None and start[0] >= 0 else None
+
+
+def _unconverted(jaxpr: Any, atom: Any) -> Any:
+    """Return the value under a conversion to its own dtype, which changes its weak type only."""
+    eqn = _maker(jaxpr, atom)
+    same = eqn is not None and eqn.primitive.name == "convert_element_type"
+    same = same and ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom)
+    return eqn.invars[0] if same else atom
 
 
 def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:

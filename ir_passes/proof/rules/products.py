@@ -114,9 +114,10 @@ def batched_matrices(site: Site, *operands: Value) -> list[Value]:
     """Apply a function of matrices: lanes are a leading batch dimension."""
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
-    for value, shape in zip(operands, site.shapes, strict=True):
+    for k, (value, shape) in enumerate(zip(operands, site.shapes, strict=True)):
         axis = axis_of(value.owner)
-        if axis is not None and axis >= len(shape) - matrix_dims:
+        diagonal = site.name == "tridiagonal_solve" and k < 3  # the last operand has right-hand sides as columns
+        if axis is not None and axis >= len(shape) - (1 if diagonal else matrix_dims):
             owners.append(site.mixed("lanes are rows or columns of one matrix", "give each lane its own matrix"))
         else:
             owners.append(value.owner)

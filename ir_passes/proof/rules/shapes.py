@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from ir_passes.proof.intervals import hull
 from ir_passes.proof.numbering import NONE
-from ir_passes.proof.owners import COMMON, LaneRows, OneLane, Owner, PoolRows, axis_of, moved
+from ir_passes.proof.owners import COMMON, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,
+    ActiveLane,
     Ahead,
     Constant,
     Counts,
@@ -24,6 +25,7 @@ from ir_passes.proof.values import (
     SignOf,
     SlotEntry,
     Spread,
+    Tiles,
     Value,
 )
 from ir_passes.proof.views import entered, reshaped, transposed
@@ -94,6 +96,32 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
     )
 
 
+def _tiles(owner: Owner, before: Shape, after: Shape) -> Tiles | None:
+    """Return the fact about rows of lanes or tokens after a reshape of their axis to two axes."""
+    if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.held or owner.split:
+        return None
+    first = _merged(owner.axis, after, before)
+    return None if first is None else Tiles(replace(owner, axis=0), first, after[first + 1])
+
+
+def _of_tiles(fact: Fact | None, before: Shape, after: Shape) -> Owner | None:
+    """Return the owner after a reshape of the axes of tiles and their rows to one axis."""
+    if not isinstance(fact, Tiles):
+        return None
+    return next(
+        (moved(fact.rows, axis) for axis in range(len(after)) if _merged(axis, before, after) == fact.tiles), None
+    )
+
+
+def _merged(axis: int, two: Shape, one: Shape) -> int | None:
+    """Return the first of two adjacent axes of a shape if another shape has one axis for both, at `axis`."""
+    if len(two) != len(one) + 1 or not math.prod(one):
+        return None
+    parts = one[:axis], one[axis + 1 :]
+    same = (two[:axis], two[axis + 2 :]) == parts and two[axis] * two[axis + 1] == one[axis]
+    return axis if same else None
+
+
 def _reshape_kept(kept: Kept | None, before: Shape, after: Shape) -> Kept | None:
     return None if kept is None else Kept(kept.leaf, reshaped(kept.view, before, after))
 
@@ -103,7 +131,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | ActiveLane | Constant) else None
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -111,6 +139,9 @@ def _reshaped(site: Site, x: Value) -> Value:
         fact = _fact_over_ones(x.fact, before, after)
     if fact is None:
         fact = relocated(x.fact, lambda axis: _same_place(axis, before, after))
+    if isinstance(owner, Mixed):
+        fact = fact or _tiles(x.owner, before, after)
+        owner = _of_tiles(x.fact, before, after) or owner
     return Value(owner, x.number, x.range, fact, _reshape_kept(x.kept, before, after), x.version)
 
 

@@ -123,6 +123,80 @@ def test_a_loop_over_a_shared_number_of_rows() -> None:
         prove_isolation(step(1), (rows, rows, jnp.int32(2)), contract)
 
 
+COUNTED = LaneContract((Pool("s"), Lane(), Shared(role="active_count")), Pool("s"))
+
+
+def draw_count(rng: np.random.Generator) -> tuple[Any, ...]:
+    rows, x = (rng.normal(size=(LANES, WIDTH)).astype(np.float32) for _ in range(2))
+    return rows, x, np.int32(rng.integers(LANES + 1))
+
+
+def while_below(bound: Callable[..., Any], index: Callable[..., Any] = lambda i: i, by: int = 1) -> Any:
+    """Return a loop over lane numbers below a bound."""
+
+    def body(i, rows, x):
+        return i + by, rows.at[index(i)].set(0.5 * rows[index(i)] + x[index(i)])
+
+    return lambda rows, x, count: lax.while_loop(
+        lambda state: state[0] < bound(count), lambda state: body(*state, x), (0, rows)
+    )[1]
+
+
+@pytest.mark.parametrize("name", ["fori", "while"])
+def test_a_loop_over_active_lanes_keeps_the_rows_of_the_others(name: str) -> None:
+    def fori(rows, x, count):
+        return lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
+
+    step = fori if name == "fori" else while_below(lambda count: count)
+    args = draw_count(np.random.default_rng(0))
+    assert any(claim.id == "beyond-count" for claim in prove_isolation(step, args, COUNTED).proved)
+    assert not leaks(step, COUNTED, draw_count, seeds=range(4))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        while_below(lambda count: count + 1),
+        while_below(lambda count: LANES),
+        while_below(lambda count: count, index=lambda i: i + 1),
+        while_below(lambda count: count, index=lambda i: LANES - 1 - i),
+        while_below(lambda count: count, by=2),
+        lambda rows, x, count: lax.fori_loop(-1, count, lambda i, rows: rows.at[i].set(x[i]), rows),
+    ],
+    ids=["one too many", "all", "the next", "from the end", "steps of two", "from below zero"],
+)
+def test_a_loop_over_other_lanes_than_the_active_ones_is_refused(step: Callable[..., Any]) -> None:
+    with pytest.raises(IsolationError):
+        prove_isolation(step, draw_count(np.random.default_rng(0)), COUNTED)
+
+
+def test_branches_by_platform_are_proved_if_all_are() -> None:
+    contract = LaneContract((Lane(),), Lane())
+    by_platform = lambda other: lambda x: lax.platform_dependent(x, cpu=lambda x: 2 * x, default=other)
+    assert prove_isolation(by_platform(lambda x: x + x), (ARGS[0],), contract).lanes == LANES
+    with pytest.raises(IsolationError):
+        prove_isolation(by_platform(lambda x: x[::-1]), (ARGS[0],), contract)
+
+
+@pytest.mark.parametrize("lanes_first", [True, False])
+def test_tridiagonal_systems_of_each_lane(lanes_first: bool) -> None:
+    """Diagonals have one axis less than right-hand sides; a system over lanes is refused."""
+    diagonal, sides = jnp.full((LANES, LANES), 4.0), jnp.ones((LANES, LANES, 2))
+    zeros = jnp.zeros((LANES, LANES))
+
+    def step(d, b):
+        d, b = (d, b) if lanes_first else (d.swapaxes(0, 1), b.swapaxes(0, 1))
+        x = lax.linalg.tridiagonal_solve(zeros, d, zeros, b)
+        return x if lanes_first else x.swapaxes(0, 1)
+
+    contract = LaneContract((Lane(), Lane()), Lane())
+    if lanes_first:
+        assert prove_isolation(step, (diagonal, sides), contract).lanes == LANES
+        return
+    with pytest.raises(IsolationError):
+        prove_isolation(step, (diagonal, sides), contract)
+
+
 MATRICES = jnp.eye(WIDTH)[None] * jnp.arange(2.0, 2.0 + LANES)[:, None, None]
 
 

@@ -171,3 +171,25 @@ def test_layouts_are_not_mixed_up(name: str) -> None:
     step, output = MIXED_UP[name]
     with pytest.raises(IsolationError):
         prove_isolation(step, (X, KEYS, CU, CU), LaneContract((Q, K, CQ, CK), output))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 11, 16])
+def test_an_associative_scan_of_any_length_begins_anew_at_each_lane(tokens: int) -> None:
+    contract = LaneContract((Packed(), Packed(role="cu_seqlens")), Packed())
+
+    def combine(left, right):
+        return left[0] | right[0], jnp.where(right[0], right[1], 0.5 * left[1] + right[1])
+
+    def scanned(late: int):
+        def step(x, cu):
+            index = jnp.arange(tokens)
+            ids = jnp.clip((index[:, None] >= cu[None]).sum(1) - 1, 0, LANES - 1)
+            return jax.lax.associative_scan(combine, ((index == cu[ids] + late)[:, None], x))[1]
+
+        return step
+
+    args = jnp.ones((tokens, 2)), jnp.zeros(LANES + 1, jnp.int32)
+    assert prove_isolation(scanned(0), args, contract).lanes == LANES
+    if tokens > 1:
+        with pytest.raises(IsolationError):
+            prove_isolation(scanned(1), args, contract)

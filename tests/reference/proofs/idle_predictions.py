@@ -167,7 +167,7 @@ def _faults_of(
             if look("number", differing(array, other.reshape(array.shape)) & both):
                 yield "has the value number of an array that holds something else for idle lanes"
     if value.kept is not None:
-        taken = views.taken(value.kept, where)
+        taken = views.taken(value.kept, where, lane=_lane(value))
         if taken is None:
             checked["kept by a view that is not followed"] = checked.get("kept by a view that is not followed", 0) + 1
         elif taken.shape != array.shape or taken.dtype != array.dtype:
@@ -182,12 +182,17 @@ def _with_calls(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
     return [jaxpr, *(inner for one in called for inner in _with_calls(one))]
 
 
+def _lane(value: Value) -> Any:
+    """Return the lane of an array of one lane; None for other arrays."""
+    return value.owner.lane if isinstance(value.owner, OneLane) else None
+
+
 class Views:
     """Arrays as they are taken from a pool by the steps of a view."""
 
     def __init__(self, subject: Subject):
         self.subject, self.claims = subject, subject.claims
-        self.reads: dict[tuple[np.dtype, View], Callable[[np.ndarray], np.ndarray]] = {}
+        self.reads: dict[tuple[np.dtype, View, Any], Callable[[np.ndarray], np.ndarray]] = {}
         loops: dict[int, dict[str, Any]] = {}
         for eqn in subject.program.jaxpr.eqns:
             if eqn.primitive.name == "scan":
@@ -207,13 +212,16 @@ class Views:
         if steps and after.view[: len(before.view)] == before.view:
             rest = self.subject.read(one.equation.invars)[1:]
             dtype = np.dtype(one.equation.invars[0].aval.dtype)
-            self.reads.setdefault((dtype, steps), lambda array: apply(one.equation, [array, *rest])[0])
+            self.reads.setdefault(
+                (dtype, steps, _lane(one.value)), lambda array: apply(one.equation, [array, *rest])[0]
+            )
 
-    def _known_read(self, steps: list[Any], array: np.ndarray) -> tuple[np.ndarray, list[Any]] | None:
+    def _known_read(self, steps: list[Any], array: np.ndarray, lane: Any) -> tuple[np.ndarray, list[Any]] | None:
         """The array after a read that was met before, and the steps after it."""
         for count in range(len(steps), 0, -1):
-            if (array.dtype, tuple(steps[:count])) in self.reads:
-                return self.reads[array.dtype, tuple(steps[:count])](array), steps[count:]
+            read = self.reads.get((array.dtype, tuple(steps[:count]), lane))
+            if read is not None:
+                return read(array), steps[count:]
         return None
 
     def turn(self, body: int, turn: int) -> int | None:
@@ -223,18 +231,19 @@ class Views:
         params = self.scans[body]
         return params["length"] - 1 - turn if params["reverse"] else turn
 
-    def taken(self, kept: Kept, turn: int | None, device: Any = None) -> np.ndarray | None:
+    def taken(self, kept: Kept, turn: int | None, device: Any = None, lane: Any = None) -> np.ndarray | None:
         """[run, ...], or None if one of the steps is not followed here.
 
         Args:
             kept: the pool, and the view of it.
             turn: the index that a loop is at.
             device: whose part is taken where an array is split over devices.
+            lane: the lane with the array, if it is one lane's.
         """
         array = self.claims.leaves[kept.leaf]
         steps: list[Any] = list(kept.view)
         while steps:
-            known = self._known_read(steps, array)
+            known = self._known_read(steps, array, lane)
             if known is not None:
                 array, steps = known
                 continue

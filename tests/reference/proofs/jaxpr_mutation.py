@@ -23,7 +23,7 @@ from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
 from ir_passes import Packed
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.normal_form import step_form
 from ir_passes.jaxpr import ir
 
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -262,7 +262,7 @@ class Subject:
     def __init__(self, program: Program, seeds: Sequence[int] = (0, 1, 2), run: Any = apply):
         self.name = program.name
         self.bound = program.bound()
-        self.program = flatten(ir.trace(program.step, *program.args()))
+        self.program = step_form(ir.trace(program.step, *program.args()), program.bound())
         self.claims = Claims(self.bound, [runs(self.bound, program.draw, seed) for seed in seeds])
         self.values: dict[Any, Value] = {}
         self.turns: dict[Any, list[tuple[Value, Value]]] = {}

@@ -26,6 +26,7 @@ from ir_passes.proof.values import (
     Finite,
     HasRow,
     Iota,
+    LaneLimit,
     Negative,
     NextLane,
     NotLater,
@@ -37,12 +38,15 @@ from ir_passes.proof.values import (
     Real,
     SameLane,
     SegmentIds,
+    SharedPadding,
     Shifted,
     ShiftedIds,
     SlotEntry,
     Spread,
+    Tiles,
     TokenBound,
     TokenOf,
+    TokenSpan,
     Value,
     WithinLane,
 )
@@ -138,6 +142,11 @@ class Reality:
         inside = (tokens >= 0) & (tokens < segment.shape[1])
         lanes = np.where(inside, segment[:, np.where(inside, tokens, 0)], self.bound.lanes)
         return np.take_along_axis(np.pad(self.lanes, ((0, 0), (0, 1)), constant_values=True), lanes, axis=1)
+
+    def lanes_of(self, owner: LaneRows) -> np.ndarray:
+        """[run, index]: the lane at each index of an axis of tokens or lanes."""
+        lanes = np.broadcast_to(np.arange(self.bound.lanes), self.lanes.shape)
+        return self.segments[owner.packed] if owner.packed else lanes
 
     def rows(self, leaf: int) -> np.ndarray:
         """[run, row]: rows of a pool that may differ from the unchanged run's."""
@@ -295,8 +304,8 @@ def _faults_of(
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case Real(layout, int(axis)) if layout in reality.segments:
-            rows = np.moveaxis(array, axis + 1, -1)
+        case Real(layout, int(axis), _, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, axis + 1, -1)
             real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
                 len(rows), *[1] * (rows.ndim - 2), -1
             )
@@ -323,10 +332,10 @@ def _faults_of(
             entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
             if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
                 yield "holds other entries of cu_seqlens"
-        case Begun(layout, tokens, lanes, first) if layout in reality.segments:
+        case Begun(layout, tokens, lanes, first, when) if layout in reality.segments:
             rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
             cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
-            expected = cu[:, None] <= np.arange(rows.shape[1])[:, None]
+            expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
             if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
                 yield "does not say which entries of cu_seqlens are passed"
         case TokenBound(layout, axis, base, plus) if layout in reality.segments:
@@ -338,14 +347,22 @@ def _faults_of(
             wrong = rows != (bases[base] + plus).reshape(len(rows), *one, -1)
             if (wrong & real.reshape(len(rows), *one, -1)).any():
                 yield "is not the bound of each token's lane"
-        case WithinLane(layout, int(axis), back, when, shift) if layout in reality.segments:
+        case WithinLane(layout, int(axis), back, when, shift, _, stride) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
-            token = np.arange(rows.shape[-1]) + shift
-            segment = np.pad(segment, ((0, 0), (rows.shape[-1], rows.shape[-1])), constant_values=-1)
-            lane, other = (segment[:, token - k + rows.shape[-1]] for k in (0, back))
-            wrong = (lane != other) & (lane >= 0) & (lane < reality.bound.lanes)
+            token, edge = np.arange(rows.shape[-1]) * stride + shift, segment.shape[1]
+            segment = np.pad(segment, ((0, 0), (edge, edge)), constant_values=-1)
+            lane = segment[:, token + edge]
+            spans = [segment[:, token - k + edge] for k in range(min(back, 0), max(back, 0) + 1)]
+            wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
+        case TokenSpan(layout, int(axis), start, stride, before, after) if layout in reality.segments:
+            rows, segment = np.moveaxis(array, axis + 1, 1), reality.segments[layout]
+            low = start + stride * np.arange(rows.shape[1]) - before
+            tokens = low[:, None] + np.arange(before + after + 1)
+            may = reality.tokens_may_differ(tokens.ravel(), layout).reshape(len(rows), *tokens.shape).any(axis=2)
+            if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
+                yield "depends on tokens outside of its span"
         case Shifted(axis, by):
             if (np.moveaxis(array, axis + 1, -1) != np.arange(array.shape[axis + 1]) + by).any():
                 yield "does not count from its shift"
@@ -354,15 +371,14 @@ def _faults_of(
             inside = (index >= 0) & (index < len(index))
             if (np.moveaxis(array, axis + 1, -1) != index)[..., inside].any():
                 yield "does not count inside of the axis"
-        case NotLater(first, second):
-            rows = np.moveaxis(array, (first + 1, second + 1), (1, 2))
+        case NotLater(first, second, when):
+            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
             if rows.swapaxes(1, 2)[:, np.triu(np.ones(rows.shape[1:3], bool), 1).T].any():
                 yield "is true of later tokens"
-        case SameLane(LaneRows() as first, LaneRows() as second, padding) if reality.segments:
-            rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
+        case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
+            rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one = reality.segments[first.packed][:, :, None, None]
-            two = reality.segments[second.packed][:, None, :, None]
+            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
             other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
             if (rows & other).any():
                 yield "is true of tokens of different lanes"
@@ -375,11 +391,30 @@ def _faults_of(
         case Absent(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one = reality.segments[first.packed][:, :, None, None]
-            two = reality.segments[second.packed][:, None, :, None]
+            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
             outside = (one != two) & (one < reality.bound.lanes) & ~np.isnan(rows)
             if (outside & (rows != (0 if zero else -np.inf))).any():
                 yield "is something where tokens belong to different lanes"
+        case LaneLimit(layout, first, second, side, when) if layout in reality.segments:
+            rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
+            cu, lane = _starts(reality, layout), np.minimum(reality.segments[layout], reality.bound.lanes - 1)
+            bound = np.take_along_axis(cu, lane + (side == "stop"), axis=1)[:, :, None]
+            token = np.arange(rows.shape[2])
+            outside = token < bound if side == "start" else token >= bound
+            outside = outside & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
+            if (rows.reshape(*rows.shape[:3], -1) & outside[..., None]).any():
+                yield "is true of tokens outside a bound of the lane"
+        case Tiles(rows, tiles, _):
+            moved_axes = np.moveaxis(array, (tiles + 1, tiles + 2), (1, 2))
+            merged = moved_axes.reshape(len(array), -1, *moved_axes.shape[3:])
+            if _changed(reality, merged, rows, orders, where).any():
+                yield "has tiles that depend on other lanes"
+        case SharedPadding(layout, axis) if layout in reality.segments:
+            segment, base = reality.segments[layout], reality.claims.base
+            rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
+            both = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
+            if (_by_row(differing(rows, rows[base]))[:, : both.shape[1]] & both).any():
+                yield "has padding that is not shared"
         case Finite():
             if not np.isfinite(array).all():
                 yield "is not finite"
@@ -433,13 +468,15 @@ def _changed(
         case OneLane(int(lane)) if owner.packed:
             may = reality.tokens_may_differ(np.array([lane]), owner.packed)[:, 0]
             return _by_run(differing(array, array[base])) & ~may
-        case OneLane(int(lane)):
+        case OneLane(int(lane)) if not any(isinstance(tile, Symbol) for tile in owner.split):
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
             return reality.outside_picked((number, where), _by_run(differing(array, array[base])), owner.packed)
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start
+            if any(isinstance(tile, Symbol) for tile in owner.split):
+                lane += where[1] * rows.shape[1]  # loops over tiles are not nested, and run forwards
             may = partial(reality.tokens_may_differ, layout=owner.packed) if owner.packed else reality.may_differ
             if order is not None:
                 if order.number not in orders or orders[order.number].shape[1] != rows.shape[1]:

@@ -40,22 +40,26 @@ from ir_passes.proof.values import (
     Clipped,
     Fact,
     Finite,
+    Iota,
     IsFinite,
+    LaneLimit,
     NextLane,
     NotLater,
     Offsets,
     PageEntry,
+    PlacedToken,
     Real,
     SameLane,
     SegmentAt,
     SegmentIds,
+    SharedPadding,
     Shifted,
     ShiftedIds,
-    ShiftedTokens,
     SlotEntry,
     TokenBound,
     TokenOf,
     TokenPairs,
+    TokenSpan,
     Value,
     WithinLane,
 )
@@ -64,7 +68,10 @@ _MASK = (
     "mask tokens of other lanes: where(segment[:, None] == segment[None, :], scores, -inf), with padding in no lane "
     "(segment N), before they are reduced"
 )
-_ALONG_AN_AXIS = (Clipped, NextLane, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, WithinLane)
+_ALONG_AN_AXIS = (
+    Clipped, NextLane, Offsets, PlacedToken, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound, TokenSpan,
+    WithinLane,
+)  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
     "range, and multiply in a dtype with at least that range"
@@ -96,17 +103,16 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         return fact if new_axis_of(0) == 0 else None
     if isinstance(fact, SegmentAt):
         return fact
-    if isinstance(fact, Begun | NotLater):
+    if isinstance(fact, Begun | LaneLimit | NotLater):
         pair = (fact.tokens, fact.lanes) if isinstance(fact, Begun) else (fact.rows, fact.columns)
         first, second = map(new_axis_of, pair)
         if first is None or second is None:
             return None
         if isinstance(fact, Begun):
             return replace(fact, tokens=first, lanes=second)
-        return NotLater(first, second)
-    if isinstance(fact, ShiftedTokens):
-        axis = new_axis_of(fact.rows.axis)
-        return None if axis is None else ShiftedTokens(replace(fact.rows, axis=axis))
+        if isinstance(fact, NotLater) and first > second:
+            return None  # the smaller axis has the rows
+        return replace(fact, rows=first, columns=second)
     if isinstance(fact, _ALONG_AN_AXIS):
         axis = None if fact.axis is None else new_axis_of(fact.axis)
         return fact if fact.axis is None else None if axis is None else replace(fact, axis=axis)
@@ -140,10 +146,13 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     return None
 
 
-def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
+def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
     """Return the owner of rows of lanes after a scatter of tokens to their lanes.
 
-    None for other indices.
+    None for other indices. Padding may reach the last lane if everything that it writes is shared.
+
+    Args:
+        owner: joint owner of the updates and the indices.
     """
     for dim, index in access.columns.items():
         if access.sizes[dim] != 1 or not isinstance(index.fact, SegmentIds) or not isinstance(index.owner, Common):
@@ -152,7 +161,9 @@ def put(site: Site, owner: LaneRows, access: Access) -> Owner | None:
             continue
         if owner != tokens(access.index_axes[index.fact.axis], index.fact.layout):
             continue
-        if not drops_padding(site, index.fact, access, dim):
+        shared = updates.fact == SharedPadding(owner.packed, owner.axis)
+        shared = shared and isinstance(access.owners(site, without=dim), Common)
+        if not shared and not drops_padding(site, index.fact, access, dim):
             message = "padding behind the last token is written to the last lane"
             remedy = "give padding the segment N, the number of lanes, and let the write drop it"
             return site.mixed(message, remedy)
@@ -210,15 +221,21 @@ def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
     return SegmentAt(Symbol(access.columns[axis].number, access.full[axis]), fact.layout, fact.padding)
 
 
-def real_only(mask: Value, entry: Value) -> Value:
-    """Refine an entry of a slot map or page table by a padding mask."""
+def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return the cases of a select by a padding mask, with the entry of a slot map or page table refined."""
+    if len(cases) != 2 or not isinstance(mask.fact, Real):
+        return cases
+    entry = cases[mask.fact.when]
     fact, owner = entry.fact, entry.owner
-    if not isinstance(fact, SlotEntry | PageEntry) or not isinstance(mask.fact, Real):
-        return entry
+    if not isinstance(fact, SlotEntry | PageEntry):
+        return cases
     layout, axis, token = mask.fact.layout, mask.fact.axis, mask.fact.token
     is_own_token = axis is not None and owner == tokens(axis, layout)
     is_own_token = is_own_token or (isinstance(owner, OneLane) and owner.packed == layout and owner.lane == token)
-    return entry.but(fact=replace(fact, instead=fact.instead - {"last"})) if is_own_token else entry
+    if not is_own_token:
+        return cases
+    entry = entry.but(fact=replace(fact, instead=fact.instead - {"last"}))
+    return (cases[0], entry) if mask.fact.when else (entry, cases[1])
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
@@ -238,11 +255,11 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
-    """Return the token axes of an array; None if the array depends on anything else."""
+    """Return the axes of tokens or lanes of an array; None if the array depends on anything else."""
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
-    if isinstance(owner, LaneRows) and owner.packed and owner == tokens(owner.axis, owner.packed):
+    if isinstance(owner, LaneRows) and owner == tokens(owner.axis, owner.packed):
         return frozenset({owner})
     if isinstance(owner, Mixed) and isinstance(value.fact, TokenPairs):
         return frozenset({value.fact.rows, value.fact.columns})
@@ -262,10 +279,10 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
 
 
 def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
-    """Return the fact for pairs of tokens; None unless there are two axes."""
-    if len(axes) != 2 or len({owner.axis for owner in axes}) != 2:
+    """Return the fact for pairs of tokens, or of lanes and tokens; None unless there are two axes."""
+    if len(axes) != 2 or len({owner.axis for owner in axes}) != 2 or not any(owner.packed for owner in axes):
         return None
-    return TokenPairs(*sorted(axes, key=lambda owner: owner.axis))
+    return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))
 
 
 def _full(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
@@ -280,55 +297,139 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     """Return an elementwise result with facts about masks, token pairs and masked elements."""
     lanes, facts, shapes = site.prover.bound.lanes, [value.fact for value in operands], site.shapes
     x = facts[0]
+    if site.name in ("and", "or", "not"):
+        masked = _masks(site, operands, result)
+        if masked is not None:
+            return masked
     if isinstance(result.fact, token_layout.LAYOUT_FACTS):
         return result
-    if site.name in ("lt", "ne") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
+    if site.name in ("lt", "ne", "ge", "eq") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
-            return result.but(fact=Real(x.layout, axis, token))
+            return result.but(fact=Real(x.layout, axis, token, when=site.name in ("lt", "ne")))
     if site.name == "min" and isinstance(x, SegmentAt) and constant_of(operands[1]) == lanes - 1:
         return result.but(fact=replace(x, padding="last"))
     if site.name == "is_finite":
         return result.but(fact=IsFinite(operands[0].number))
     pair = _paired(site, operands)
-    same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
-    if site.name == "eq" and all(isinstance(fact, SegmentIds) for fact in facts):
-        ids = {tokens(fact.axis, fact.layout): fact for fact in facts if isinstance(fact, SegmentIds)}
+    if site.name in ("eq", "ne"):
+        ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
         if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(ids)):
-            return result.but(fact=SameLane(pairs.rows, pairs.columns, ids[pairs.columns].padding == "last"))
-    if site.name == "and" and same_lane:
-        operand_axes = [_tokens_of(value) for value in operands]
-        masked = _full(site, facts.index(same_lane[0]), (same_lane[0].rows, same_lane[0].columns))
-        mask_owners = {same_lane[0].rows, same_lane[0].columns}
-        if masked and all(
-            axes is not None and axes <= mask_owners and _full(site, k, axes) for k, axes in enumerate(operand_axes)
-        ):
-            owner = same_lane[0].rows if any(operand_axes) else result.owner
-            real = any(_excludes_padding(site, k, fact, same_lane[0]) for k, fact in enumerate(facts))
-            return result.but(owner=owner, fact=replace(same_lane[0], padding=same_lane[0].padding and not real))
-    if site.name == "or" and len({*facts}) == 1 and same_lane and not isinstance(result.owner, Mixed):
-        if all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1)):
-            return result.but(fact=same_lane[0])
-    if site.name == "and":
-        padding_masks = [
-            fact
-            for k, fact in enumerate(facts)
-            if isinstance(fact, Real) and _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),))
-        ]
-        return result.but(fact=padding_masks[0]) if padding_masks and not result.fact else result
+            padding = getattr(ids[pairs.columns], "padding", "") == "last"
+            return result.but(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
     if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
         fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
         if fact is not None:
             return result.but(fact=fact)
-    return result.but(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
+    if pair is not None and isinstance(result.owner, Mixed):
+        return result.but(fact=pair)
+    shared = _shared_padding(site, operands)
+    return (
+        result
+        if shared is None or result.fact or result.owner != tokens(*shared)
+        else result.but(fact=SharedPadding(shared[1], shared[0]))
+    )
+
+
+def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
+    """Return axis and layout of an elementwise result if its elements of padding are shared."""
+    facts = {value.fact for value in operands if isinstance(value.fact, SharedPadding)}
+    if len(facts) != 1:
+        return None
+    (fact,) = facts
+    for k, value in enumerate(operands):
+        own = value.fact == fact and _full(site, k, (tokens(fact.axis, fact.layout),))
+        if not own and not isinstance(value.owner, Common):
+            return None
+    return fact.axis, fact.layout
+
+
+def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
+    """Return the owner of tokens or lanes if each element is the number of its lane; None for other arrays."""
+    fact, lanes = value.fact, site.prover.bound.lanes
+    if isinstance(fact, SegmentIds):
+        return tokens(fact.axis, fact.layout)
+    if isinstance(fact, Iota) and fact.div == 1 and value.range == (0, lanes - 1) and lanes > 1:
+        return LaneRows(fact.axis)
+    return None
+
+
+def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
+    """Return the result of a logical operation on masks of pairs; None for other masks.
+
+    "and" is true, and "or" false, only if both operands are.
+    """
+    facts = [value.fact for value in operands]
+    same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
+    if site.name == "not":
+        return result.but(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
+    when = site.name == "and"
+    if any(fact.when != when for fact in same_lane):
+        # true of one of two equal masks
+        alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
+        whole = all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
+        return result.but(fact=same_lane[0]) if alike and whole else None
+    if not same_lane:
+        fact = _between_bounds(site, facts, when) or _between_limits(site, facts, when)
+        fact = fact or (None if result.fact else _real_rows(site, facts, when))
+        return None if fact is None else result.but(fact=fact)
+    mask = same_lane[0]
+    operand_axes = [_tokens_of(value) for value in operands]
+    if not _full(site, facts.index(mask), (mask.rows, mask.columns)):
+        return None
+    if not all(
+        axes is not None and axes <= {mask.rows, mask.columns} and _full(site, k, axes)
+        for k, axes in enumerate(operand_axes)
+    ):
+        return None
+    owner = mask.rows if any(operand_axes) else result.owner
+    real = any(_excludes_padding(site, k, fact, mask) for k, fact in enumerate(facts))
+    return result.but(owner=owner, fact=replace(mask, padding=mask.padding and not real))
+
+
+def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+    """Return the mask of lanes and tokens between the entries i and i + 1 of cu_seqlens."""
+    begun = {fact.first: fact for fact in facts if isinstance(fact, Begun)}
+    if begun.keys() != {0, 1} or site.prover.bound.lanes == 1:
+        return None
+    first, second = begun[0], begun[1]
+    if (first.when, second.when) != (when, not when) or replace(second, first=0, when=when) != first:
+        return None
+    rows, columns = LaneRows(first.lanes), tokens(first.tokens, first.layout)
+    whole = all(_full(site, k, (rows, columns)) for k in (0, 1))
+    return SameLane(rows, columns, when=when) if whole and site.shape[first.lanes] == site.prover.bound.lanes else None
+
+
+def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+    """Return the mask of tokens not before the lane of another token, and not later than it or its lane."""
+    first = next((fact for fact in facts if isinstance(fact, LaneLimit) and fact.side == "start"), None)
+    if first is None or first.when != when:
+        return None
+    rows, columns = tokens(first.rows, first.layout), tokens(first.columns, first.layout)
+    last = (replace(first, side="stop"), NotLater(first.rows, first.columns, when))
+    if rows.axis > columns.axis or not any(fact in last for fact in facts):
+        return None
+    whole = all(_full(site, k, (rows, columns)) for k in (0, 1))
+    return SameLane(rows, columns, when=when) if whole else None
+
+
+def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> Real | None:
+    """Return the padding mask of a logical operation on one."""
+    for k, fact in enumerate(facts):
+        if isinstance(fact, Real) and fact.when == when:
+            if _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
+                return fact
+    return None
 
 
 def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
-    """True if a mask is false for padding along the columns of a same-lane mask and tokens along its rows.
+    """True if a mask excludes padding along the columns of a same-lane mask and tokens along its rows.
 
     A token that is not later than another token that is no padding is no padding.
     """
+    if fact is None or getattr(fact, "when", None) != mask.when:
+        return False
     if isinstance(fact, SameLane):
         return (fact.rows, fact.columns) == (mask.rows, mask.columns) and not fact.padding
     if isinstance(fact, NotLater):
@@ -356,15 +457,15 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
         and _full(site, 0, (mask.fact.rows, mask.fact.columns))
     ):
         rows, columns = mask.fact.rows, mask.fact.columns
-        excluded_axes = [_tokens_of(value) for value in (mask, cases[0])]
-        selected_axes = _tokens_of(cases[1])
+        excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]
+        selected_axes = _tokens_of(cases[mask.fact.when])
         if (
             selected_axes is None
             or not selected_axes <= {rows, columns}
             or any(a is None or not a <= {rows} for a in excluded_axes)
         ):
             return result
-        number = _literal(site, site.eqn.invars[1])
+        number = _literal(site, site.eqn.invars[2 - mask.fact.when])
         absent = Absent(rows, columns, number == 0) if number in (0, -math.inf) else None
         return result.but(owner=rows, fact=absent)
     if isinstance(mask.fact, IsFinite) and mask.fact.number == cases[1].number and site.shapes[0] == site.shape:
@@ -436,5 +537,8 @@ _REFINED = {
     "dot_general": (_product,),
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),
+    "slice": (token_windows.sliced,),
+    "pad": (token_windows.padded,),
+    "rev": (token_windows.reversed_tokens,),
 }
 """Primitive -> rules for packed tokens that no other rule knows."""

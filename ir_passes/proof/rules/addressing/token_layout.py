@@ -22,6 +22,7 @@ from ir_passes.proof.values import (
     Clipped,
     Fact,
     Iota,
+    LaneLimit,
     Marks,
     Negative,
     NextLane,
@@ -40,11 +41,13 @@ from ir_passes.proof.values import (
 )
 
 LAYOUT_FACTS = (
-    Begun, Clipped, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, TokenOf,
+    Begun, Clipped, LaneLimit, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, TokenOf,
     WithinLane,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+_FLAGS = Begun | LaneLimit | NotLater | Real | WithinLane
+"""Facts about masks, which a negation keeps."""
 _Found = tuple[Fact, Range | None]
 
 
@@ -172,10 +175,9 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
     token = _counted(x)
     if token is not None and isinstance(y.fact, Offsets) and _full(site, where[0], token.axis):
         return _token_and_offset(site, name, token, y.fact, where[1])
-    if token is not None and token.by == 0 and name in ("ge", "gt") and isinstance(y.fact, Iota) and y.fact.div == 1:
-        separate = token.axis != y.fact.axis
+    if token is not None and token.by == 0 and isinstance(y.fact, Iota) and y.fact.div == 1:
         is_full = _full(site, where[0], token.axis) and _full(site, where[1], y.fact.axis)
-        return NotLater(token.axis, y.fact.axis) if separate and is_full else None
+        return _order(name, token.axis, y.fact.axis) if is_full else None
     if isinstance(x.fact, SegmentIds | ShiftedIds) and isinstance(y.fact, SegmentIds | ShiftedIds):
         return _same_ids(site, name, x.fact, y.fact)
     number = constant_of(y)
@@ -183,8 +185,10 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
         return _within(name, replace(x.fact, plus=x.fact.plus - number))
     if not isinstance(y.fact, TokenBound) or not _full(site, where[1], y.fact.axis):
         return None
-    if token is None or token.axis != y.fact.axis or not _full(site, where[0], token.axis):
+    if token is None or not _full(site, where[0], token.axis):
         return None
+    if token.axis != y.fact.axis:
+        return _limit(name, token, y.fact)
     if y.fact.base == "start":
         return _within(name, replace(y.fact, base="position", plus=token.by - y.fact.plus))
     if y.fact.base == "stop":
@@ -192,15 +196,37 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
     return None
 
 
+def _limit(name: str, token: Shifted, bound: TokenBound) -> LaneLimit | None:
+    """Return the fact about comparing s + by with a bound of the lane of t, for tokens s and t along two axes."""
+    lead = token.by - bound.plus
+    inside = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
+    if bound.base not in inside or name not in inside[bound.base]:
+        return None
+    # s + lead >= start implies s >= start if lead <= 0; s + lead < stop implies s < stop if lead >= 0
+    limit = inside[bound.base][name]
+    implied = lead <= limit if bound.base == "start" else lead >= limit
+    when = (name in ("ge", "gt")) == (bound.base == "start")
+    return LaneLimit(bound.layout, bound.axis, token.axis, bound.base, when) if implied else None
+
+
+def _order(name: str, x: int, y: int) -> NotLater | None:
+    """Return the fact about comparing the indices along two axes, with the smaller axis as rows."""
+    if x >= y:
+        return None
+    implied = {"ge": True, "gt": True, "lt": False, "le": False}
+    return NotLater(x, y, implied[name]) if name in implied else None
+
+
 def _token_and_offset(site: Site, name: str, token: Shifted, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
     if offset.axis is not None and offset.axis != token.axis and _full(site, other, offset.axis):
-        begun = (name == "ge" and lead == 0) or (name == "gt" and lead == 1)
-        return Begun(offset.layout, token.axis, offset.axis, offset.first) if begun else None
-    total = offset.axis is None and offset.first == site.prover.bound.lanes
-    if total and ((name == "lt" and lead >= 0) or (name == "le" and lead >= 1)):
-        return Real(offset.layout, token.axis)
+        exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
+        when = exact.get((name, lead))
+        return None if when is None else Begun(offset.layout, token.axis, offset.axis, offset.first, when)
+    least = {"lt": 0, "le": 1, "ge": 0, "gt": 1}
+    if offset.axis is None and offset.first == site.prover.bound.lanes and lead >= least.get(name, lead + 1):
+        return Real(offset.layout, token.axis, when=name in ("lt", "le"))
     return None
 
 
@@ -278,10 +304,17 @@ def token_of_lane(fact: Fact | None) -> TokenOf | None:
 
 
 def _chosen(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about `where(x < 0, x + length, x)`, an index from the end."""
+    """Return the fact about `where(x < 0, x + length, x)`, or about ids with the number of lanes at padding."""
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     which, x, other = operands
+    if isinstance(which.fact, Real):
+        ids, outside = operands[1 + which.fact.when].fact, operands[2 - which.fact.when]
+        lanes = site.prover.bound.lanes
+        if not isinstance(ids, SegmentIds) or constant_of(outside) != lanes:
+            return None
+        same_tokens = (ids.axis, ids.layout) == (which.fact.axis, which.fact.layout)
+        return (replace(ids, padding="past"), (0, lanes)) if same_tokens else None
     if which.fact != Negative(x.number):
         return None
     token_of = token_of_lane(x.fact)
@@ -298,9 +331,26 @@ def _both(site: Site, operands: list[Value]) -> _Found | None:
     when = site.name == "and"
     within = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
     if within:
-        return max(within, key=lambda fact: abs(fact.back)), None
-    real = [fact for fact in masks if isinstance(fact, Real)]
-    return (real[0], None) if when and real else None
+        united = _united(within[0], within[1]) if len(within) == 2 else None
+        return united or max(within, key=lambda fact: abs(fact.back)), None
+    real = [fact for fact in masks if isinstance(fact, Real) and fact.when == when]
+    return (real[0], None) if real else None
+
+
+def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
+    """Return the mask of both spans of tokens in one lane; None if they share no token.
+
+    A span with `back` above 0 has its last token as t, and the other tokens are no padding if t is none. A span with
+    `back` below 0 has its first token as t, and none of the other tokens is padding.
+    """
+    first, second = sorted((one, other), key=lambda fact: fact.shift)
+    if replace(first, shift=second.shift, back=second.back) != second or (first.back > 0) != (second.back > 0):
+        return None
+    if first.back > 0:
+        low = min(first.shift - first.back, second.shift - second.back)
+        return replace(second, back=second.shift - low) if second.shift - second.back <= first.shift else None
+    high = max(first.shift - first.back, second.shift - second.back)
+    return replace(first, back=first.shift - high) if second.shift <= first.shift - first.back else None
 
 
 def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
@@ -311,12 +361,12 @@ def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
 
 def _negated(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
-    return (replace(fact, when=not fact.when), None) if isinstance(fact, WithinLane) else None
+    return (replace(fact, when=not fact.when), None) if isinstance(fact, _FLAGS) else None
 
 
 def _summed(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
-    if not isinstance(fact, Begun) or tuple(site.params["axes"]) != (fact.lanes,):
+    if not isinstance(fact, Begun) or not fact.when or tuple(site.params["axes"]) != (fact.lanes,):
         return None
     count = site.shapes[0][fact.lanes]
     axis = fact.tokens - (fact.lanes < fact.tokens)
@@ -380,8 +430,21 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
-        return None
+        if not isinstance(fact, WithinLane) or fact.axis is None:
+            return None
+        fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
+        return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
     return _from(site, fact, starts)
+
+
+def _reversed(site: Site, operands: list[Value]) -> _Found | None:
+    fact = operands[0].fact
+    if not isinstance(fact, WithinLane) or fact.axis is None:
+        return None
+    if fact.axis not in site.params["dimensions"]:
+        return fact, None
+    last = site.shape[fact.axis] - 1
+    return replace(fact, shift=fact.shift + fact.stride * last, stride=-fact.stride if last else 1), None
 
 
 def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
@@ -396,7 +459,8 @@ def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | No
         shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
         return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
     if isinstance(fact, WithinLane) and fact.axis is not None:
-        return replace(fact, shift=fact.shift + int(starts[fact.axis])), None
+        stride = 1 if site.shape[fact.axis] == 1 else fact.stride
+        return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
     if isinstance(fact, TokenBound | Real) and not starts[fact.axis or 0]:
         return fact, None
     return None
@@ -438,7 +502,7 @@ def _behind(site: Site, fact: Fact | None, fillers: list[Value], before: int) ->
         if not all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges):
             return None
         return (ShiftedIds(fact.axis, fact.layout, fact.padding, shift) if shift else fact), None
-    if isinstance(fact, WithinLane):
+    if isinstance(fact, WithinLane) and fact.stride == 1:
         other = int(not fact.when)
         return (replace(fact, shift=fact.shift - before), None) if set(ranges) == {(other, other)} else None
     return None
@@ -463,4 +527,5 @@ _RULES: dict[str, Callable[[Site, list[Value]], _Found | None]] = {
     "slice": _cut,
     "pad": _padded,
     "concatenate": _joined,
+    "rev": _reversed,
 }

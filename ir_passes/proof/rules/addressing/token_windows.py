@@ -11,7 +11,7 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Clipped, Real, Shifted, ShiftedTokens, Value, WithinLane
+from ir_passes.proof.values import Clipped, PlacedToken, Real, SharedPadding, Shifted, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -50,11 +50,17 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if fact.axis is not None and site.shapes[0] != site.shape:
         return result
+    if isinstance(fact, WithinLane) and fact.axis is not None:
+        return _within(site, fact, mask, cases, result)
     row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
     if isinstance(fact, Real):
-        owners[0] = row_owner  # padding may hold anything
-    elif _is_within(site, cases[fact.when], fact):
+        blank = isinstance(owners[not fact.when], Common) and isinstance(row_owner, LaneRows)
+        owners[not fact.when] = row_owner  # padding may hold anything
+        owner = site.join(mask.owner, *owners)
+        if blank and owner == row_owner and result.fact is None:
+            return result.but(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
+    elif fact.token and owners[fact.when] == OneLane(neighbour(site, fact.token, fact.back < 0), packed=fact.layout):
         owners[fact.when] = row_owner
     else:
         return result
@@ -63,17 +69,72 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     return result.but(owner=owner, fact=None) if changed else result
 
 
-def _is_within(site: Site, value: Value, mask: WithinLane) -> bool:
-    """True if a value depends on tokens in the lane of its row, by the mask."""
-    owner = value.fact.rows if isinstance(value.fact, ShiftedTokens) else value.owner
-    if mask.token is not None:
-        reverse = mask.back < 0
-        return owner == OneLane(neighbour(site, mask.token, reverse), packed=mask.layout)
-    if mask.axis is None or mask.shift or not isinstance(owner, LaneRows):
-        return False
-    distance = -owner.start
-    near = 0 <= distance <= mask.back or mask.back <= distance <= 0
-    return near and owner == LaneRows(mask.axis, start=owner.start, packed=mask.layout)
+def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
+    """Return the result of a select by a mask along an axis: tokens of one lane where the mask is `when`."""
+    assert fact.axis is not None
+    axis, length = fact.axis, site.shape[fact.axis]
+    own = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
+    others = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
+    span = _span(site, cases[fact.when], axis, length)
+    if span is None or any(_span(site, value, axis, length) != own for value in others):
+        return result
+    if replace(span, start=own.start, before=0, after=0) != own:
+        return result
+    low, high = span.start - span.before - fact.shift, span.start + span.after - fact.shift
+    inside = -fact.back <= low and high <= 0 if fact.back > 0 else 0 <= low and high <= -fact.back
+    return _settled(site, result, own, length) if inside else result
+
+
+def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
+    """Return the tokens of an array as a fact; None for other arrays.
+
+    Args:
+        axis: axis of the tokens; None for one of its own.
+        length: of this axis.
+    """
+    fact, owner = value.fact, value.owner
+    if isinstance(owner, LaneRows) and owner.packed:
+        plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
+        fact = TokenSpan(owner.packed, owner.axis, owner.start) if plain else None
+    elif isinstance(owner, OneLane) and owner.packed and isinstance(owner.lane, int):
+        fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
+    elif not isinstance(owner, Mixed):
+        return None
+    if not isinstance(fact, TokenSpan):
+        return None
+    if fact.axis is None and axis is not None and length == 1:
+        fact = replace(fact, axis=axis)
+    return fact if axis is None or fact.axis == axis else None
+
+
+def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
+    """Return a result with its span, as owner if each element depends on one token.
+
+    Args:
+        length: of the axis of the tokens.
+    """
+    if span is None:
+        return result
+    span = replace(span, stride=1) if length == 1 else span
+    ends = span.start, span.start + span.stride * (length - 1)
+    tokens = site.prover.bound.layouts[span.layout]
+    if (span.before, span.after) == (0, 0) and tokens is not None and 0 <= min(ends) and max(ends) < tokens:
+        if length == 1:
+            return result.but(owner=OneLane(span.start, packed=span.layout), fact=None)
+        if span.stride == 1 and span.axis is not None:
+            return result.but(owner=LaneRows(span.axis, start=span.start, packed=span.layout), fact=None)
+    return result.but(fact=span) if isinstance(result.owner, Mixed) else result
+
+
+def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
+    """Return the tokens of all spans; None if they are of different axes."""
+    first = spans[0]
+    if any(replace(span, start=first.start, before=first.before, after=first.after) != first for span in spans):
+        return None
+    start = max(span.start for span in spans)
+    before = max(start - span.start + span.before for span in spans)
+    after = max(span.start + span.after - start for span in spans)
+    return replace(first, start=start, before=before, after=max(after, 0))
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
@@ -91,32 +152,133 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if access.index_shape[fact.axis] != length:
         return result
-    return result.but(fact=ShiftedTokens(replace(rows, axis=access.index_axes[fact.axis], start=fact.by)))
+    return result.but(fact=TokenSpan(rows.packed, access.index_axes[fact.axis], fact.by))
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens behind others, as of `jnp.roll`, by the longest part."""
+    """Return tokens behind others: every part has its tokens, or the longest one, as of `jnp.roll`."""
     axis = site.params["dimension"]
     lengths = [shape[axis] for shape in site.shapes]
+    spans = [_span(site, value, axis, length) for value, length in zip(operands, lengths, strict=True)]
+    places = [sum(lengths[:k]) for k in range(len(lengths))]
+    if not isinstance(result.owner, Mixed):
+        return result
+    in_line = _in_line(spans, lengths, places)
+    if in_line is not None:
+        return _settled(site, result, in_line, site.shape[axis])
     longest = lengths.index(max(lengths))
-    owner, place = operands[longest].owner, sum(lengths[:longest])
-    if not isinstance(result.owner, Mixed) or not isinstance(owner, LaneRows) or not owner.packed:
+    span, place = spans[longest], places[longest]
+    tokens = None if span is None else site.prover.bound.layouts[span.layout]
+    if span is None or tokens is None or (span.stride, span.before, span.after) != (1, 0, 0):
         return result
-    start, tokens = owner.start - place, site.prover.bound.layouts[owner.packed]
-    if tokens is None or owner != LaneRows(axis, start=owner.start, packed=owner.packed):
-        return result
+    start = span.start - place
     before, after = start + place <= 0, start + place + lengths[longest] >= tokens
     if (place and not before) or (place + lengths[longest] < site.shape[axis] and not after):
         return result
-    return result.but(fact=ShiftedTokens(replace(owner, start=start)))
+    return result.but(fact=replace(span, start=start))
+
+
+def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
+    """Return the tokens of parts with an equal distance from each index to the next; None for other parts."""
+    known = [span for span in spans if span is not None]
+    if len(known) < len(spans) or len(known) < 2:
+        return None
+    strides = {span.stride for span, length in zip(known, lengths, strict=True) if length > 1}
+    stride = strides.pop() if strides else known[1].start - known[0].start
+    if strides:
+        return None
+    return (
+        _hull(
+            [
+                replace(span, start=span.start - stride * place, stride=stride)
+                for span, place in zip(known, places, strict=True)
+            ]
+        )
+        if len({span.start - stride * place for span, place in zip(known, places, strict=True)}) == 1
+        else None
+    )
 
 
 def computed(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return an elementwise result of shifted tokens and shared arrays."""
-    shifted = [value for value in operands if isinstance(value.fact, ShiftedTokens)]
-    others = [value for value in operands if not isinstance(value.fact, ShiftedTokens)]
-    shared = all(isinstance(value.owner, Common) for value in others)
-    alike = shifted and all(value.fact == shifted[0].fact for value in shifted)
-    if site.name not in ELEMENTWISE or not isinstance(result.owner, Mixed) or not shared or not alike:
+    """Return an elementwise result of tokens and shared arrays."""
+    values = [(value, shape) for value, shape in zip(operands, site.shapes, strict=True)
+              if not isinstance(value.owner, Common)]  # fmt: skip
+    if site.name not in ELEMENTWISE or not isinstance(result.owner, Mixed) or not values:
         return result
-    return result.but(fact=shifted[0].fact)
+    placed = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
+    if placed and all(shape == site.shape for _, shape in values):
+        return _interleaved(site, placed, [value for value, _ in values if value.fact not in placed], result)
+    axes = {span.axis for value, _ in values if (span := _span(site, value, None, 0)) is not None} - {None}
+    axis = axes.pop() if len(axes) == 1 else None
+    length = 1 if axis is None else site.shape[axis]
+    spans = [_span(site, value, axis, length) for value, _ in values]
+    known = [span for span in spans if span is not None]
+    whole = axis is None or all(len(shape) == len(site.shape) and shape[axis] == length for _, shape in values)
+    if axes or len(known) < len(spans) or not whole:
+        return result
+    return _settled(site, result, _hull(known), length)
+
+
+def _interleaved(site: Site, placed: list[PlacedToken], others: list[Value], result: Value) -> Value:
+    """Return tokens at single indices, combined with each other or with tokens at the other indices."""
+    first = placed[0]
+    length = site.shape[first.axis]
+    spans = [_span(site, value, first.axis, length) for value in others]
+    if len(placed) == 2 and not spans and placed[0].place != placed[1].place:
+        stride, rest = divmod(placed[1].token - first.token, placed[1].place - first.place)
+        spans = [TokenSpan(first.layout, first.axis, first.token - stride * first.place, stride)]
+        if rest or length != 2:
+            return result
+    if (
+        len(spans) != 1
+        or spans[0] is None
+        or {(fact.layout, fact.axis) for fact in placed} != {(spans[0].layout, first.axis)}
+    ):
+        return result
+    span = spans[0]
+    on_line = all(span.start + span.stride * fact.place == fact.token for fact in placed)
+    return _settled(site, result, span, length) if on_line else result
+
+
+def sliced(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return a part of tokens, also with a stride."""
+    span = _span(site, operands[0], None, 0)
+    if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
+        return result
+    start, steps = site.params["start_indices"][span.axis], site.params["strides"]
+    step = 1 if steps is None else steps[span.axis]
+    span = replace(span, start=span.start + span.stride * start, stride=span.stride * step)
+    return _settled(site, result, span, site.shape[span.axis or 0])
+
+
+def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return tokens in the reverse order."""
+    span = _span(site, operands[0], None, 0)
+    if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
+        return result
+    length = site.shape[span.axis]
+    if span.axis in site.params["dimensions"]:
+        span = replace(span, start=span.start + span.stride * (length - 1), stride=-span.stride)
+    return _settled(site, result, span, length)
+
+
+def padded(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return tokens with shared elements between them: index r has its token, or a shared element."""
+    x, filler = operands
+    config = [tuple(map(int, each)) for each in site.params["padding_config"]]
+    changed = [axis for axis, each in enumerate(config) if any(each)]
+    if not isinstance(filler.owner, Common) or len(changed) != 1:
+        return result
+    (axis,) = changed
+    low, high, inside = config[axis]
+    length = site.shapes[0][axis]
+    span = _span(site, x, axis, length)
+    if span is None or min(low, high) < 0 or site.shape[axis] == 1:
+        return result
+    if length == 1:
+        one = isinstance(x.owner, OneLane) and result.owner == x.owner
+        return result.but(fact=PlacedToken(span.layout, axis, low, span.start)) if one else result
+    if span.stride % (inside + 1) or not isinstance(result.owner, Mixed | OneLane):
+        return result
+    stride = span.stride // (inside + 1)
+    return _settled(site, result, replace(span, start=span.start - stride * low, stride=stride), site.shape[axis])

@@ -24,7 +24,9 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     IsFinite,
+    LaneLimit,
     Negative,
+    NotLater,
     OneHot,
     PageEntry,
     Permuted,
@@ -131,7 +133,14 @@ class Dtype:
             if self.is_float:
                 yield Absent(rows, columns, zero=False), rows, np.where(apart, -np.inf, values)
             if self.dtype == "bool":
-                yield SameLane(rows, columns), COMMON, values.astype(bool) & ~apart & (SEGMENTS < N)[:, None]
+                mask, later = values.astype(bool), np.triu(np.ones((N, N), bool), 1)
+                one_lane = ~apart & (SEGMENTS < N)[:, None]
+                starts, stops = (np.searchsorted(SEGMENTS, SEGMENTS, side)[:, None] for side in ("left", "right"))
+                for when in (True, False):
+                    yield SameLane(rows, columns, when=when), COMMON, (mask & one_lane) == when
+                    yield NotLater(0, 1, when), COMMON, (mask & ~later) == when
+                    yield LaneLimit(LAYOUT, 0, 1, "start", when), COMMON, (mask & (np.arange(N) >= starts)) == when
+                    yield LaneLimit(LAYOUT, 0, 1, "stop", when), COMMON, (mask & (np.arange(N) < stops)) == when
         if self.is_float:
             yield Finite(), COMMON, np.where(np.isfinite(values), values, 1)
 
@@ -148,7 +157,8 @@ class Dtype:
         yield Implies(number, False, number), COMMON, signed != 0
         yield IsFinite(infinite), COMMON, ~random
         yield HasRow(row), LaneRows(0), some != 0
-        yield Real(LAYOUT, 0), COMMON, (SEGMENTS < N) & random
+        for when in (True, False):
+            yield Real(LAYOUT, 0, when=when), COMMON, ((SEGMENTS < N) & random) == when
 
     def _counting(self, shape: tuple[int, ...]) -> Elements:
         for axis, size in enumerate(shape):

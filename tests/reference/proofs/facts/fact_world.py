@@ -29,7 +29,9 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     IsFinite,
+    LaneLimit,
     Negative,
+    NotLater,
     OneHot,
     PageEntry,
     Permuted,
@@ -186,8 +188,19 @@ class World:
                 return shape[0] == N and all(
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
                 )
-            case Real(_, axis):
-                return axis is None or not np.moveaxis(elements, axis, -1)[..., SEGMENTS[: shape[axis]] == N].any()
+            case Real(_, axis, _, when):
+                padding = (
+                    np.moveaxis(elements, axis or 0, -1)[..., SEGMENTS[: shape[axis or 0]] == N] if shape else elements
+                )
+                return axis is None or not (padding == when).any()
+            case NotLater(rows, columns, when):
+                pairs = np.moveaxis(elements == when, (rows, columns), (0, 1))
+                return not np.triu(pairs.reshape(*pairs.shape[:2], -1).any(-1), 1).any()
+            case LaneLimit(_, rows, columns, side, when) if shape[rows] == shape[columns] == N:
+                pairs = np.moveaxis(elements == when, (rows, columns), (0, 1))
+                bounds = np.searchsorted(SEGMENTS, SEGMENTS, "left" if side == "start" else "right")[:, None]
+                outside = np.arange(N) < bounds if side == "start" else np.arange(N) >= bounds
+                return not (pairs.reshape(N, N, -1).any(-1) & outside & (SEGMENTS < N)[:, None]).any()
             case SameLane(rows, columns) | Absent(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite():
@@ -200,11 +213,13 @@ class World:
         return True
 
     def _masked(self, fact: Fact, elements: np.ndarray) -> bool:
-        segments = SEGMENTS.reshape(N, 1)
+        assert isinstance(fact, SameLane | Absent)
+        rows, columns = (SEGMENTS if owner.packed else np.arange(N) for owner in (fact.rows, fact.columns))
+        rows, columns = rows.reshape(N, 1), columns.reshape(1, N)
         if isinstance(fact, SameLane):
-            return not elements[(segments != segments.T) | (segments == N)].any()
-        assert isinstance(fact, Absent)
-        outside = elements[(segments != segments.T)].astype(float)
+            padding = (columns == N) & (rows < N) & (not fact.padding)
+            return not (elements == fact.when)[((rows != columns) & (rows < N) & (columns < N)) | padding].any()
+        outside = elements[(rows != columns) & (rows < N)].astype(float)
         return bool((np.isnan(outside) | (outside == (0 if fact.zero else -np.inf))).all())
 
     def _is_entry(self, fact: SlotEntry | PageEntry, elements: np.ndarray, lanes: np.ndarray) -> bool:

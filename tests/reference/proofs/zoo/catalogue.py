@@ -21,12 +21,15 @@ from zoo import (
 from zoo.kernels import read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
+from zoo.tokens import token_scans, token_sums
 
 THEMES = (
     gated_delta,
     mamba,
     packed,
     token_neighbours,
+    token_scans,
+    token_sums,
     attention,
     experts,
     layers,

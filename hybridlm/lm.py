@@ -77,7 +77,7 @@ from hybridlm.score_files.score_rows import RowValues, Scorer, StepPlaces, Value
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
-from hybridlm.scoring.hidden import Read, read_hidden
+from hybridlm.scoring.hidden import ReadText, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
@@ -846,7 +846,7 @@ class LM:
         else:
             head = RowsHead(settings.head)
 
-        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> Read:
+        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
         return Decider(self._prompts, head, read, self.context)

@@ -187,8 +187,8 @@ class Session:
             sequence = self._alive[request.index] = ActiveSequence(request)
             sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
-                most = min(params.max_tokens, self._engine.context - len(request.prompt))
-                sequence.recorder = self._probing.recorder(request.probe, request.index, most)
+                capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
+                sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
             if tokenizer is not None:
                 self._texts[request.index] = GrowingText(
                     tokenizer,

@@ -156,7 +156,9 @@ class Decoding:
         for sequence, _ in sequences:
             sequence.consumed += 1
         reads = (
-            {} if self._probing is None else self._probing.after_step(pool, [(lane, one, 1) for one, lane in sequences])
+            {}
+            if self._probing is None
+            else self._probing.after_step(pool, [(lane, sequence, 1) for sequence, lane in sequences])
         )
         return DispatchedStep(sampled, sequences, timing=timing, reads=reads)
 

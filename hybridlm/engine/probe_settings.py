@@ -65,18 +65,18 @@ class ProbeSettings:
         changes = interventions_of(self.interventions, len(texts), "scores")
         if prefix is not None and any(changes):
             raise ValueError("interventions: expected no prefix with them, whose state is made; give whole texts")
-        each = self.positions
-        nested = isinstance(each, list | tuple) and any(
-            isinstance(entry, list | tuple | str | np.ndarray) for entry in each
+        positions = self.positions
+        nested = isinstance(positions, list | tuple) and any(
+            isinstance(entry, list | tuple | str | np.ndarray) for entry in positions
         )
-        if nested and len(each) != len(texts):
-            raise ValueError(f"positions: expected one list for each of {len(texts)} scores, got {len(each)}")
+        if nested and len(positions) != len(texts):
+            raise ValueError(f"positions: expected one list for each of {len(texts)} scores, got {len(positions)}")
         probes, lowest = list[Probe | None](), 0 if prefix is None else len(prefix)
-        for i, own in enumerate(texts):
-            positions, where = (each[i], f"positions[{i}]") if nested else (each, f"positions, score {i}")
-            runs = runs_of(positions, own, lowest, where)
-            probes.append(sites.probe(capture, runs, changes[i], own.stop, f"score {i}: interventions"))
-        return TextProbing(engine, sites, self._target(sites, capture), probes, [own.stop for own in texts])
+        for i, span in enumerate(texts):
+            entry, where = (positions[i], f"positions[{i}]") if nested else (positions, f"positions, score {i}")
+            runs = runs_of(entry, span, lowest, where)
+            probes.append(sites.probe(capture, runs, changes[i], span.stop, f"score {i}: interventions"))
+        return TextProbing(engine, sites, self._target(sites, capture), probes, [span.stop for span in texts])
 
     def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], Probing]:
         """Return requests with the reads and changes in each.

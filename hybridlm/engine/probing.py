@@ -1,10 +1,11 @@
-"""Probes on an engine: inputs of steps, states that are read from rows and changed in them, and where values go.
+"""Probes on an engine: inputs of steps, and reads and changes of states between them.
 
 States are copied out of a row, and changed in it, between steps of the model: a step ends with the token concerned.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +17,7 @@ from hybridlm.checkpoint.model import family_of_model
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import EditShape
 from hybridlm.requests.captured import Recorder
-from hybridlm.requests.captured_table import CaptureTable, TableRecorder
+from hybridlm.requests.captured_table import CaptureTable
 from hybridlm.requests.probes import Probe, edit_inputs, probe_inputs, shape_of, slots
 from hybridlm.requests.sites import ProbeSites
 from hybridlm.rows.cached_buffers import CachedBuffers
@@ -27,10 +28,10 @@ from hybridlm.steps.operands import Feed
 
 
 def probe_sites(engine: Engine, method: str) -> ProbeSites:
-    """Return the sites of a model that can be read and changed.
+    """Return the sites of a model.
 
     Raises:
-        ValueError: the model is loaded so that none can be; names `method`.
+        ValueError: the model is loaded without edits; names `method`.
     """
     engine.runner.require_edits(f"{method}: hidden_states, states and interventions")
     devices = engine.placement.devices.model
@@ -97,27 +98,28 @@ class Probing:
             self.finish()
         self.close()
 
-    def recorder(self, probe: Probe | None, index: int | None, capacity: int) -> Recorder | TableRecorder | None:
-        """Return the recorder of a sequence of at most `capacity` reads; None if it reads nothing."""
+    def recorder(self, probe: Probe | None, index: int, capacity: int) -> Recorder | None:
+        """Return the recorder of a sequence, of at most `capacity` positions; None without reads."""
         if probe is None or not probe.runs:
             return None
+        path = add = None
         if isinstance(self._target, CaptureTable):
-            assert index is not None
-            return TableRecorder(self._target, index, probe.hidden_states)
-        path = None if self._target is None else self._target / f"{index:06}.safetensors"
-        states = list(self.sites.states.values()) if probe.states else []
-        recorder = Recorder(1 if probe.last else capacity, probe.hidden_states, self.sites.hidden, states, path)
+            add = partial(self._target.add, index)
+        elif self._target is not None:
+            path = self._target / f"{index:06}.safetensors"
+        states, capacity = list(self.sites.states.values()) if probe.states else [], 1 if probe.last else capacity
+        recorder = Recorder(capacity, probe.hidden_states, self.sites.hidden, states, path, add)
         self._recorders = [other for other in self._recorders if not other.finished] + [recorder]
         return recorder
 
     def inputs(self, lanes: Sequence[Any]) -> ProbeInputs | None:
-        """Return the probes of a step of these requests; None if no lane has any."""
+        """Return the probe inputs of a step of requests; None without probes."""
         probes = [None if sequence is None else sequence.probe for sequence in lanes]
         shape = shape_of(probes, 1)
         return None if shape == ProbeShape() else probe_inputs(probes, shape, self.sites.hidden, None)
 
     def after_step(self, pool: RowPool, stepped: Sequence[tuple[int, Any, int]]) -> dict[int, StepReads]:
-        """Dispatch the changes of states after a step, then the copies of states that are read.
+        """Dispatch the changes of states after a step, then the copies of states to read.
 
         Args:
             pool: the rows.
@@ -164,9 +166,9 @@ class Probing:
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
         for i, position in enumerate(reads.positions):
-            own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
-            sequence.recorder.put(position, own, states, probe.last)
-            arrays = [*own.values(), *(() if states is None else states.values())]
+            values = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
+            sequence.recorder.put(position, values, states, probe.last)
+            arrays = [*values.values(), *(() if states is None else states.values())]
             if wrong is None and not all(np.isfinite(array).all() for array in arrays):
                 wrong = position
         return wrong
@@ -201,7 +203,7 @@ class Probing:
 class TextProbing(Probing):
     """Reads and changes inside the model by the texts of one call.
 
-    The slots of a step follow from all texts of the call. A step in which no text asks for anything is the plain one.
+    The slots of a step follow from all texts of the call. A step without probes is the plain step.
 
     Args:
         engine, sites, target: as for `Probing`.
@@ -210,7 +212,7 @@ class TextProbing(Probing):
 
     Attributes:
         probes: as given.
-        one_by_one: whether each token of every text is a step of its own.
+        one_by_one: whether every step consumes one token of a text.
     """
 
     def __init__(
@@ -226,11 +228,11 @@ class TextProbing(Probing):
         self.one_by_one = all(
             probe is not None and probe.one_by_one(length) for probe, length in zip(probes, lengths, strict=True)
         )
-        most = slots(sum(map(len, probe.runs)) for probe in probes if probe is not None)
-        self._shape = shape_of(probes, min(most, 1 if self.one_by_one else engine.chunk))
+        places = slots(sum(map(len, probe.runs)) for probe in probes if probe is not None)
+        self._shape = shape_of(probes, min(places, 1 if self.one_by_one else engine.chunk))
 
     def text_inputs(self, lanes: Sequence[Any], feeds: Sequence[Feed | None], tokens: int) -> ProbeInputs | None:
-        """Return the probes of a step; None if no lane has any.
+        """Return the probe inputs of a step of texts; None without probes.
 
         Args:
             lanes, feeds: the text in each lane, and its tokens.

@@ -252,11 +252,11 @@ class Scheduler:
 
         Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
         """
-        probed = [one for one in sequences if one.probe is not None]
+        probed = [sequence for sequence in sequences if sequence.probe is not None]
         if not probed or len(probed) == len(sequences):
             return sequences
         self._probed_turn = not self._probed_turn
-        return probed if self._probed_turn else [one for one in sequences if one.probe is None]
+        return probed if self._probed_turn else [sequence for sequence in sequences if sequence.probe is None]
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""

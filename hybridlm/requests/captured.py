@@ -1,8 +1,9 @@
 """Hidden states and recurrent states that a run has read, in memory or in a safetensors file."""
 
+import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
+from hybridlm.checkpoint.safetensors import SafetensorsFile, safetensors_header, types_of, write_safetensors
 from hybridlm.files.atomic import NO_ROOM, naming, replacing, sync
 from hybridlm.requests.result_html import preformatted, table
 from hybridlm.steps.edit import Site
@@ -105,48 +106,54 @@ class Captured:
         """Write the arrays to a safetensors file: positions, "hidden_states[i]" and the names of the states."""
         arrays = self._arrays()
         with replacing(Path(path)) as file:
-            write_safetensors(file.buffer, _entries(arrays), arrays.values(), {})
+            write_safetensors(file.buffer, types_of(arrays), arrays.values(), {})
 
     def _arrays(self) -> dict[str, np.ndarray]:
         hidden = {HIDDEN.format(i): array for i, array in self.hidden_states.items()}
         return {POSITIONS: self.positions.astype(np.int32), **hidden, **self.states}
 
 
-def _entries(arrays: Mapping[str, np.ndarray]) -> list[TensorEntry]:
-    return [TensorEntry(name, array.shape, array.dtype.name) for name, array in arrays.items()]
-
-
 class Recorder:
-    """Arrays of one sequence that are filled while it runs, in memory or in a safetensors file.
+    """Recorder of one sequence: in memory, in a safetensors file or in rows of a table.
 
     Args:
         capacity: maximum number of positions.
         hidden_states: their indices.
         hidden: width of the residual stream.
         states: arrays of the state.
-        path: the file to write; None for memory.
+        path: the file to write; None for memory or a table.
+        add: called with the position and the arrays, float32, of each row of a table; None for no table.
     """
 
     def __init__(
-        self, capacity: int, hidden_states: Sequence[int], hidden: int, states: Sequence[Site], path: Path | None
+        self,
+        capacity: int,
+        hidden_states: Sequence[int],
+        hidden: int,
+        states: Sequence[Site],
+        path: Path | None,
+        add: Callable[[int, dict[str, np.ndarray]], None] | None = None,
     ):
+        self._add = add
+        self._last: tuple[int, dict[str, np.ndarray]] | None = None  # a row of a table
         self._hidden, self._states = tuple(hidden_states), tuple(site.name for site in states)
         self._dims = {site.name: ("position", *site.dims) for site in states}
         self._count, self._capacity, self._path, self._partial = 0, capacity, path, None
         self._arrays, self._begins = dict[str, np.ndarray](), dict[str, int]()
-        entries = [TensorEntry(POSITIONS, (capacity,), "int32")]
-        entries += [TensorEntry(HIDDEN.format(i), (capacity, hidden), "float32") for i in self._hidden]
-        entries += [TensorEntry(site.name, (capacity, *site.shape), site.dtype.name) for site in states]
+        types = {POSITIONS: ((capacity,), "int32")}
+        types |= {HIDDEN.format(i): ((capacity, hidden), "float32") for i in self._hidden}
+        types |= {site.name: ((capacity, *site.shape), site.dtype.name) for site in states}
+        self._types = types
+        if add is None and path is None:
+            self._arrays = {name: np.zeros(shape, jnp.dtype(dtype)) for name, (shape, dtype) in types.items()}
         if path is None:
-            self._arrays = {name: np.zeros(shape, jnp.dtype(dtype)) for name, shape, dtype in entries}
             return
-        self._partial, header = partial_path(path), safetensors_header(entries, {})
-        self._rows = {name: np.zeros(shape[1:], jnp.dtype(dtype)) for name, shape, dtype in entries}
+        self._partial, header = partial_path(path), safetensors_header(types, {})
         with naming(self._partial), self._partial.open("xb") as file:
             file.write(header)
             end = len(header)
-            for name, row in self._rows.items():
-                self._begins[name], end = end, end + capacity * row.nbytes
+            for name, (shape, dtype) in types.items():
+                self._begins[name], end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
             file.truncate(end)
 
     @property
@@ -175,27 +182,38 @@ class Recorder:
         row = 0 if last else self._count
         values = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
         values |= states or {}
-        if self._partial is None:
+        if self._add is not None:
+            del values[POSITIONS]
+            self._last = position, {name: np.array(array, np.float32) for name, array in values.items()}
+            if not last:
+                self.finish()
+        elif self._partial is None:
             for name, array in values.items():
                 self._arrays[name][row] = array
         else:
             # Writing to a mapped page of a full disk would end the process (SIGBUS) instead of raising.
             with naming(self._partial), self._partial.open("r+b") as file:
                 for name, array in values.items():
-                    self._rows[name][...] = array
-                    file.seek(self._begins[name] + row * self._rows[name].nbytes)
-                    file.write(self._rows[name].tobytes())
+                    shape, dtype = self._types[name]
+                    content = np.broadcast_to(array, shape[1:]).astype(jnp.dtype(dtype), copy=False).tobytes()
+                    file.seek(self._begins[name] + row * len(content))
+                    file.write(content)
         self._count = row + 1
 
-    def finish(self) -> Captured:
-        """Return the recorded values; a file gets its name."""
+    def finish(self) -> Captured | None:
+        """Return the recorded values; name the file, or complete the rows of the table."""
+        if self._add is not None:
+            if self._last is not None:
+                self._add(*self._last)
+                self._last = None
+            return None
         arrays = {name: array[: self._count] for name, array in self._arrays.items()}
         if self._path is not None and self._partial is not None:
             partial = SafetensorsFile(self._partial)
-            arrays = {name: partial.read_stored(name)[: self._count] for name in self._rows}
+            arrays = {name: partial.read_stored(name)[: self._count] for name in self._types}
             if self._count < self._capacity:
                 with naming(self._path, NO_ROOM), whole_file(self._path) as file:
-                    write_safetensors(file, _entries(arrays), arrays.values(), {})
+                    write_safetensors(file, types_of(arrays), arrays.values(), {})
                 self.close()
             else:
                 sync(self._partial)

@@ -1,6 +1,6 @@
 """Hidden states and states of all sequences of a call in one Parquet file, written while they are computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,13 @@ class CaptureTable:
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
     def add(self, index: int, position: int, arrays: dict[str, np.ndarray]) -> None:
-        """Append the arrays of one position of one sequence, by column; raises OSError if rows cannot be written."""
+        """Append a row; raises OSError if rows cannot be written.
+
+        Args:
+            index: number of the sequence in its call.
+            position: of its token.
+            arrays: float32, by column.
+        """
         self._rows.append((index, position, arrays))
         self._bytes += sum(array.nbytes for array in arrays.values())
         if self._bytes >= MAX_GROUP_BYTES:
@@ -93,36 +99,3 @@ class CaptureTable:
                 self._writer.close()
                 raise InterruptedError(f"{self._path} is not whole")
             self._writer = None
-
-
-class TableRecorder:
-    """Rows of one sequence in a table; the counterpart of `Recorder`.
-
-    Args:
-        table: the table.
-        index: number of the sequence in its call.
-        hidden_states: indices of those that are written.
-    """
-
-    def __init__(self, table: CaptureTable, index: int, hidden_states: Sequence[int]):
-        self._table, self._index, self._hidden = table, index, tuple(hidden_states)
-        self._last: tuple[int, dict[str, np.ndarray]] | None = None
-
-    def put(
-        self,
-        position: int,
-        hidden_states: Mapping[int, np.ndarray],
-        states: Mapping[str, np.ndarray] | None,
-        last: bool = False,
-    ) -> None:
-        """Store the values of a position. Arguments as for `Recorder.put`."""
-        named = {HIDDEN.format(i): hidden_states[i] for i in self._hidden} | dict(states or {})
-        self._last = position, {name: np.array(array, np.float32) for name, array in named.items()}
-        if not last:
-            self.finish()
-
-    def finish(self) -> None:
-        """Write the last position; a table gives no `Captured`."""
-        if self._last is not None:
-            self._table.add(self._index, *self._last)
-            self._last = None

@@ -1,4 +1,4 @@
-"""Interventions: changes inside the model while a sequence is scored or generated, as Python or JSON objects."""
+"""Interventions: a user's changes inside the model, as Python or JSON objects."""
 
 import hashlib
 import inspect
@@ -216,10 +216,11 @@ def consecutive(numbers: Iterable[int]) -> tuple[range, ...]:
 
 
 def read_interventions(value: Any, where: str) -> list[Intervention]:
-    """Return the interventions of a list of JSON objects: `kind`, and arguments of the method; none for None.
+    """Return the interventions of a list of JSON objects; empty for None.
 
     Args:
-        value: such as `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
+        value: each has `kind` and arguments of the method, such as
+            `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
         where: its name in messages.
 
     Raises:
@@ -252,7 +253,7 @@ def _read(entry: Any, where: str) -> Intervention:
 
 
 def digest(interventions: Sequence[Intervention]) -> str:
-    """Return the SHA-256 of interventions, every number of them."""
+    """Return the SHA-256 of interventions and their numbers."""
     digest = hashlib.sha256()
     for change in interventions:
         value = None if change.value is None else (change.value.dtype.str, change.value.shape, change.value.tobytes())

@@ -1,4 +1,4 @@
-"""Probes: reads and changes inside the model in one sequence, and the inputs of its steps."""
+"""Probes: reads and changes inside the model in one sequence, and inputs of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Probe:
 
     @property
     def intervenes(self) -> bool:
-        """True if it changes anything: the state of the sequence does not follow from its tokens."""
+        """True if it changes anything: tokens alone do not determine the state."""
         return bool(self.interventions)
 
     @property
@@ -83,7 +83,7 @@ class Probe:
         return min([end, *stops])
 
     def one_by_one(self, length: int) -> bool:
-        """Return True if each of the sequence's tokens is a step of its own."""
+        """Return True if each step consumes one token."""
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
 
     def edits_after(self, consumed: int) -> list[Intervention]:
@@ -91,23 +91,23 @@ class Probe:
         return [change for change, run in self.edits if consumed - 1 in run]
 
 
-def runs_of(positions: Any, own: range, lowest: int, where: str) -> tuple[range, ...]:
+def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range, ...]:
     """Return the positions of one text at which something is read.
 
     Args:
         positions: "last", "all", indices, or a bool for each token.
-        own: positions of "all", up to the end of the text.
+        span: positions of "all", up to the end of the text.
         lowest: index of the first token that can be read.
         where: name of the argument in messages.
 
     Raises:
         TypeError, ValueError: it does not fit the text.
     """
-    length = own.stop
+    length = span.stop
     if isinstance(positions, str):
         if positions not in ("last", "all"):
             raise ValueError(f"{where}: expected last, all, indices or a mask, got {positions!r}")
-        return (range(length - 1, length) if positions == "last" else own,)
+        return (range(length - 1, length) if positions == "last" else span,)
     array = np.asarray(positions)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "bi"):
         raise TypeError(f"{where}: expected last, all, indices or a mask, got {positions!r}"[:300])
@@ -150,7 +150,7 @@ def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
 
     Args:
         probes: of each sequence.
-        places: number of tokens of a lane whose hidden states are read, if any are.
+        places: tokens of a lane that return hidden states, if any do.
     """
     active = [probe for probe in probes if probe is not None]
     hidden = slots(len(probe.hidden_states) for probe in active)
@@ -170,7 +170,7 @@ def probe_inputs(
         probes: of each lane.
         shape: of the step.
         hidden: width of the residual stream.
-        places: tokens of each lane whose hidden states are returned, int32 [N, P].
+        places: tokens of each lane that return hidden states, int32 [N, P].
     """
     lanes = len(probes)
     active = [(lane, probe) for lane, probe in enumerate(probes) if probe is not None]

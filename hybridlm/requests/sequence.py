@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Literal
 
 from hybridlm.grammars import GrammarSource, GrammarState
 from hybridlm.requests.captured import Recorder
-from hybridlm.requests.captured_table import TableRecorder
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
@@ -108,7 +107,7 @@ class ActiveSequence:
     drafting: "Drafting | None" = None
     grammar: GrammarState | None = None
     stops: tuple[int, ...] = ()
-    recorder: Recorder | TableRecorder | None = None
+    recorder: Recorder | None = None
 
     @property
     def shares_states(self) -> bool:

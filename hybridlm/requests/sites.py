@@ -1,4 +1,4 @@
-"""Sites of a model that can be read and changed, and the check of a user's reads and interventions against them."""
+"""Sites of a model, and the check of reads and interventions against them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class ProbeSites:
         hidden: width of the residual stream.
         context: maximum number of positions.
         units: for each layer, the number of heads by kind of mixer, and of experts.
-        states: (layer, array) -> site; shapes are those of the whole model.
+        states: (layer, array) -> site; shapes are of the whole model.
     """
 
     family: str
@@ -44,11 +44,11 @@ class ProbeSites:
             )
         if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
             raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")
-        most = len(self.units)
+        layers = len(self.units)
         wrong = [index for index in hidden_states if isinstance(index, bool) or not isinstance(index, int | np.integer)]
-        wrong = wrong or [index for index in hidden_states if not 0 <= index <= most]
+        wrong = wrong or [index for index in hidden_states if not 0 <= index <= layers]
         if wrong:
-            raise ValueError(f"hidden_states: expected indices 0..{most}, got {wrong[0]!r}")
+            raise ValueError(f"hidden_states: expected indices 0..{layers}, got {wrong[0]!r}")
         return Probe(tuple(sorted({int(index) for index in hidden_states})), states)
 
     def probe(
@@ -59,7 +59,7 @@ class ProbeSites:
         Args:
             capture: the arrays that are read.
             runs: positions at which they are read.
-            interventions: what is changed.
+            interventions: changes, unchecked.
             length: positions of the sequence, those to be generated included.
             where: name of the interventions in messages.
 
@@ -78,7 +78,7 @@ class ProbeSites:
         return probe if runs or changes else None
 
     def resolve(self, change: Intervention, where: str, length: int) -> Intervention:
-        """Return an intervention with the runs, the mixer and the values that this model needs.
+        """Return an intervention with runs, mixer and values for this model.
 
         Args:
             change: the intervention.
@@ -86,7 +86,7 @@ class ProbeSites:
             length: positions of the sequence, those to be generated included.
 
         Raises:
-            TypeError, ValueError: it is none, does not fit the sequence, or is about something that the model lacks.
+            TypeError, ValueError: another object, a position behind the sequence, or a site that the model lacks.
         """
         if not isinstance(change, Intervention):
             raise TypeError(f"{where}: expected a hybridlm.Intervention, got {type(change)}")
@@ -107,7 +107,7 @@ class ProbeSites:
         return replace(change, runs=runs, value=self._state(change, where))
 
     def _ablated(self, change: Intervention, where: str) -> Any:
-        """Return the kind of the units that an intervention ablates; raises ValueError if the layer has none."""
+        """Return the kind of the ablated unit; raises ValueError if the layer lacks it."""
         units = self.units[change.layer]
         if change.kind == "ablate_expert":
             kinds, unit = [kind for kind in units if kind == "expert"], "expert"

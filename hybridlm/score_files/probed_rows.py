@@ -90,7 +90,7 @@ class ProbedRows:
         changes = self.interventions if isinstance(self.interventions, list) else read_interventions(given, name)
         found = []
         for text in texts:
-            own = range(text.prompt, len(text.token_ids))
-            runs = runs_of(self.positions, own, 0, "positions") if self.capture.captures else ()
-            found.append(self.sites.probe(self.capture, runs, changes, own.stop, name))
+            span = range(text.prompt, len(text.token_ids))
+            runs = runs_of(self.positions, span, 0, "positions") if self.capture.captures else ()
+            found.append(self.sites.probe(self.capture, runs, changes, span.stop, name))
         return found

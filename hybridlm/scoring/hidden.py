@@ -30,7 +30,7 @@ class Reading:
     summed: bool = False
 
     def key(self, text: int, begin: int, end: int) -> tuple[int, ...]:
-        """Return the places among tokens `begin - 1` to `end - 1` of a text, which predict `begin` to `end`."""
+        """Return the places of a text among the tokens that predict tokens `begin` to `end`."""
         return tuple(token for token in self.texts[text] if begin - 1 <= token < end - 1)
 
 

@@ -29,7 +29,7 @@ class Asked(Protocol):
     def texts(self) -> Sequence[Any]: ...
 
     def key(self, text: int, begin: int, end: int) -> Any:
-        """Return the question about tokens `begin` to `end` of a text; texts share tokens with equal questions."""
+        """Return the question about tokens `begin` to `end` of a text, equal where texts share them."""
         ...
 
 

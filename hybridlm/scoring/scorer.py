@@ -204,7 +204,7 @@ def _prefill(
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
         while begins and pool.owner.free and (text := waiting.take()) is not None:
-            if probing is not None and text.probe is not None:
+            if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)
             lanes[enter(engine, pool, text)] = text

@@ -9,7 +9,6 @@ import numpy as np
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.widths import next_width
 from hybridlm.requests.captured import Recorder
-from hybridlm.requests.captured_table import TableRecorder
 from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
@@ -47,7 +46,7 @@ class QueuedText:
     snapshot: Snapshot | None = None
     children: list[Self] = field(default_factory=list)
     probe: Probe | None = None
-    recorder: Recorder | TableRecorder | None = None
+    recorder: Recorder | None = None
     first_wrong: int | None = None
 
     @property

@@ -53,7 +53,7 @@ def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
 
 
 def types_in(rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the type of the arrays of each name in rows, which may be abstract; all devices' shards, no lanes."""
+    """Return the type of one row's array by name: `recurrent` and `conv`, over all devices."""
     leaves = jax.tree_util.tree_leaves_with_path(rows.layers)
     named = [(getattr(path[-1], "name", ""), leaf) for path, leaf in leaves]
     return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in named if name in EDITED}

@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -39,7 +40,7 @@ def capture(target: pathlib.Path) -> None:
 
 def table(target: pathlib.Path) -> None:
     made = captured_table.CaptureTable(target, (0,), HIDDEN, [])
-    writer = captured_table.TableRecorder(made, 0, (0,))
+    writer = Recorder(1, (0,), HIDDEN, [], None, partial(made.add, 0))
     try:
         for i, numbers in enumerate(NUMBERS):
             writer.put(i, {0: numbers}, None)

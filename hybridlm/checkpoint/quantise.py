@@ -235,10 +235,7 @@ class _QuantisedWriter:
     """Reads, quantises and writes the tensors of a checkpoint, one at a time."""
 
     def __init__(
-        self,
-        checkpoint: CheckpointDirectory,
-        plan: Mapping[str, list[Quantised]],
-        progress: Progress | None,
+        self, checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]], progress: Progress | None
     ) -> None:
         self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
         self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
@@ -265,7 +262,7 @@ class _QuantisedWriter:
             files.setdefault(file.path, (file, []))[1].append(name)
         index: dict[str, str] = {}
         for path, (_, names) in sorted(files.items()):
-            types = {new: type for name in names for new, type in self.types(name)}
+            types = dict(entry for name in names for entry in self.types(name))
             self.written += sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in types.values())
             index |= dict.fromkeys(types, path.name)
             with (directory / path.name).open("wb") as out:

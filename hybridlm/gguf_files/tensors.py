@@ -223,8 +223,6 @@ _OUTER_OF = {
     "lfm2": _OUTER | {"token_embd_norm.weight": _Rule("model.embedding_norm.weight")},
 }
 _OUTER_OF["qwen35moe"] = _OUTER_OF["qwen35"]
-
-
 _HEAD = {
     "nextn.eh_proj.weight": _Rule("mtp.fc.weight"),
     "nextn.enorm.weight": _Rule("mtp.pre_fc_norm_embedding.weight", "minus one"),

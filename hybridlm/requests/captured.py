@@ -14,7 +14,7 @@ import numpy as np
 from hybridlm.checkpoint.safetensors import SafetensorsFile, safetensors_header, types_of, write_safetensors
 from hybridlm.files.atomic import NO_ROOM, naming, replacing, sync
 from hybridlm.requests.result_html import preformatted, table
-from hybridlm.steps.edit import Site
+from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import partial_path, whole_file
 
 HIDDEN = "hidden_states[{}]"
@@ -130,7 +130,7 @@ class Recorder:
         capacity: int,
         hidden_states: Sequence[int],
         hidden: int,
-        states: Sequence[Site],
+        states: Sequence[StateSite],
         path: Path | None,
         add: Callable[[int, dict[str, np.ndarray]], None] | None = None,
     ):

@@ -10,7 +10,7 @@ import numpy as np
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import NO_ROOM, naming
 from hybridlm.requests.captured import HIDDEN
-from hybridlm.steps.edit import Site
+from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import whole_file
 
 TABLE = ".parquet"
@@ -33,7 +33,7 @@ class CaptureTable:
         OSError: the file cannot be made.
     """
 
-    def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[Site]):
+    def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateSite]):
         require_extra(f"capture_to={path.name}", "pyarrow", "data")
         import pyarrow as pa
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.probes import ABLATIONS, MAX_SLOTS, VECTORS, Probe
-from hybridlm.steps.edit import Site
+from hybridlm.steps.edit import StateSite
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ProbeSites:
     hidden: int
     context: int
     units: tuple[Mapping[str, int], ...]
-    states: Mapping[tuple[int, str], Site]
+    states: Mapping[tuple[int, str], StateSite]
 
     def capture(self, hidden_states: Any, states: Any) -> Probe:
         """Return a probe that reads, without positions yet.

@@ -59,7 +59,7 @@ def types_in(rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in named if name in EDITED}
 
 
-class Site(NamedTuple):
+class StateSite(NamedTuple):
     """An array of a layer's state that can be read and changed.
 
     Attributes:
@@ -88,17 +88,18 @@ class Site(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the array; the description has one."""
+        """Dtype of the array."""
+        assert self.state.dtype is not None, f"{self.name}: the description leaves the dtype to the cache"
         return np.dtype(self.state.dtype)
 
 
-def state_sites(structure: Structure) -> list[Site]:
+def state_sites(structure: Structure) -> list[StateSite]:
     """Return the arrays of a row that can be changed; a multi-token-prediction head has none."""
     sites = []
     for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
         if array in EDITED:
-            sites.append(Site(layer, array, place, f"layers{jax.tree_util.keystr(path)}", state))
+            sites.append(StateSite(layer, array, place, f"layers{jax.tree_util.keystr(path)}", state))
     return sites
 
 

@@ -46,8 +46,8 @@ from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix, compute_prefix
-from hybridlm.engine.probe_settings import ProbedText, ProbeSettings, folder_for
-from hybridlm.engine.probing import Probing, StateArrays
+from hybridlm.engine.probe_settings import ProbeSettings, folder_for
+from hybridlm.engine.probing import TextProbing, probe_sites
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
@@ -61,7 +61,7 @@ from hybridlm.programs.start import Start
 from hybridlm.progress import FileProgress, request_progress
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
-from hybridlm.requests.probes import Probe, check_capture, interventions_of
+from hybridlm.requests.probes import Probe, interventions_of
 from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -77,11 +77,10 @@ from hybridlm.score_files.score_rows import RowValues, Scorer, StepPlaces, Value
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
-from hybridlm.scoring.hidden import Read, read_hidden
+from hybridlm.scoring.hidden import ReadText, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, prefix_token, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
-from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.session import Event, Session
 from hybridlm.text.chat_template import REASONING
@@ -521,10 +520,10 @@ class LM:
         inside = ProbeSettings(hidden_states, positions, states)
         scorer = replace(self._scorer, settings=settings)
         if inside.given or interventions is not None:
-            arrays = inside.arrays_of(self.engine, "score_file")
-            capture = check_capture(hidden_states, states, arrays.places)
+            sites = probe_sites(self.engine, "score_file")
+            capture = sites.capture(hidden_states, states)
             changes = interventions if isinstance(interventions, str) else interventions_of(interventions, 1, "rows")[0]
-            scorer = replace(scorer, probed=ProbedRows(arrays.places, arrays.entries, capture, positions, changes))
+            scorer = replace(scorer, probed=ProbedRows(sites, capture, positions, changes))
         return score_file(scorer, input, output, **options)
 
     def divergence(self, other: "LM", texts: str | Sequence[str | Sequence[int]]) -> Divergence:
@@ -847,7 +846,7 @@ class LM:
         else:
             head = RowsHead(settings.head)
 
-        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> Read:
+        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
         return Decider(self._prompts, head, read, self.context)
@@ -1311,8 +1310,8 @@ class LM:
         ) -> list[Score]:
             given: dict[str, Any] = {} if question is None else {"question": question}
             if probes is not None and any(one is not None for one in probes):
-                probing, lengths = Probing(StateArrays(self.engine), None), [len(one) for one in ids]
-                given["probing"] = TextProbing(probing, probes, lengths, self.engine.chunk)
+                sites, lengths = probe_sites(self.engine, "score_file"), [len(one) for one in ids]
+                given["probing"] = TextProbing(self.engine, sites, None, probes, lengths)
             return self._scores(ids, full_lanes=True, **given)
 
         return Scorer(
@@ -1340,16 +1339,15 @@ class LM:
         full_lanes: bool = False,
     ) -> list[Score]:
         began = time.perf_counter()
-        with nullcontext() if probing is None else probing.probing:
+        with nullcontext() if probing is None else probing:
             found = scores(self.engine, ids, top, prefix, question, probing, full_lanes)
         if self.start is not None:
             self.start.answered(time.perf_counter() - began)
         return found
 
     def _probing(self, inside: ProbeSettings, given: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
-        texts = [ProbedText(len(one.token_ids), one.prompt) for one in given]
-        probing, probes = inside.of_texts(self.engine, texts, prefix)
-        return TextProbing(probing, probes, [one.length for one in texts], self.engine.chunk)
+        texts = [range(one.prompt, len(one.token_ids)) for one in given]
+        return inside.of_texts(self.engine, texts, prefix)
 
     def _origin(self) -> dict[str, str | int]:
         """Everything that scores depend on besides the texts, down to the last bit."""

@@ -116,7 +116,7 @@ def load(
         check_commit(abstract)
     shards = shards_of_model(family, config, placement)
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
-    packed = PackedParameters(products)
+    packed = PackedParameters()
     if settings.dequantise is None:
         packed = packed_parameters(directory, family, config, dtype, products, bound, shards)
     if packed.divided:

@@ -18,7 +18,7 @@ from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings
-from hybridlm.engine.probing import RequestProbing
+from hybridlm.engine.probing import Probing, probe_sites
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
@@ -87,7 +87,7 @@ class Session:
         to_request: ToRequest,
         processor: LogitsProcessor | None,
         speculation: Speculation | None = None,
-        probing: RequestProbing | None = None,
+        probing: Probing | None = None,
         capture_to: Path | None = None,
     ):
         self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
@@ -166,10 +166,10 @@ class Session:
         self.add(request)
         return request.index
 
-    def _reading(self) -> RequestProbing:
+    def _reading(self) -> Probing:
         """Return the probing of this session, made for the first request that reads or changes something inside."""
         if self._probing is None:
-            probing = RequestProbing(ProbeSettings.arrays_of(self._engine, "submit"), self._capture_to)
+            probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
             self._probing = probing
         return self._probing
@@ -187,7 +187,8 @@ class Session:
             sequence = self._alive[request.index] = ActiveSequence(request)
             sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
-                sequence.writer = self._probing.of_request(request, self._engine.context)
+                capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
+                sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
             if tokenizer is not None:
                 self._texts[request.index] = GrowingText(
                     tokenizer,
@@ -458,7 +459,7 @@ class Session:
             tokenizer=self._tokenizer,
             reasoning=reasoning,
             answer=answer,
-            captured=None if sequence.writer is None else sequence.writer.finish(),
+            captured=None if sequence.recorder is None else sequence.recorder.finish(),
             seed=params.seed if params.temperature > 0 else None,
             prompt_logprobs=of_prompt,
         )

@@ -1,7 +1,7 @@
 """Checkpoints: find the directory, check it, read parameters one at a time, write saved models.
 
-Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which is given a directory; `model` says
-which family it holds.
+Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which is given a directory, and with
+`weights`, which reads parameters; `model` says which family it holds.
 """
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter
@@ -14,15 +14,13 @@ from hybridlm.checkpoint.opened import (
     fingerprint_of,
     has_head,
     head_tensors,
-    load_parameters,
     open_checkpoint,
-    packed_parameters,
     stored_dtype,
 )
-from hybridlm.checkpoint.report import LoadedWeights, LoadReport, ParameterPath, Progress, dotted
 from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.checkpoint.saved.index import SavedDirectory
-from hybridlm.checkpoint.shards import Shards
+from hybridlm.checkpoint.shards import ParameterPath, Shards, dotted
+from hybridlm.checkpoint.weights import LoadedWeights, LoadReport, Progress, load_parameters, packed_parameters
 from hybridlm.errors import CheckpointError
 
 __all__ = [

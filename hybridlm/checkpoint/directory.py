@@ -6,16 +6,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorInfo
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.tensor_file import TensorFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from hybridlm.quantised import DequantiseError, GroupedTensors, QuantisationSettings, group_tensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
 from hybridlm.quantised.settings import refused
+from hybridlm.quantised.shapes import TensorInfo
 from ir_passes.files.strict_json import unique_keys
 from models import UnsupportedModel, family_of
 
@@ -28,29 +30,6 @@ MAX_CONFIG_BYTES = 16 * MEGABYTE
 MAX_INDEX_BYTES = 100 * MEGABYTE
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _FLOATS = ("Infinity", "-Infinity", "NaN")
-
-
-class WeightsFile(Protocol):
-    """A file of tensors; `SafetensorsFile` describes each of these."""
-
-    path: Path
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Dtype, shape and place of each tensor, by name."""
-        ...
-
-    def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of a tensor in float32, float16 or bfloat16; raises CheckpointError for others."""
-        ...
-
-    def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of a tensor as it is stored, codes as uint8; raises CheckpointError."""
-        ...
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +49,11 @@ class CheckpointDirectory:
 
     path: Path
     config: dict[str, Any]
-    files: Mapping[str, WeightsFile]
+    files: Mapping[str, TensorFile]
     grouped: GroupedTensors
     settings: QuantisationSettings
     notes: tuple[str, ...] = ()
-    unindexed: Mapping[str, WeightsFile] = field(default_factory=dict)
+    unindexed: Mapping[str, TensorFile] = field(default_factory=dict)
     quantisation_file: Mapping[str, Any] | None = None
 
     @property
@@ -113,11 +92,15 @@ class CheckpointDirectory:
 
     def packed_form(self, name: str) -> PackedForm | None:
         """Return the form in which a weight stays packed; None for a plain one, or one that can only be dequantised."""
-        tensor = self.grouped.quantised.get(name)
-        return tensor and packed_form(tensor, self.info(tensor.parts["scale"]).dtype, self.read_part)
+        if name not in self.grouped.quantised:
+            return self.files[name].packed_form(name)
+        tensor = self.grouped.quantised[name]
+        return packed_form(tensor, self.info(tensor.parts["scale"]).dtype, self.read_part)
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
         """Return the arrays of a quantised weight in its packed form; raises as `read`."""
+        if name not in self.grouped.quantised:
+            return self.files[name].read_packed(name, form)
         with self._named_faults():
             return pack(self.grouped.quantised[name], self.read_part, form)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import MappedFile
+from hybridlm.checkpoint.tensor_file import MappedFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.version import FileVersion
 
@@ -138,29 +138,28 @@ def _mapped(file: object) -> MappedFile:
     return file
 
 
-class _Piece(NamedTuple):
-    path: Path
-    begin: int
-    end: int
+Piece = tuple[Path, int, int]
+"""A file, and the first byte and the end of a piece."""
 
 
-def _blocks(directory: CheckpointDirectory) -> Iterator[list[_Piece]]:
+def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
     """Yield pieces of all tensors, ordered by name, in groups of about `BLOCK` bytes."""
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     size = 0
     for name in sorted(directory.files):
         file = _mapped(directory.files[name])
         begin, end = file.place(name)
         for start in range(begin, end, BLOCK):
-            pieces.append(_Piece(file.path, start, min(start + BLOCK, end)))
-            size += pieces[-1].end - start
+            stop = min(start + BLOCK, end)
+            pieces.append((file.path, start, stop))
+            size += stop - start
             if size >= BLOCK:
                 yield pieces
                 pieces, size = [], 0
     yield pieces
 
 
-def _hash_pieces(pieces: list[_Piece]) -> bytes:
+def _hash_pieces(pieces: list[Piece]) -> bytes:
     """Return the SHA-256 of concatenated pieces.
 
     The files are read, not mapped: a mapped file that shrinks would kill the process.

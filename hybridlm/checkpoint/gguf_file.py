@@ -1,17 +1,17 @@
 """A GGUF file as a checkpoint: its tensors under their Hugging Face names, packed or dequantised."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import MappedFile, TensorInfo
+from hybridlm.checkpoint.tensor_file import MappedFile
 from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, gguf_config, named_tensors, read_header
 from hybridlm.quantised import GroupedTensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm
+from hybridlm.quantised.shapes import TensorInfo
 
 
 class GgufFile(MappedFile):
@@ -24,7 +24,7 @@ class GgufFile(MappedFile):
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
         """Map the file of a header."""
-        tensors = {name: TensorInfo(one.stored.type, one.shape, one.begin, one.end) for name, one in named.items()}
+        tensors = {name: TensorInfo(one.stored.dtype, one.shape, one.begin, one.end) for name, one in named.items()}
         super().__init__(header.path, MappingProxyType(tensors))
         self._named = named
 
@@ -62,25 +62,7 @@ def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
     return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 
-@dataclass(frozen=True)
-class GgufCheckpoint(CheckpointDirectory):
-    """A GGUF file as an opened checkpoint: blocks are weights of one tensor, which stay packed where they can."""
-
-    def packed_form(self, name: str) -> PackedForm | None:
-        """Return the form in which a tensor can stay packed; None if it has to be dequantised."""
-        return self._file(name).packed_form(name)
-
-    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Read a tensor's codes, scales and offsets in a form that `packed_form` returned."""
-        return self._file(name).read_packed(name, form)
-
-    def _file(self, name: str) -> GgufFile:
-        file = self.files[name]
-        assert isinstance(file, GgufFile)
-        return file
-
-
-def open_gguf(path: str | os.PathLike[str]) -> GgufCheckpoint:
+def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a GGUF file of an architecture of `hybridlm.gguf_files.config.ARCHITECTURES`.
 
     Raises:
@@ -93,4 +75,4 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufCheckpoint:
     file = GgufFile(header, named)
     none = MappingProxyType({})
     files = MappingProxyType(dict.fromkeys(named, file))
-    return GgufCheckpoint(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))
+    return CheckpointDirectory(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))

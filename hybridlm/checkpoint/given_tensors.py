@@ -9,14 +9,16 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import READABLE, TensorInfo
+from hybridlm.checkpoint.safetensors import READABLE
+from hybridlm.checkpoint.tensor_file import TensorFile
 from hybridlm.quantised import GroupedTensors, QuantisationSettings
+from hybridlm.quantised.shapes import TensorInfo
 
 NAMES = {kind: name for name, kind in READABLE.items()}
 """NumPy's dtype -> the format's name of it."""
 
 
-class GivenTensors:
+class GivenTensors(TensorFile):
     """Arrays by name, as a file of tensors.
 
     Args:
@@ -30,22 +32,12 @@ class GivenTensors:
 
     def __init__(self, arrays: Mapping[str, Any], where: str):
         self._arrays = arrays
-        self.path = Path(where)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: _info(np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
-        )
+        tensors = {name: _info(np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+        super().__init__(Path(where), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
         """Return an array on the host, which may share memory with the one that was given."""
         return np.asarray(jax.device_get(self._arrays[name]))
-
-    def read_stored(self, name: str) -> np.ndarray:
-        """Return `read`: nothing here is stored in another form."""
-        return self.read(name)
-
-    def release(self, name: str) -> None:
-        """Do nothing: the arrays are the caller's."""
-        return None
 
 
 def _info(dtype: np.dtype, shape: tuple[int, ...]) -> TensorInfo:

@@ -4,24 +4,16 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from hybridlm.checkpoint.adapters import Adapter, BoundAdapter
+from hybridlm.checkpoint.adapters import Adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import Fingerprint, checkpoint_fingerprint, fingerprint_of_version, version_of
 from hybridlm.checkpoint.gguf_file import is_gguf, open_gguf
-from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.packed.layout import Packed
-from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, packed_forms
-from hybridlm.checkpoint.read_settings import ReadSettings
-from hybridlm.checkpoint.report import LoadedWeights, ParameterPath, Progress
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.saved.index import SavedDirectory, is_saved, open_saved
-from hybridlm.checkpoint.saved.read import head_parameters, read_saved, saved_forms
-from hybridlm.checkpoint.shards import ALL_WHOLE, Shards, shards_of
-from hybridlm.checkpoint.weights import read_tensors
+from hybridlm.checkpoint.saved.read import head_parameters
 from hybridlm.gguf_files import BLOCK_TYPES
 from models import Family, text_fields
 
@@ -107,67 +99,3 @@ def has_head(checkpoint: Checkpoint, family: Family) -> bool:
 def head_tensors(family: Family) -> set[str]:
     """Return the patterns of tensors that are read only with the head."""
     return set() if family.with_head is None else set(family.skipped) - set(family.with_head.skipped)
-
-
-def load_parameters(
-    checkpoint: Checkpoint,
-    family: Family,
-    config: Any,
-    dtype: str,
-    progress: Progress | None = None,
-    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
-    adapters: Sequence[BoundAdapter] = (),
-    only: Collection[ParameterPath] | None = None,
-    packed: PackedParameters | None = None,
-) -> LoadedWeights:
-    """Read every parameter of a model.
-
-    Args:
-        checkpoint: an opened one.
-        family: lists the parameters and how they are built from tensors.
-        config: the result of `family.read_config(checkpoint.config)`.
-        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
-        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
-        shards: layout of parameters over devices; others are whole on JAX's default device.
-        adapters: are merged in float32, in order; the result is rounded once.
-        only: paths of the parameters that are read; None for all.
-        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
-
-    Raises:
-        CheckpointError: all faults of the headers; a tile of a saved model that has changed since, or values that
-            `dtype` cannot hold.
-        ValueError: an unknown `dtype`.
-    """
-    settings = ReadSettings(dtype, progress, shards, adapters, only, packed)
-    if isinstance(checkpoint, SavedDirectory):
-        return read_saved(checkpoint, family, config, settings)
-    return read_tensors(checkpoint, family, config, settings)
-
-
-def packed_parameters(
-    checkpoint: Checkpoint,
-    family: Family,
-    config: Any,
-    dtype: str,
-    products: Packed,
-    adapters: Sequence[BoundAdapter] = (),
-    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
-) -> PackedParameters:
-    """Return the parameters that can stay packed, from headers alone, and what `load_parameters` reads them by.
-
-    Args:
-        checkpoint, family, config, adapters, shards: as for `load_parameters`.
-        dtype: that numbers are rounded to in products.
-        products: how products are computed.
-
-    Raises:
-        CheckpointError: all faults of the headers.
-    """
-    plan = None
-    if isinstance(checkpoint, SavedDirectory):
-        forms = saved_forms(checkpoint, family.weights(config), adapters)
-    else:
-        plan = check(checkpoint, family, config)
-        forms = packed_forms(checkpoint, plan, adapters)
-    every = {weight.path: shards_of(weight, shards) for weight in family.weights(config)}
-    return laid_out(forms, every, dtype, products, plan)

@@ -17,13 +17,15 @@ import numpy as np
 
 from hybridlm.checkpoint.adapters import own_adapter
 from hybridlm.checkpoint.adapters.adapter import MERGE_ELSEWHERE
-from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, CheckpointDirectory, WeightsFile
+from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, CheckpointDirectory
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.model import open_model
-from hybridlm.checkpoint.report import ParameterPath, Progress
-from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorEntry, write_safetensors
+from hybridlm.checkpoint.safetensors import READABLE, STORED, write_safetensors
 from hybridlm.checkpoint.saved.write import copy_small_files, new_directory
+from hybridlm.checkpoint.shards import ParameterPath
+from hybridlm.checkpoint.tensor_file import TensorFile
+from hybridlm.checkpoint.weights import Progress
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import new_path
 from hybridlm.files.strict_json import read_object
@@ -233,10 +235,7 @@ class _QuantisedWriter:
     """Reads, quantises and writes the tensors of a checkpoint, one at a time."""
 
     def __init__(
-        self,
-        checkpoint: CheckpointDirectory,
-        plan: Mapping[str, list[Quantised]],
-        progress: Progress | None,
+        self, checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]], progress: Progress | None
     ) -> None:
         self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
         self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
@@ -258,31 +257,30 @@ class _QuantisedWriter:
         return found
 
     def write(self, directory: Path) -> None:
-        files: dict[Path, tuple[WeightsFile, list[str]]] = {}
+        files: dict[Path, tuple[TensorFile, list[str]]] = {}
         for name, file in self.checkpoint.files.items():
             files.setdefault(file.path, (file, []))[1].append(name)
         index: dict[str, str] = {}
         for path, (_, names) in sorted(files.items()):
-            entries = [entry for name in names for entry in self.entries(name)]
-            self.written += sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in entries)
-            index |= {one.name: path.name for one in entries}
+            types = dict(entry for name in names for entry in self.types(name))
+            self.written += sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in types.values())
+            index |= dict.fromkeys(types, path.name)
             with (directory / path.name).open("wb") as out:
-                write_safetensors(out, entries, self.arrays(names), {"format": "pt"})
+                write_safetensors(out, types, self.arrays(names), {"format": "pt"})
         if set(index.values()) != {SINGLE}:
             content: dict[str, Any] = {"metadata": {"total_size": self.written}, "weight_map": index}
             (directory / INDEX).write_text(json.dumps(content, indent=2))
 
-    def entries(self, name: str) -> Iterator[TensorEntry]:
+    def types(self, name: str) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
         if name not in self.plan:
             info = self.checkpoint.info(name)
             if info.dtype not in READABLE and info.dtype not in ("I32", "I64", "I8", "U8"):
                 raise CheckpointError(self.checkpoint.path, f"{name}: {info.dtype} cannot be copied")
-            yield TensorEntry(name, info.shape, STORED[info.dtype].name)
+            yield name, (info.shape, STORED[info.dtype].name)
             return
         for part in self.plan[name]:
             stem = part.name.removesuffix("weight")
-            for last, (shape, dtype) in part.rounding.stored(part.shape).items():
-                yield TensorEntry(stem + last, shape, dtype)
+            yield from ((stem + last, type) for last, type in part.rounding.stored(part.shape).items())
 
     def arrays(self, names: list[str]) -> Iterator[np.ndarray]:
         for name in names:

@@ -6,18 +6,18 @@ mapped file and cannot list every fault of a header. The writer writes array by 
 
 import json
 import math
-import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
+from hybridlm.checkpoint.tensor_file import MappedFile
 from hybridlm.errors import CheckpointError
-from hybridlm.files.version import FileVersion
+from hybridlm.quantised.shapes import TensorInfo
 from ir_passes.files.strict_json import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -44,66 +44,6 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
 )
 """Dtype of the format -> NumPy's for what is stored; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
-
-
-class TensorInfo(NamedTuple):
-    """One entry of a header.
-
-    Attributes:
-        dtype: the format's name of the element type ("BF16", "F8_E4M3", ...).
-        shape: its dimensions.
-        begin, end: its bytes, counted from the end of the header.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-class MappedFile:
-    """Tensors in a file that is mapped read-only.
-
-    Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
-
-    Args:
-        path, tensors: the file, and its tensors by name.
-        data_start: the byte from which `begin` and `end` of a tensor are counted.
-
-    Attributes:
-        version: of the file when it was opened.
-
-    Raises:
-        KeyError: of each method: no tensor of that name.
-        CheckpointError: of each method that reads: the file has shrunk since then.
-    """
-
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):
-        self.path, self.tensors, self._data_start = path, tensors, data_start
-        with path.open("rb") as file:
-            self.version = FileVersion.of(os.fstat(file.fileno()))
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def place(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the file, and the one behind its last."""
-        info, found = self.tensors[name], self._map.size()
-        if found < self._data_start + info.end:
-            fault = f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
-            raise CheckpointError(self.path, fault)
-        return self._data_start + info.begin, self._data_start + info.end
-
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
-        begin, end = self.place(name)
-        return self._map[begin + start : min(begin + start + length, end)]
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor; reading them again still works."""
-        info = self.tensors[name]
-        start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = self._data_start + info.end - start
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
 
 class SafetensorsFile(MappedFile):
@@ -261,40 +201,39 @@ NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F1
 """dtype -> its name in safetensors files."""
 
 
-class TensorEntry(NamedTuple):
-    """An array that will be written."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+Types = Mapping[str, tuple[tuple[int, ...], str]]
+"""Name of an array -> its shape and its dtype, one of `NAMES`."""
 
 
-def safetensors_header(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
     """Return the bytes in front of the arrays; arguments as for `write_safetensors`."""
     end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
-    for entry in entries:
-        begin, end = end, end + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [begin, end]}
+    for name, (shape, dtype) in types.items():
+        begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     return (len(text) + -len(text) % 8).to_bytes(8, "little") + text + b" " * (-len(text) % 8)
 
 
-def write_safetensors(
-    file: BinaryIO, entries: Iterable[TensorEntry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
-) -> None:
+def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write a header, then the arrays.
 
     Args:
         file: written at its current position.
-        entries: describe the arrays, in order; dtypes are those of `NAMES`.
-        arrays: one for each entry.
+        types: of the arrays, in order.
+        arrays: one for each of `types`.
         metadata: free-form strings.
 
     Raises:
-        ValueError: an array differs from its entry.
+        ValueError: an array differs from its type.
     """
-    file.write(safetensors_header(entries := list(entries), metadata))
-    for entry, array in zip(entries, arrays, strict=True):
-        if (array.shape, array.dtype.name) != (entry.shape, entry.dtype):
-            raise ValueError(f"{entry}: got {array.dtype.name}{list(array.shape)}")
+    file.write(safetensors_header(types, metadata))
+    for (name, (shape, dtype)), array in zip(types.items(), arrays, strict=True):
+        if (array.shape, array.dtype.name) != (shape, dtype):
+            raise ValueError(f"{name}: expected {dtype}{list(shape)}, got {array.dtype.name}{list(array.shape)}")
         file.write(array.tobytes())
+
+
+def types_of(arrays: Mapping[str, np.ndarray]) -> Types:
+    """Return the types of arrays."""
+    return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}

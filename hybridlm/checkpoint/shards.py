@@ -18,6 +18,13 @@ from jax.sharding import NamedSharding
 from models.sharding.sharded_dim import ShardedDim
 from models.weights.sources import ArraySlice, Weight
 
+ParameterPath = tuple[str | int, ...]
+
+
+def dotted(path: ParameterPath) -> str:
+    """Return the name of a parameter."""
+    return ".".join(map(str, path))
+
 
 class Shards(NamedTuple):
     """Layout of a parameter over devices.
@@ -122,10 +129,10 @@ def build_together(
     }
 
 
-ALL_WHOLE: Mapping[tuple[str | int, ...], Shards] = MappingProxyType({})
+ALL_WHOLE: Mapping[ParameterPath, Shards] = MappingProxyType({})
 """Every parameter is whole on JAX's default device."""
 
 
-def shards_of(weight: Weight, shards: Mapping[tuple[str | int, ...], Shards]) -> Shards:
+def shards_of(weight: Weight, shards: Mapping[ParameterPath, Shards]) -> Shards:
     """Return the layout of a parameter; by default it is whole on JAX's default device."""
     return shards.get(weight.path) or Shards(tuple(weight.shape))

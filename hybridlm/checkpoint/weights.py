@@ -1,71 +1,215 @@
-"""Weight loading: parameters from a Hugging Face checkpoint, headers checked first, then tensors read one by one."""
+"""The reader of parameters, from tensors of a Hugging Face or GGUF checkpoint or from the tiles of a saved model.
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+Headers are checked first, then parameters are read one by one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridlm.checkpoint.adapters import BoundAdapter
-from hybridlm.checkpoint.cast import aligned_empty, convert, converted
+from hybridlm.checkpoint.cast import DTYPES, aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
-from hybridlm.checkpoint.packed.parameters import load_packed
-from hybridlm.checkpoint.read_settings import ReadSettings
-from hybridlm.checkpoint.report import LoadedWeights, ReadParameter, gather, kept_dtypes
+from hybridlm.checkpoint.opened import Checkpoint
+from hybridlm.checkpoint.packed.layout import Packed, PackedLayout
+from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, load_packed, packed_forms
 from hybridlm.checkpoint.safetensors import READABLE
-from hybridlm.checkpoint.shards import Shards, shards_of
+from hybridlm.checkpoint.saved.index import SavedDirectory
+from hybridlm.checkpoint.saved.read import read_saved, require_parameters, saved_forms
+from hybridlm.checkpoint.shards import ALL_WHOLE, ParameterPath, Shards, dotted, shards_of
 from hybridlm.quantised.health import lost_rows
-from models import Family
+from models import Family, Weight
 from models.weights.sources import ArraySlice
 
+Progress = Callable[[int, int, str], None]
+READERS = 4
+"""Parameters of a saved model that are read at the same time."""
 
-def read_tensors(checkpoint: CheckpointDirectory, family: Family, config: Any, settings: ReadSettings) -> LoadedWeights:
-    """Read the parameters of a model; see `load_parameters`.
 
-    Only the tensors, and the parts of them, that devices of this process need are read, and they are converted directly
-    into their final place. Beside the result about one tensor is in memory at a time (without file-backed pages, which
-    the system can drop at any time), and on an accelerator one shard of a parameter. The arrays share no memory with
-    the files.
+@dataclass(frozen=True)
+class LoadReport:
+    """A report on loading a checkpoint.
+
+    Attributes:
+        path: the checkpoint directory.
+        parameters: number of weights.
+        bytes: their size in memory.
+        skipped: pattern of the family -> number of tensors that were not read.
+        converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
+            without those that are always float32.
+        notes: on the directory (tensors outside the index, ...).
     """
-    dtype, packed = settings.dtype, settings.packed
-    plan = check(checkpoint, family, config) if packed is None or packed.plan is None else packed.plan
-    choices = [choice for choice in plan.choices if settings.reads(choice.weight)]
-    weights = [choice.weight for choice in choices]
-    kept = kept_dtypes(weights, dtype)
-    layouts = {} if packed is None else packed.layouts
 
-    def read() -> Iterator[ReadParameter]:
-        for choice, kind in zip(choices, kept, strict=True):
-            names = choice.names.values()
-            if packed is not None and choice.weight.path in layouts:
-                found, lost = load_packed(checkpoint, choice, layouts[choice.weight.path], dtype, packed.products)
-                for name in names:
-                    checkpoint.release(name)
-                yield ReadParameter(found, [], lost)
-                continue
-            merged, shards = settings.adapters_of(choice.weight), shards_of(choice.weight, settings.shards)
-            array, lost = _load(checkpoint, choice, kind, shards, merged)
-            stored = {checkpoint.stored_as(name) for name in names}
-            for name in names:
-                checkpoint.release(name)
-            yield ReadParameter(array, [name for name in stored if READABLE.get(name) != kind], lost)
+    path: Path
+    parameters: int
+    bytes: int
+    skipped: Mapping[str, int]
+    converted: Mapping[str, int]
+    notes: tuple[str, ...]
 
-    return gather(
-        checkpoint.path, weights, kept, read(), settings.progress, plan.skipped, (*checkpoint.notes, *plan.notes)
-    )
+    def lines(self) -> list[str]:
+        """Return sentences on the notes and the tensors that were not read; empty if there are none."""
+        lines = [f"{self.path}: {note}" for note in self.notes]
+        if self.skipped:
+            patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
+            lines.append(f"{self.path}: {sum(self.skipped.values())} tensors are not used by this model: {patterns}")
+        return lines
+
+    def conversions(self, kept: str) -> list[str]:
+        """Return a sentence per stored dtype, for users who did not choose `kept`."""
+        return [
+            f"{self.path}: {count} of the parameters are stored as {stored} and kept as {kept}, as most are stored; "
+            f'dtype="float32" keeps every bit'
+            for stored, count in self.converted.items()
+        ]
 
 
-def _load(
+class LoadedWeights(NamedTuple):
+    """Parameters, `jax.Array` or `LinearWeight`, by path in the nnx module, and the report."""
+
+    arrays: dict[ParameterPath, Any]
+    report: LoadReport
+
+
+def load_parameters(
+    checkpoint: Checkpoint,
+    family: Family,
+    config: Any,
+    dtype: str,
+    progress: Progress | None = None,
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+    adapters: Sequence[BoundAdapter] = (),
+    only: Collection[ParameterPath] | None = None,
+    packed: PackedParameters | None = None,
+) -> LoadedWeights:
+    """Read every parameter of a model.
+
+    Args:
+        checkpoint: an opened one.
+        family: lists the parameters and how they are built from tensors.
+        config: the result of `family.read_config(checkpoint.config)`.
+        dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
+        progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
+        shards: layout of parameters over devices; others are whole on JAX's default device.
+        adapters: are merged in float32, in order; the result is rounded once.
+        only: paths of the parameters that are read; None for all.
+        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
+
+    Raises:
+        CheckpointError: all faults of the headers; a tile of a saved model that has changed since, or values that
+            `dtype` cannot hold.
+        ValueError: an unknown `dtype`.
+    """
+    packed = PackedParameters() if packed is None else packed
+    skipped, notes = MappingProxyType({}), ()
+    if isinstance(checkpoint, SavedDirectory):
+        weights = family.weights(config)
+        require_parameters(checkpoint, family, weights)
+        sources = {weight.path: partial(read_saved, checkpoint, weight) for weight in weights}
+    else:
+        plan = packed.plan or check(checkpoint, family, config)
+        weights, skipped, notes = (
+            [choice.weight for choice in plan.choices],
+            plan.skipped,
+            (*checkpoint.notes, *plan.notes),
+        )
+        sources = {choice.weight.path: partial(_read_tensors, checkpoint, choice) for choice in plan.choices}
+    assert len(sources) == len(weights), f"{checkpoint.path}: two parameters have one path"
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    weights = [weight for weight in weights if only is None or weight.path in only]
+    kinds = [DTYPES["float32" if weight.float32 else dtype] for weight in weights]
+    sizes = [math.prod(weight.shape) * kind.itemsize for weight, kind in zip(weights, kinds, strict=True)]
+
+    def read(weight: Weight, kind: np.dtype) -> tuple[Any, list[str], tuple[str, ...]]:
+        merged = [adapter for adapter in adapters if adapter.touches(weight)]
+        return sources[weight.path](kind, shards_of(weight, shards), merged, packed.layouts.get(weight.path))
+
+    arrays: dict[ParameterPath, Any] = {}
+    conversions, lost, done = Counter[str](), dict[str, None](), 0
+    if progress is not None:
+        progress(0, sum(sizes), "")
+    with ThreadPoolExecutor(READERS) as readers:
+        in_order = readers.map if isinstance(checkpoint, SavedDirectory) else map
+        for weight, size, (array, stored, sentences) in zip(
+            weights, sizes, in_order(read, weights, kinds), strict=True
+        ):
+            arrays[weight.path] = array
+            if not weight.float32:
+                conversions.update(stored)
+            lost.update(dict.fromkeys(sentences))
+            done += size
+            if progress is not None:
+                progress(done, sum(sizes), dotted(weight.path))
+    count, held = sum(math.prod(weight.shape) for weight in weights), sum(array.nbytes for array in arrays.values())
+    return LoadedWeights(arrays, LoadReport(checkpoint.path, count, held, skipped, conversions, (*notes, *lost)))
+
+
+def packed_parameters(
+    checkpoint: Checkpoint,
+    family: Family,
+    config: Any,
+    dtype: str,
+    products: Packed,
+    adapters: Sequence[BoundAdapter] = (),
+    shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
+) -> PackedParameters:
+    """Return the parameters that can stay packed, from headers alone, and their layouts for `load_parameters`.
+
+    Args:
+        checkpoint, family, config, adapters, shards: as for `load_parameters`.
+        dtype: that numbers are rounded to in products.
+        products: how products are computed.
+
+    Raises:
+        CheckpointError: all faults of the headers.
+    """
+    plan = None
+    if isinstance(checkpoint, SavedDirectory):
+        forms = saved_forms(checkpoint, family.weights(config), adapters)
+    else:
+        plan = check(checkpoint, family, config)
+        forms = packed_forms(checkpoint, plan, adapters)
+    layouts = {weight.path: shards_of(weight, shards) for weight in family.weights(config)}
+    return laid_out(forms, layouts, dtype, products, plan)
+
+
+def _read_tensors(
     checkpoint: CheckpointDirectory,
     choice: ChosenSource,
     kind: np.dtype,
     shards: Shards,
     adapters: Sequence[BoundAdapter],
-) -> tuple[jax.Array, tuple[str, ...]]:
-    """Return a parameter, and a sentence for each of its quantised tensors whose rows were lost."""
+    layout: PackedLayout | None,
+) -> tuple[Any, list[str], tuple[str, ...]]:
+    """Read a parameter from its tensors.
+
+    Only the parts of the tensors that devices of this process need are read, and they are converted directly into their
+    final place. Besides the result about one tensor is in memory at a time (without file-backed pages, which the system
+    can drop at any time), and on an accelerator one shard of a parameter. The array shares no memory with the files.
+
+    Args:
+        checkpoint, choice: the files, and the tensors of the parameter.
+        kind: dtype in memory.
+        shards: layout over devices.
+        adapters: that change the parameter.
+        layout: of a parameter that stays packed; None for a plain one.
+
+    Returns:
+        The parameter, the dtypes or schemes that it was converted from, and a sentence for each tensor with lost rows.
+    """
     weight, source, names = choice.weight, choice.source, choice.names
-    lost: dict[str, None] = {}
+    lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}
 
     def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         # A copy that XLA takes over; a view of the mapped file would change with the file.
@@ -78,13 +222,21 @@ def _load(
                 tensor = checkpoint.read(names[piece.name])
                 if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
                     lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-                found, into = source.take(tensor, piece.taken), whole[(*piece.place, ...)]
-                assert found.shape == into.shape, f"{weight.path}: {piece} has {found.shape}, expected {into.shape}"
-                convert(found, into, checkpoint.path, [names[piece.name]])
+                values, into = source.take(tensor, piece.taken), whole[(*piece.place, ...)]
+                assert values.shape == into.shape, f"{weight.path}: {piece} has {values.shape}, expected {into.shape}"
+                convert(values, into, checkpoint.path, [names[piece.name]])
                 filled += into.size
         assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
         for adapter in adapters:
             adapter.merge(weight, pieces, result)
         return converted(result, kind, checkpoint.path, names.values()) if adapters else result
 
-    return jax.block_until_ready(shards.build(part)), tuple(lost)
+    if layout is None:
+        array = jax.block_until_ready(shards.build(part))
+        converted_from = [dtype for dtype in stored if READABLE.get(dtype) != kind]
+    else:
+        (array, sentences), converted_from = load_packed(checkpoint, choice, layout), []
+        lost = dict.fromkeys(sentences)
+    for name in names.values():
+        checkpoint.release(name)
+    return array, converted_from, tuple(lost)

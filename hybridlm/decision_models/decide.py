@@ -10,7 +10,7 @@ from hybridlm.decision_models.heads import OptionHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
 from hybridlm.requests.validation import check_length
-from hybridlm.scoring.hidden import Read
+from hybridlm.scoring.hidden import ReadText
 
 Answers = dict[str, Answer]
 """Name of a question -> its answer."""
@@ -29,7 +29,7 @@ class Decider:
 
     prompts: Prompts
     head: OptionHead
-    read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], Read]
+    read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
     context: int
 
     @property
@@ -54,15 +54,14 @@ class Decider:
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
         """Return the answers to requests; for a wrong one the first token without finite numbers."""
         prompts = [prompt for one in requests for prompt in one]
-        read = self.read([one.token_ids for one in prompts], [one.places for one in prompts])
-        vectors, numbers = iter(read.vectors), iter(range(len(prompts)))
+        texts = iter(self.read([one.token_ids for one in prompts], [one.places for one in prompts]))
         found: list[Answers | int] = []
         for request in requests:
             answers, wrong = Answers(), None
             for prompt in request:
-                rows, first_wrong = next(vectors), read.wrong.get(next(numbers))
-                wrong = first_wrong if wrong is None else wrong
-                for vector, question, place in zip(rows, prompt.questions, prompt.places, strict=True):
+                text = next(texts)
+                wrong = text.first_wrong if wrong is None else wrong
+                for vector, question, place in zip(text.vectors, prompt.questions, prompt.places, strict=True):
                     with np.errstate(all="ignore"):  # checked below
                         scores = self.head.scores(vector, question)
                         answer = answer_of(question, scores, self.temperature.get(question.type, 1.0))

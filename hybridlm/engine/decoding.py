@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.probing import ReadPositions, RequestProbing
+from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.requests.logit_changes import expected_changes, logit_changes
@@ -33,14 +33,14 @@ class DispatchedStep(NamedTuple):
         sequences: the sequences that sample a token in it, with their lanes.
         accepted: number of accepted tokens per lane, for a step that verifies; None for one that samples.
         timing: measures it; None if it is not measured.
-        reads: lane -> what is read inside the model.
+        reads: lane -> values that it reads inside the model.
     """
 
     sampled: SampledTokens
     sequences: list[tuple[ActiveSequence, int]]
     accepted: jax.Array | None = None
     timing: StepTiming | None = None
-    reads: Mapping[int, ReadPositions | None] = MappingProxyType({})
+    reads: Mapping[int, StepReads] = MappingProxyType({})
 
 
 class Decoding:
@@ -58,14 +58,14 @@ class Decoding:
         engine: Engine,
         processor: LogitsProcessor | None,
         speculation: Speculation | None,
-        probing: RequestProbing | None = None,
+        probing: Probing | None = None,
     ):
         assert probing is None or speculation is None, "nothing is drafted where probes may be"
         self._engine, self._processor, self._speculation, self._probing = engine, processor, speculation, probing
         self._drafted: list[int] = []
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
-    def read_and_change(self, probing: RequestProbing) -> None:
+    def read_and_change(self, probing: Probing) -> None:
         """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
         if self._speculation is not None:
             raise ValueError(
@@ -86,7 +86,7 @@ class Decoding:
         # With drafts the next step is known once there are tokens.
         if (
             self._speculation is None
-            and all(sequence.request.probe is None for sequence in sequences)
+            and all(sequence.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
             lanes = engine.bucket(len(sequences), engine.lanes)
@@ -139,7 +139,7 @@ class Decoding:
         if self._steady is None or self._steady[0] != lanes:
             tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
-            probes = None if self._probing is None else self._probing.operand(lanes)
+            probes = None if self._probing is None else self._probing.inputs(lanes)
             inputs = StepInputs(Batch(tokens, active, positions, blocks), None, *sampling_arrays(lanes), probes=probes)
             self._steady = lanes, active, engine.placement.ahead(inputs)
         _, counts, placed = self._steady
@@ -155,7 +155,11 @@ class Decoding:
         sequences = _active_lanes(lanes)
         for sequence, _ in sequences:
             sequence.consumed += 1
-        reads = {} if self._probing is None else self._probing.after_step(pool, sequences)
+        reads = (
+            {}
+            if self._probing is None
+            else self._probing.after_step(pool, [(lane, sequence, 1) for sequence, lane in sequences])
+        )
         return DispatchedStep(sampled, sequences, timing=timing, reads=reads)
 
     def _verify(

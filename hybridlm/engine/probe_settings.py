@@ -3,25 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
-from hybridlm.engine.probing import Probing, RequestProbing, StateArrays
+from hybridlm.engine.probing import Probing, TextProbing, probe_sites
 from hybridlm.files.atomic import new_path
 from hybridlm.requests.captured_table import TABLE, CaptureTable
-from hybridlm.requests.interventions import Intervention, PositionRange
-from hybridlm.requests.probes import CaptureSettings, Probe, check_capture, interventions_of, probe, runs_of
+from hybridlm.requests.interventions import Intervention
+from hybridlm.requests.probes import Probe, interventions_of, runs_of
 from hybridlm.requests.sequence import Request
-
-
-class ProbedText(NamedTuple):
-    """A text that is scored: number of its tokens, and of those at its beginning that are only read."""
-
-    length: int
-    prompt: int
+from hybridlm.requests.sites import ProbeSites
 
 
 @dataclass(frozen=True)
@@ -54,40 +48,38 @@ class ProbeSettings:
         if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
-    def of_texts(
-        self, engine: Engine, texts: Sequence[ProbedText], prefix: Prefix | None
-    ) -> tuple[Probing, list[Probe | None]]:
-        """Return what is read and changed in texts.
+    def of_texts(self, engine: Engine, texts: Sequence[range], prefix: Prefix | None) -> TextProbing:
+        """Return the reads and changes in texts.
 
         Args:
             engine: of the model.
-            texts: "all" positions are those behind the prompt of each.
+            texts: positions of each text behind its prompt, which are "all".
             prefix: that all texts continue.
 
         Raises:
             TypeError, ValueError: a setting does not fit the model or a text; the message names it.
             FileExistsError, OSError: the folder exists, or cannot be made.
         """
-        arrays = self.arrays_of(engine, "score")
-        capture = check_capture(self.hidden_states, self.states, arrays.places)
+        sites = probe_sites(engine, "score")
+        capture = sites.capture(self.hidden_states, self.states)
         changes = interventions_of(self.interventions, len(texts), "scores")
         if prefix is not None and any(changes):
             raise ValueError("interventions: expected no prefix with them, whose state is made; give whole texts")
-        each = self.positions
-        nested = isinstance(each, list | tuple) and any(
-            isinstance(one, list | tuple | str | np.ndarray) for one in each
+        positions = self.positions
+        nested = isinstance(positions, list | tuple) and any(
+            isinstance(entry, list | tuple | str | np.ndarray) for entry in positions
         )
-        if nested and len(each) != len(texts):
-            raise ValueError(f"positions: expected one list for each of {len(texts)} scores, got {len(each)}")
+        if nested and len(positions) != len(texts):
+            raise ValueError(f"positions: expected one list for each of {len(texts)} scores, got {len(positions)}")
         probes, lowest = list[Probe | None](), 0 if prefix is None else len(prefix)
-        for i, (length, prompt) in enumerate(texts):
-            given, where = (each[i], f"positions[{i}]") if nested else (each, f"positions, score {i}")
-            runs = runs_of(given, prompt, lowest, length, where)
-            probes.append(probe(arrays.places, capture, runs, changes[i], length, f"score {i}: interventions"))
-        return Probing(arrays, self._target(arrays, capture)), probes
+        for i, span in enumerate(texts):
+            entry, where = (positions[i], f"positions[{i}]") if nested else (positions, f"positions, score {i}")
+            runs = runs_of(entry, span, lowest, where)
+            probes.append(sites.probe(capture, runs, changes[i], span.stop, f"score {i}: interventions"))
+        return TextProbing(engine, sites, self._target(sites, capture), probes, [span.stop for span in texts])
 
-    def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], RequestProbing]:
-        """Return requests with what is read and changed in each.
+    def of_requests(self, engine: Engine, requests: Sequence[Request], n: int) -> tuple[list[Request], Probing]:
+        """Return requests with the reads and changes in each.
 
         Args:
             engine: of the model.
@@ -97,54 +89,45 @@ class ProbeSettings:
         Raises:
             TypeError, ValueError, FileExistsError, OSError: as `of_texts`.
         """
-        arrays = self.arrays_of(engine, "generate")
+        sites = probe_sites(engine, "generate")
         changes = interventions_of(self.interventions, len(requests) // n, "prompts")
         numbers = [request.index // n for request in requests]
-        found = [
-            self._of_request(arrays, request, changes[number], f"prompts[{number}]")
+        probed = [
+            self._of_request(sites, request, changes[number], f"prompts[{number}]")
             for number, request in zip(numbers, requests, strict=True)
         ]
-        capture = check_capture(self.hidden_states, self.states, arrays.places)
-        return found, RequestProbing(arrays, self._target(arrays, capture))
+        target = self._target(sites, sites.capture(self.hidden_states, self.states))
+        return probed, Probing(engine, sites, target)
 
-    def of_request(self, probing: RequestProbing, request: Request) -> Request:
-        """Return a request of a session with what is read and changed in it.
+    def of_request(self, probing: Probing, request: Request) -> Request:
+        """Return a request of a session with its reads and changes.
 
         Raises:
             TypeError, ValueError: as `of_texts`.
         """
         (changes,) = interventions_of(self.interventions, 1, "request")
-        return self._of_request(probing.arrays, request, changes, f"request {request.index}")
+        return self._of_request(probing.sites, request, changes, f"request {request.index}")
 
-    def _of_request(
-        self, arrays: StateArrays, request: Request, changes: Sequence[Intervention], where: str
-    ) -> Request:
-        capture = check_capture(self.hidden_states, self.states, arrays.places)
+    def _of_request(self, sites: ProbeSites, request: Request, changes: Sequence[Intervention], where: str) -> Request:
+        capture = sites.capture(self.hidden_states, self.states)
         if self.positions not in ("last", "all"):
             raise ValueError(f"positions: expected last or all, got {self.positions!r}")
-        first, context = len(request.prompt) - 1, arrays.places.context
+        first, context = len(request.prompt) - 1, sites.context
         if changes and request.start is not None:
             raise ValueError("interventions: expected no prefix with them, whose state is made; give whole prompts")
-        if capture.given and request.params.thinking_budget is not None:
+        if capture.captures and request.params.thinking_budget is not None:
             raise ValueError("thinking_budget: expected none with hidden_states or states")
-        last, end = self.positions == "last", min(context, first + 1 + request.params.max_tokens)
-        made = probe(
-            arrays.places, capture, (PositionRange(first, context),), changes, end, f"{where}: interventions", last
-        )
-        return replace(request, probe=made)
+        capture, end = replace(capture, last=self.positions == "last"), first + 1 + request.params.max_tokens
+        runs = (range(first, context),)
+        probe = sites.probe(capture, runs, changes, min(context, end), f"{where}: interventions")
+        return replace(request, probe=probe)
 
-    def _target(self, arrays: StateArrays, capture: CaptureSettings) -> Path | CaptureTable | None:
-        """Make the folder or the table for what is read; None for neither."""
+    def _target(self, sites: ProbeSites, capture: Probe) -> Path | CaptureTable | None:
+        """Make the folder or the table for the values that are read; None for neither."""
         if self.capture_to is None or Path(self.capture_to).suffix != TABLE:
             return folder_for(self.capture_to)
-        entries = arrays.entries if capture.states else []
-        return CaptureTable(new_path(Path(self.capture_to)), capture.hidden_states, arrays.places.hidden, entries)
-
-    @staticmethod
-    def arrays_of(engine: Engine, method: str) -> StateArrays:
-        """Return what can be read and changed; raises ValueError if the model is loaded so that neither is possible."""
-        engine.runner.require_edits(f"{method}: hidden_states, states and interventions")
-        return StateArrays(engine)
+        states = list(sites.states.values()) if capture.states else []
+        return CaptureTable(new_path(Path(self.capture_to)), capture.hidden_states, sites.hidden, states)
 
 
 def folder_for(capture_to: Any) -> Path | None:

@@ -1,156 +1,94 @@
-"""Probes on an engine: states that are read from rows and changed in them, operands of steps, and what is kept of them.
+"""Probes on an engine: inputs of steps, and reads and changes of states between them.
 
 States are copied out of a row, and changed in it, between steps of the model: a step ends with the token concerned.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import EditShape
-from hybridlm.requests.captured import CaptureWriter, StateEntry
-from hybridlm.requests.captured_table import CaptureTable, TableWriter
-from hybridlm.requests.places import Edit, Places
-from hybridlm.requests.probes import Probe, edit_operands, probe_operands, shape_of
-from hybridlm.requests.sequence import ActiveSequence, Request
+from hybridlm.requests.captured import Recorder
+from hybridlm.requests.captured_table import CaptureTable
+from hybridlm.requests.probes import Probe, edit_inputs, probe_inputs, shape_of, slots
+from hybridlm.requests.sites import ProbeSites
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
-from hybridlm.steps.edit import StateType, edited_arrays
-from hybridlm.steps.hooks import Probes, ProbeShape
-from ir_passes.host.slot_owner import Slot
-from models import DecoderConfig
-from models.state.state import StateArray
+from hybridlm.steps.edit import state_sites, types_in
+from hybridlm.steps.hooks import ProbeInputs, ProbeShape
+from hybridlm.steps.operands import Feed
 
 
-class StateArrays:
-    """The arrays of a model's state that can be read and changed.
+def probe_sites(engine: Engine, method: str) -> ProbeSites:
+    """Return the sites of a model.
 
-    Attributes:
-        entries: the arrays, by their names in contracts.
-        places: what can be read and changed.
+    Raises:
+        ValueError: the model is loaded without edits; names `method`.
     """
-
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        arrays, layout = edited_arrays(engine.programs.structure), engine.kind.layout
-        self._types = {
-            one.name: StateType(layout[one.place].shape, np.dtype(layout[one.place].dtype)) for one in arrays
-        }
-        devices, self._places = engine.placement.devices, [one.place for one in arrays]
-        whole = [one.array for one in arrays] if devices.model == 1 else _whole_arrays(engine.config, self._places)
-        self._splits = {
-            (one.layer, one.name): _Split(array.sharded_dim.dim - 1, array.sharded_dim.order(devices.model))
-            for one, array in zip(arrays, whole, strict=True)
-            if devices.model > 1 and array.sharded_dim is not None
-        }
-        self.entries = [
-            StateEntry(
-                one.path,
-                tuple(name for name, _ in array.sizes),
-                array.of(1, 1, engine.row_arrays.dtype).shape[1:],
-                self._types[one.name].dtype,
-            )
-            for one, array in zip(arrays, whole, strict=True)
-        ]
-        states = {
-            (one.layer, one.name): StateType(entry.shape, entry.dtype)
-            for one, entry in zip(arrays, self.entries, strict=True)
-        }
-        for name in {array for _, array in states}:
-            shapes = {kind.shape for (_, array), kind in states.items() if array == name}
-            assert len(shapes) == 1, f"{name}: one operand holds the values of any layer, these have {shapes}"
-        sites = tuple(
-            {kind: count if kind == "expert" else count * devices.model for kind, count in each.items()}
-            for each in engine.row_arrays.model.sites()
-        )
-        self.places = Places(engine.config.family, engine.hidden_size, engine.context, sites, states)
-
-    def keep(self, pool: RowPool, slot: Slot, owner: object) -> CachedBuffers:
-        """Dispatch the copy of a row's states, as the dispatched steps leave them."""
-        return self._engine.moves.keep_state(pool, slot, owner)
-
-    def read(self, kept: CachedBuffers) -> dict[str, np.ndarray]:
-        """Wait for states that were kept, and return them by name."""
-        arrays = self._engine.runner.read(kept.arrays)
-        order = {place: i for i, place in enumerate(self._engine.moves.state_places)}
-        found = {}
-        for entry, place, key in zip(self.entries, self._places, self.places.states, strict=True):
-            array, split = np.asarray(arrays[order[place]][0]), self._splits.get(key)
-            found[entry.name] = array if split is None else split.joined(array, entry.shape)
-        return found
-
-    def edit(self, pool: RowPool, lanes: Sequence[tuple[int, Probe, int]]) -> None:
-        """Dispatch the changes of states that are due.
-
-        Args:
-            pool: the rows.
-            lanes: row, probe, and tokens that the row has consumed.
-        """
-        due = [(lane, probe.edits_after(consumed)) for lane, probe, consumed in lanes]
-        for turn in range(max((len(edits) for _, edits in due), default=0)):
-            given = {lane: self._split(edits[turn]) for lane, edits in due if turn < len(edits)}
-            operand = edit_operands([given.get(lane) for lane in range(pool.size)], self._types)
-            self._engine.edit(EditShape(pool.size), pool, operand)
-
-    def _split(self, edit: Edit) -> Edit:
-        """Return a change of a whole array as one of what the devices hold of it, one after another."""
-        split = self._splits.get((edit.layer, edit.array))
-        if split is None:
-            return edit
-        value = None if edit.value is None else np.take(edit.value, split.order, axis=split.axis)
-        return edit._replace(value=value, units=edit.units[split.order] if split.axis == 0 else edit.units)
+    engine.runner.require_edits(f"{method}: hidden_states, states and interventions")
+    devices = engine.placement.devices.model
+    sites, leaves = state_sites(engine.programs.structure), None
+    if devices > 1:
+        leaves = jax.tree.leaves(family_of_model(engine.config).abstract(engine.config).state_arrays())
+    states = {}
+    for site in sites:
+        state = site.state if leaves is None else leaves[site.place]
+        dtype = engine.row_arrays.dtype if state.dtype is None else state.dtype
+        states[site.layer, site.array] = site._replace(state=replace(state, dtype=jnp.dtype(dtype)))
+    for array in {array for _, array in states}:
+        shapes = {site.shape for site in states.values() if site.array == array}
+        assert len(shapes) == 1, f"{array}: one input holds the values of any layer, these have {shapes}"
+    units = tuple(
+        {kind: count if kind == "expert" else count * devices for kind, count in counts.items()}
+        for counts in engine.row_arrays.model.sites()
+    )
+    return ProbeSites(engine.config.family, engine.hidden_size, engine.context, units, states)
 
 
-class _Split(NamedTuple):
-    """A dimension of a sequence's state that is split over devices, and its entries as the devices hold them."""
-
-    axis: int
-    order: np.ndarray
-
-    def joined(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the whole array of what the devices hold."""
-        whole = np.empty(shape, array.dtype)
-        np.moveaxis(whole, self.axis, 0)[self.order] = np.moveaxis(array, self.axis, 0)
-        return whole
-
-
-def _whole_arrays(config: DecoderConfig, places: Sequence[int]) -> list[StateArray]:
-    """Return the descriptions of arrays of a whole model's state, by their indices among all."""
-    leaves = jax.tree.leaves(family_of_model(config).abstract(config).state_arrays())
-    return [leaves[place] for place in places]
-
-
-class ReadPositions(NamedTuple):
-    """Places that one step reads of one sequence.
+class StepReads(NamedTuple):
+    """Values that one step reads of one sequence.
 
     Attributes:
         positions: at which hidden states are read, in the order of the step's output.
-        kept: the states after the last of them; None where none are read.
+        states: copies of the row's arrays after the last of them; None where none are read.
     """
 
     positions: list[int]
-    kept: CachedBuffers | None
+    states: CachedBuffers | None
 
 
 class Probing:
-    """Reads and changes inside the model by the sequences of one call.
+    """Reads and changes inside the model by the sequences of one call or session.
+
+    A sequence is an `ActiveSequence` or a `QueuedText`. Requests read hidden states where a token is sampled.
 
     Args:
-        arrays: of the model's states.
+        engine: runs the steps.
+        sites: of the model.
         target: folder where a file is written for each sequence, or a table for all; None for memory.
 
     Attributes:
-        arrays: as given.
+        sites: as given.
     """
 
-    def __init__(self, arrays: StateArrays, target: Path | CaptureTable | None):
-        self.arrays, self._target = arrays, target
-        self._writers: list[CaptureWriter] = []
+    def __init__(self, engine: Engine, sites: ProbeSites, target: Path | CaptureTable | None):
+        self.sites, self._engine, self._target = sites, engine, target
+        self._types = types_in(engine.row_arrays.abstract(1, engine.context))
+        devices = engine.placement.devices.model
+        self._orders = {
+            key: (site.state.sharded_dim.dim - 1, site.state.sharded_dim.order(devices))
+            for key, site in sites.states.items()
+            if devices > 1 and site.state.sharded_dim is not None
+        }
+        self._recorders: list[Recorder] = []
 
     def __enter__(self) -> Self:
         return self
@@ -160,54 +98,94 @@ class Probing:
             self.finish()
         self.close()
 
-    def writer(self, probe: Probe | None, index: int | None, capacity: int) -> CaptureWriter | TableWriter | None:
-        """Return the arrays that what a sequence reads is written to; None if it reads nothing."""
+    def recorder(self, probe: Probe | None, index: int, capacity: int) -> Recorder | None:
+        """Return the recorder of a sequence, of at most `capacity` positions; None without reads."""
         if probe is None or not probe.runs:
             return None
+        path = add = None
         if isinstance(self._target, CaptureTable):
-            assert index is not None
-            return TableWriter(self._target, index, probe.hidden_states)
-        path = None if self._target is None else self._target / f"{index:06}.safetensors"
-        states = self.arrays.entries if probe.states else []
-        made = CaptureWriter(capacity, probe.hidden_states, self.arrays.places.hidden, states, path)
-        self._writers = [one for one in self._writers if not one.finished] + [made]
-        return made
+            add = partial(self._target.add, index)
+        elif self._target is not None:
+            path = self._target / f"{index:06}.safetensors"
+        states, capacity = list(self.sites.states.values()) if probe.states else [], 1 if probe.last else capacity
+        recorder = Recorder(capacity, probe.hidden_states, self.sites.hidden, states, path, add)
+        self._recorders = [other for other in self._recorders if not other.finished] + [recorder]
+        return recorder
 
-    def read(self, pool: RowPool, slot: Slot | None, owner: object, probe: Probe, first: int, end: int) -> Any:
-        """Return the `ReadPositions` of a step that was dispatched; None for nothing."""
-        positions = probe.read_in(first, end)
-        if not positions or slot is None:
-            return None
-        return ReadPositions(positions, self.arrays.keep(pool, slot, owner) if probe.states else None)
+    def inputs(self, lanes: Sequence[Any]) -> ProbeInputs | None:
+        """Return the probe inputs of a step of requests; None without probes."""
+        probes = [None if sequence is None else sequence.probe for sequence in lanes]
+        shape = shape_of(probes, 1)
+        return None if shape == ProbeShape() else probe_inputs(probes, shape, self.sites.hidden, None)
 
-    def write(
-        self,
-        writer: CaptureWriter | TableWriter,
-        probe: Probe,
-        read: ReadPositions,
-        hidden_states: Sequence[np.ndarray] | None,
-        lane: int,
-    ) -> int | None:
-        """Store values from a step; return the first position without finite numbers.
+    def after_step(self, pool: RowPool, stepped: Sequence[tuple[int, Any, int]]) -> dict[int, StepReads]:
+        """Dispatch the changes of states after a step, then the copies of states to read.
 
         Args:
-            writer, probe: of the sequence.
-            read: positions and states.
-            hidden_states: of the step, [lane, places*hidden] by slot; None for none.
+            pool: the rows.
+            stepped: lane, sequence, and number of tokens that the sequence consumed in the step.
+
+        Returns:
+            Lane -> reads.
+        """
+        probed = [entry for entry in stepped if entry[1].probe is not None]
+        self._edit(pool, {lane: sequence.probe.edits_after(sequence.consumed) for lane, sequence, _ in probed})
+        reads = {}
+        for lane, sequence, count in probed:
+            positions = sequence.probe.read_in(sequence.consumed - count, sequence.consumed)
+            if positions and sequence.slot is not None:
+                keeps = sequence.probe.states
+                states = self._engine.moves.keep_state(pool, sequence.slot, sequence) if keeps else None
+                reads[lane] = StepReads(positions, states)
+        return reads
+
+    def _edit(self, pool: RowPool, edits: dict[int, list[Any]]) -> None:
+        """Dispatch the changes of each lane's state, in turns of one change for each lane."""
+        for turn in range(max(map(len, edits.values()), default=0)):
+            changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(pool.size)]
+            inputs = edit_inputs([next(iter(change), None) for change in changes], self._types, self._orders)
+            self._engine.edit(EditShape(pool.size), pool, inputs)
+
+    def take(
+        self, sequence: Any, reads: StepReads | None, hidden_states: Sequence[np.ndarray] | None, lane: int
+    ) -> int | None:
+        """Record the values that a step has read; return the first position without finite numbers.
+
+        Args:
+            sequence: the sequence.
+            reads: of its lane; None for nothing.
+            hidden_states: of all lanes, [lane, places*hidden] by slot; None for none.
             lane: of the sequence.
         """
-        states = None if read.kept is None else self.arrays.read(read.kept)
-        hidden = self.arrays.places.hidden
+        probe: Probe | None = sequence.probe
+        if reads is None or sequence.recorder is None or probe is None:
+            return None
+        states = None if reads.states is None else self._read(reads.states)
+        hidden = self.sites.hidden
         # A step without slots reads states alone; one for other lanes may have more of them.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
-        for i, position in enumerate(read.positions):
-            own = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
-            writer.put(position, own, states, probe.last)
-            arrays = [*own.values(), *(() if states is None else states.values())]
+        for i, position in enumerate(reads.positions):
+            values = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
+            sequence.recorder.put(position, values, states, probe.last)
+            arrays = [*values.values(), *(() if states is None else states.values())]
             if wrong is None and not all(np.isfinite(array).all() for array in arrays):
                 wrong = position
         return wrong
+
+    def _read(self, states: CachedBuffers) -> dict[str, np.ndarray]:
+        """Wait for copied states, and return the whole arrays by name."""
+        arrays = self._engine.runner.read(states.arrays)
+        index = {place: i for i, place in enumerate(self._engine.moves.state_places)}
+        named = {}
+        for key, site in self.sites.states.items():
+            array = np.asarray(arrays[index[site.place]][0])
+            if key in self._orders:
+                dim, order = self._orders[key]
+                shards, array = array, np.empty(site.shape, array.dtype)
+                np.moveaxis(array, dim, 0)[order] = np.moveaxis(shards, dim, 0)
+            named[site.name] = array
+        return named
 
     def finish(self) -> None:
         """Give a table its name, once all sequences have ended."""
@@ -216,57 +194,69 @@ class Probing:
 
     def close(self) -> None:
         """Delete files that were not finished."""
-        for writer in self._writers:
-            writer.close()
+        for recorder in self._recorders:
+            recorder.close()
         if isinstance(self._target, CaptureTable):
             self._target.close()
 
 
-class RequestProbing(Probing):
-    """Reads and changes by the requests of a session. Hidden states are read where a token is sampled."""
+class TextProbing(Probing):
+    """Reads and changes inside the model by the texts of one call.
 
-    def operand(self, lanes: Sequence[ActiveSequence | None]) -> Probes | None:
-        """Return the probes of a step of these lanes; None if no lane has any."""
-        probes = [None if sequence is None else sequence.request.probe for sequence in lanes]
-        shape = shape_of(probes, 1)
-        return None if shape == ProbeShape() else probe_operands(probes, shape, self.arrays.places.hidden, None)
+    The slots of a step follow from all texts of the call. A step without probes is the plain step.
 
-    def after_step(
-        self, pool: RowPool, sequences: Sequence[tuple[ActiveSequence, int]]
-    ) -> dict[int, ReadPositions | None]:
-        """Dispatch what follows a step: changes of states, and copies of those that are read.
+    Args:
+        engine, sites, target: as for `Probing`.
+        probes: of each text; None for a text without.
+        lengths: tokens of each text.
 
-        Returns:
-            Lane -> the positions and states that were read; None for none.
-        """
-        given = [(one, lane, one.request.probe) for one, lane in sequences if one.request.probe is not None]
-        self.arrays.edit(pool, [(lane, probe, one.consumed) for one, lane, probe in given])
-        return {
-            lane: self.read(pool, one.slot, one, probe, one.consumed - 1, one.consumed) for one, lane, probe in given
-        }
+    Attributes:
+        probes: as given.
+        one_by_one: whether every step consumes one token of a text.
+    """
 
-    def of_request(self, request: Request, context: int) -> CaptureWriter | TableWriter | None:
-        """Return the arrays for what is read of a request; None for nothing."""
-        probe = request.probe
-        most = min(request.params.max_tokens, context - len(request.prompt))
-        return self.writer(probe, request.index, 1 if probe is not None and probe.last else most)
-
-    def take(
+    def __init__(
         self,
-        sequence: ActiveSequence,
-        read: ReadPositions | None,
-        hidden_states: Sequence[np.ndarray] | None,
-        lane: int,
-    ) -> int | None:
-        """Store values of a sequence with a new token; return as `write`.
+        engine: Engine,
+        sites: ProbeSites,
+        target: Path | CaptureTable | None,
+        probes: Sequence[Probe | None],
+        lengths: Sequence[int],
+    ):
+        super().__init__(engine, sites, target)
+        self.probes = probes
+        self.one_by_one = all(
+            probe is not None and probe.one_by_one(length) for probe, length in zip(probes, lengths, strict=True)
+        )
+        places = slots(sum(map(len, probe.runs)) for probe in probes if probe is not None)
+        self._shape = shape_of(probes, min(places, 1 if self.one_by_one else engine.chunk))
+
+    def text_inputs(self, lanes: Sequence[Any], feeds: Sequence[Feed | None], tokens: int) -> ProbeInputs | None:
+        """Return the probe inputs of a step of texts; None without probes.
 
         Args:
-            sequence: the sequence.
-            read: of its lane; None for nothing.
-            hidden_states: of all lanes, [lane, hidden] by slot; None for none.
-            lane: of the sequence.
+            lanes, feeds: the text in each lane, and its tokens.
+            tokens: maximum number of tokens of a text in the step.
         """
-        probe = sequence.request.probe
-        if read is not None and sequence.writer is not None and probe is not None:
-            return self.write(sequence.writer, probe, read, hidden_states, lane)
-        return None
+        probes = [None if text is None else text.probe for text in lanes]
+        active = [probe for probe in probes if probe is not None]
+        reads = [
+            [] if probe is None or feed is None else probe.read_in(feed.position, feed.position + len(feed.tokens))
+            for probe, feed in zip(probes, feeds, strict=True)
+        ]
+        shape = self._shape._replace(places=min(self._shape.places, tokens))
+        if not any(reads):
+            shape = shape._replace(hidden_states=0, places=0)
+        if not any(probe.vectors for probe in active):
+            shape = shape._replace(vectors=0)
+        if not any(probe.ablations for probe in active):
+            shape = shape._replace(ablations=0)
+        if shape == ProbeShape():
+            return None
+        places: Any = None
+        if shape.places:
+            places = np.full((len(lanes), shape.places), tokens, np.int32)
+            for lane, (positions, feed) in enumerate(zip(reads, feeds, strict=True)):
+                if feed is not None:
+                    places[lane, : len(positions)] = np.array(positions, np.int32) - feed.position
+        return probe_inputs(probes, shape, self.sites.hidden, places)

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.probing import RequestProbing
+from hybridlm.engine.probing import Probing
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_width
 from hybridlm.programs.shapes import Shape
@@ -51,7 +51,7 @@ class Scheduler:
         engine: Engine,
         processor: LogitsProcessor | None = None,
         speculation: Speculation | None = None,
-        probing: RequestProbing | None = None,
+        probing: Probing | None = None,
     ):
         self._engine, self._processor, self._probing = engine, processor, probing
         self._decoding = Decoding(engine, processor, speculation, probing)
@@ -63,7 +63,7 @@ class Scheduler:
         self._decode_pool: RowPool | None = None
         engine.queues.add(self)
 
-    def read_and_change(self, probing: RequestProbing) -> None:
+    def read_and_change(self, probing: Probing) -> None:
         """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
         self._decoding.read_and_change(probing)
         self._probing = probing
@@ -227,23 +227,23 @@ class Scheduler:
         batch = Batch.of(feeds, width)
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
-            inputs = inputs._replace(probes=self._probing.operand(lanes))
+            inputs = inputs._replace(probes=self._probing.inputs(lanes))
         shape = Shape.of(inputs, self._top(sequences), self._processor)
         if self._decode_pool is None:
             self._decoding.prepare(pool.size, self.joined + [entry[2] for entry in self.waiting], shape.top)
         sampled = engine.run(shape, pool, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
-        own: list[tuple[ActiveSequence, int]] = []
+        stepped: list[tuple[int, ActiveSequence, int]] = []
         for lane, (sequence, feed) in enumerate(zip(lanes, feeds, strict=True)):
             if sequence is not None and feed is not None:
                 sequence.consumed += len(feed.tokens)
                 engine.stats["prompt_tokens"] += len(feed.tokens)
-                own.append((sequence, lane))
+                stepped.append((lane, sequence, len(feed.tokens)))
                 if sequence.consumed in sequence.stops:
                     self._cache_state(sequence, pool)
                 if not sequence.prefilling:
                     sampling.append((sequence, lane))
-        reads = {} if self._probing is None else self._probing.after_step(pool, own)
+        reads = {} if self._probing is None else self._probing.after_step(pool, stepped)
         for sequence, _ in sampling:
             self._start_decoding(sequence, pool)
         return DispatchedStep(sampled, sampling, reads=reads)
@@ -253,11 +253,11 @@ class Scheduler:
 
         Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
         """
-        probed = [one for one in sequences if one.request.probe is not None]
+        probed = [sequence for sequence in sequences if sequence.probe is not None]
         if not probed or len(probed) == len(sequences):
             return sequences
         self._probed_turn = not self._probed_turn
-        return probed if self._probed_turn else [one for one in sequences if one.request.probe is None]
+        return probed if self._probed_turn else [sequence for sequence in sequences if sequence.probe is None]
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
         """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""

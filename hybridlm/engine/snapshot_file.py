@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile
-from hybridlm.checkpoint.safetensors import NAMES, TensorEntry, write_safetensors
+from hybridlm.checkpoint.safetensors import NAMES, Types, write_safetensors
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replacing
 from hybridlm.rows.snapshot import (
@@ -44,10 +44,10 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
     label, arrays = snapshot.label, _arrays(snapshot)
     described = {**_described(label.kind, label.position, label.tokens), "epoch": label.epoch}
     metadata = {"format": FORMAT, "label": json.dumps(described), "token_ids": json.dumps(tokens)}
-    entries = _entries(label.kind.layout, label.position)
+    types = _types(label.kind.layout, label.position)
     metadata["sha256"] = _hash(metadata, iter(arrays))
     with replacing(path) as file:
-        write_safetensors(file.buffer, entries, iter(arrays), metadata)
+        write_safetensors(file.buffer, types, iter(arrays), metadata)
 
 
 def load_snapshot(
@@ -103,8 +103,8 @@ def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
     return tuple(position if axis == layout.positions else size for axis, size in enumerate(layout.shape))
 
 
-def _entries(layout: tuple[ArrayLayout, ...], position: int) -> list[TensorEntry]:
-    return [TensorEntry(one.path, _cut(one, position), one.dtype) for one in layout] if position else []
+def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
+    return {array.path: (_cut(array, position), array.dtype) for array in layout} if position else {}
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
@@ -165,8 +165,8 @@ def _bytes(file: SafetensorsFile, name: str) -> bytes:
 
 def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], position: int) -> list[np.ndarray]:
     """Read the arrays of the file, in the order of the layout."""
-    entries = _entries(layout, position)
-    expected = {entry.name: (NAMES[entry.dtype], entry.shape) for entry in entries}
+    types = _types(layout, position)
+    expected = {name: (NAMES[dtype], shape) for name, (shape, dtype) in types.items()}
     found = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
     if expected != found:
         wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
@@ -174,4 +174,4 @@ def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], po
             f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
             f"{[found.get(name) for name in wrong[:5]]}"
         )
-    return [np.frombuffer(_bytes(file, entry.name), entry.dtype).reshape(entry.shape) for entry in entries]
+    return [np.frombuffer(_bytes(file, name), dtype).reshape(shape) for name, (shape, dtype) in types.items()]

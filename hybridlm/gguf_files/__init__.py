@@ -6,13 +6,12 @@ Imports `errors`, `quantised`, and of `models` the reader of configurations and 
 
 from hybridlm.gguf_files.companions import companions
 from hybridlm.gguf_files.config import gguf_config
-from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor, read_header
+from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, read_header
 from hybridlm.gguf_files.tensors import NamedTensor, named_tensors
 
 __all__ = [
     "BLOCK_TYPES",
     "GgufHeader",
-    "GgufTensor",
     "NamedTensor",
     "companions",
     "gguf_config",

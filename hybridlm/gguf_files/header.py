@@ -10,11 +10,13 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridlm.errors import CheckpointError, require_extra
+from hybridlm.quantised.shapes import TensorInfo
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -34,23 +36,6 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY, _FLOAT32 = 8, 9, 6
 
 
-class GgufTensor(NamedTuple):
-    """A tensor of the file.
-
-    Attributes:
-        name: llama.cpp's.
-        type: of its blocks ("Q4_K") or numbers ("F32").
-        shape: outermost dimension first.
-        begin, end: its bytes in the file.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True)
 class GgufHeader:
     """Header of a GGUF file: its metadata and the places of its tensors.
@@ -58,12 +43,12 @@ class GgufHeader:
     Attributes:
         path: the file.
         metadata: key -> number, string, or list of them.
-        tensors: name -> tensor.
+        tensors: llama.cpp's name -> type of blocks or numbers, shape with the outermost dimension first, and bytes.
     """
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, GgufTensor]
+    tensors: Mapping[str, TensorInfo]
 
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
@@ -164,7 +149,7 @@ class _HeaderReader:
             return float(str(np.float32(value)))
         return value
 
-    def tensors(self, count: int, metadata: Mapping[str, Any]) -> Mapping[str, GgufTensor]:
+    def tensors(self, count: int, metadata: Mapping[str, Any]) -> Mapping[str, TensorInfo]:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         entries = [self.entry() for _ in range(count)]
@@ -172,7 +157,7 @@ class _HeaderReader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise CheckpointError(self.path, f"general.alignment: expected a power of two, found {alignment!r}")
         data = -(-self.at // alignment) * alignment
-        tensors: dict[str, GgufTensor] = {}
+        tensors: dict[str, TensorInfo] = {}
         faults: list[str] = []
         for name, shape, code, offset in entries:
             kind = next((one for one in GGMLQuantizationType if one == code), None)
@@ -189,11 +174,13 @@ class _HeaderReader:
                 faults.append(f"{name}: is there twice")
             elif end > self.size:
                 faults.append(f"{name}: truncated: its data ends at byte {end}, the file's at {self.size}")
-            tensors[name] = GgufTensor(name, kind.name, shape, begin, end)
-        ordered = sorted(tensors.values(), key=lambda one: (one.begin, one.end))
-        for one, two in zip(ordered, ordered[1:], strict=False):
-            if two.begin < one.end:
-                faults.append(f"{two.name}: overlaps {one.name}: begins at byte {two.begin}, which ends at {one.end}")
+            tensors[name] = TensorInfo(kind.name, shape, begin, end)
+        ordered = sorted(tensors.items(), key=lambda named: named[1][2:])
+        for (name, tensor), (second, overlapping) in pairwise(ordered):
+            if overlapping.begin < tensor.end:
+                faults.append(
+                    f"{second}: overlaps {name}: begins at byte {overlapping.begin}, which ends at {tensor.end}"
+                )
         if faults:
             raise CheckpointError(self.path, faults)
         return MappingProxyType(tensors)

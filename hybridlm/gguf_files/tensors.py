@@ -14,8 +14,9 @@ import numpy as np
 from hybridlm.errors import CheckpointError
 from hybridlm.gguf_files.blocks import PACKED_TYPES
 from hybridlm.gguf_files.config import MAX_EXPERTS, decoder_layers
-from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader, GgufTensor
+from hybridlm.gguf_files.header import BLOCK_TYPES, GgufHeader
 from hybridlm.quantised.packed import PackedArrays, PackedForm, codes_dtype, pairs
+from hybridlm.quantised.shapes import TensorInfo
 from models.ops.quantised_codes import TWO_IN_A_BYTE
 
 Change = Literal["", "minus one", "log of minus"]
@@ -44,6 +45,7 @@ class NamedTensor(NamedTuple):
     """A tensor, or the part of one that belongs to an expert.
 
     Attributes:
+        name: llama.cpp's.
         stored: in the file.
         shape: under the Hugging Face name.
         begin, end: its bytes in the file.
@@ -51,7 +53,8 @@ class NamedTensor(NamedTuple):
         heads: value heads that have another order.
     """
 
-    stored: GgufTensor
+    name: str
+    stored: TensorInfo
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -69,20 +72,20 @@ class NamedTensor(NamedTuple):
             CheckpointError: a scale that is not finite, or a number without a logarithm.
         """
         columns = self.stored.shape[-1]
-        if self.stored.type in BLOCK_TYPES:
+        if self.stored.dtype in BLOCK_TYPES:
             values = self._dequantised(raw.reshape(-1, len(raw) // (math.prod(self.shape) // columns)), columns, where)
         else:
             import ml_dtypes
 
             kinds = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-            values = raw.view(kinds[self.stored.type]).reshape(-1, columns)
+            values = raw.view(kinds[self.stored.dtype]).reshape(-1, columns)
         if self.change:
             values = values.astype(np.float32)
         if self.change == "minus one":
             values -= np.float32(1)
         elif self.change == "log of minus":
             if not (values < 0).all():
-                raise CheckpointError(where, f"{self.stored.name}: expected negative numbers, -exp(A_log)")
+                raise CheckpointError(where, f"{self.name}: expected negative numbers, -exp(A_log)")
             values = np.log(-values.astype(np.float64)).astype(np.float32)
         if self.heads is not None:
             values = _by_key_head(values if self.heads.columns else values.reshape(self.stored.shape), self.heads)
@@ -90,7 +93,7 @@ class NamedTensor(NamedTuple):
 
     def packed_form(self) -> PackedForm | None:
         """Return the form in which the tensor stays packed; None where it can only be dequantised."""
-        known = PACKED_TYPES.get(self.stored.type)
+        known = PACKED_TYPES.get(self.stored.dtype)
         columns = self.stored.shape[-1]
         if known is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
             return None
@@ -111,8 +114,8 @@ class NamedTensor(NamedTuple):
         """
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        known, (rows, columns) = PACKED_TYPES[self.stored.type], self.shape
-        size = GGML_QUANT_SIZES[GGMLQuantizationType[self.stored.type]][1]
+        known, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
+        size = GGML_QUANT_SIZES[GGMLQuantizationType[self.stored.dtype]][1]
         codes = np.empty((rows, columns), codes_dtype(form.kind))
         scale = np.empty((rows, form.groups), form.scale_dtype)
         zero = None if form.zero is None else np.empty((rows, form.groups), form.zero)
@@ -135,15 +138,13 @@ class NamedTensor(NamedTuple):
         return PackedArrays(form, pairs(codes) if form.kind in TWO_IN_A_BYTE else codes, scale, None, zero)
 
     def _not_finite(self, where: Any) -> CheckpointError:
-        return CheckpointError(
-            where, f"{self.stored.name}: a scale is not finite", "The file is damaged: get it again."
-        )
+        return CheckpointError(where, f"{self.name}: a scale is not finite", "The file is damaged: get it again.")
 
     def _dequantised(self, raw: np.ndarray, columns: int, where: Any) -> np.ndarray:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        kind = GGMLQuantizationType[self.stored.type]
+        kind = GGMLQuantizationType[self.stored.dtype]
         result = np.empty((len(raw), columns), np.float32)
         step = max(1, _NUMBERS // columns)
         for start in range(0, len(raw), step):
@@ -222,8 +223,6 @@ _OUTER_OF = {
     "lfm2": _OUTER | {"token_embd_norm.weight": _Rule("model.embedding_norm.weight")},
 }
 _OUTER_OF["qwen35moe"] = _OUTER_OF["qwen35"]
-
-
 _HEAD = {
     "nextn.eh_proj.weight": _Rule("mtp.fc.weight"),
     "nextn.enorm.weight": _Rule("mtp.pre_fc_norm_embedding.weight", "minus one"),
@@ -246,11 +245,11 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
     blocks = header.metadata[f"{architecture}.block_count"]
     inner = _LFM2 if architecture == "lfm2" else _QWEN
     found: dict[str, NamedTensor] = {}
-    for tensor in header.tensors.values():
-        layer = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
+    for name, tensor in header.tensors.items():
+        layer = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
         prefix = ""
         if layer is None:
-            rule = _OUTER_OF[architecture].get(tensor.name)
+            rule = _OUTER_OF[architecture].get(name)
         elif int(layer[1]) < layers:
             rule, prefix = inner.get(layer[2]), f"model.layers.{int(layer[1])}."
         elif int(layer[1]) == blocks - 1 and layer[2] in _HEAD:
@@ -259,21 +258,22 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
             rule, prefix = inner.get(layer[2]), f"mtp.layers.{int(layer[1]) - layers}."
             rule = rule if int(layer[1]) < blocks else None
         if rule is None:
-            found[tensor.name] = NamedTensor(tensor, tensor.shape, tensor.begin, tensor.end)
+            found[name] = NamedTensor(name, tensor, tensor.shape, tensor.begin, tensor.end)
             continue
+        tensor = NamedTensor(name, tensor, tensor.shape, tensor.begin, tensor.end)
         for full, part in _parts(prefix + rule.name, tensor, rule, config):
             if full in found:
-                raise CheckpointError(header.path, f"{tensor.name}: is there twice")
+                raise CheckpointError(header.path, f"{name}: is there twice")
             found[full] = part
     return found
 
 
-def _parts(name: str, tensor: GgufTensor, rule: _Rule, config: dict[str, Any]) -> Iterator[tuple[str, NamedTensor]]:
+def _parts(name: str, tensor: NamedTensor, rule: _Rule, config: dict[str, Any]) -> Iterator[tuple[str, NamedTensor]]:
     if "{}" in name and len(tensor.shape) == 3 and tensor.shape[0] <= MAX_EXPERTS:
         size = (tensor.end - tensor.begin) // tensor.shape[0]
         for expert in range(tensor.shape[0]):
             begin = tensor.begin + expert * size
-            yield name.format(expert), NamedTensor(tensor, tensor.shape[1:], begin, begin + size)
+            yield name.format(expert), tensor._replace(shape=tensor.shape[1:], begin=begin, end=begin + size)
         return
     shape = list(tensor.shape)
     for at in rule.ones:
@@ -285,7 +285,7 @@ def _parts(name: str, tensor: GgufTensor, rule: _Rule, config: dict[str, Any]) -
         # Of another size, the tensor is mis-shaped, which the check of headers names.
         if along != heads.before + heads.key_heads * heads.per_key * heads.size:
             heads = None
-    yield name, NamedTensor(tensor, tuple(shape), tensor.begin, tensor.end, rule.change, heads)
+    yield name, tensor._replace(shape=tuple(shape), change=rule.change, heads=heads)
 
 
 def _heads(which: str, config: dict[str, Any]) -> Heads:

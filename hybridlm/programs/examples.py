@@ -8,7 +8,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import CopyShape, EditShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
-from hybridlm.requests.probes import probe_operands
+from hybridlm.requests.probes import probe_inputs
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.edit import no_edits, types_in
@@ -54,7 +54,7 @@ def example_arguments(
     if shape.probes is not None:
         count = shape.probes.places if shape.step == "score" else 0
         places = np.zeros((shape.lanes, count), np.int32) if count else None
-        parts["probes"] = probe_operands(idle, shape.probes, hidden, places)
+        parts["probes"] = probe_inputs(idle, shape.probes, hidden, places)
     return params, rows(shape.lanes), placement.examples(StepInputs(Batch.of(idle, shape.tokens), **parts))
 
 

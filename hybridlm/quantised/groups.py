@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hybridlm.quantised.schemes import QuantisedTensor, Read
-from hybridlm.quantised.shapes import Hints, Mismatch, StoredTensor, quantised_tensor
+from hybridlm.quantised.shapes import Hints, Mismatch, TensorInfo, quantised_tensor
 
 _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
@@ -49,7 +49,7 @@ class GroupedTensors:
     faults: Mapping[str, str]
 
 
-def group_tensors(tensors: Mapping[str, StoredTensor], read: Read, hints: Hints) -> GroupedTensors:
+def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -> GroupedTensors:
     """Take the tensors of each quantised weight together; linear in the number of tensors.
 
     Args:
@@ -85,7 +85,7 @@ def group_tensors(tensors: Mapping[str, StoredTensor], read: Read, hints: Hints)
     return GroupedTensors(MappingProxyType(found), MappingProxyType(parts), MappingProxyType(faults))
 
 
-def _members(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str | None, dict[str, str]]:
+def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
     """Return the weight that a tensor holds the codes of, and its tensors by role; None where it holds none."""
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
@@ -107,7 +107,7 @@ def _members(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str | None
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
-def _concerned(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[str, str] | None:
+def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """Return the weight that a tensor outside of all groups belongs to, and why that weight cannot be read.
 
     The reason is empty for scales of activations and caches, which are not used; None for a plain tensor.

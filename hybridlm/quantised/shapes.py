@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from hybridlm.quantised.schemes import QuantisedTensor, Read
 
@@ -12,28 +12,19 @@ POWERS = frozenset({"U8", "F8_E8M0"})
 MAX_ENTRIES = 2**40
 
 
-class StoredTensor(Protocol):
-    """Header entry of one tensor: safetensors dtype, shape, and the places of its first and last byte."""
+class TensorInfo(NamedTuple):
+    """One entry of a file's header.
 
-    @property
-    def dtype(self) -> str:
-        """Dtype by its name in safetensors, "BF16"."""
-        ...
+    Attributes:
+        dtype: the format's name of the element type ("BF16", "F8_E4M3", ...), or of the type of blocks ("Q4_K").
+        shape: dimensions of the tensor as stored, which may be those of packed codes.
+        begin, end: its bytes, counted from the first byte of all data; in GGUF files from the first byte of the file.
+    """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the tensor as stored, which may be those of packed codes."""
-        ...
-
-    @property
-    def begin(self) -> int:
-        """Place of its first byte."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """Place of the byte behind its last one."""
-        ...
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Mismatch(ValueError):
 
 
 def quantised_tensor(
-    members: Mapping[str, str], tensors: Mapping[str, StoredTensor], read: Read, hints: Hints
+    members: Mapping[str, str], tensors: Mapping[str, TensorInfo], read: Read, hints: Hints
 ) -> QuantisedTensor:
     """Return the weight that some tensors make.
 
@@ -81,7 +72,7 @@ class _Tensors:
     """The tensors of one weight."""
 
     members: dict[str, str]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorInfo]
     read: Read
     hints: Hints
 
@@ -120,7 +111,7 @@ class _Tensors:
         self.expect("scale", FLOATS | POWERS)
         return self.float8()
 
-    def of(self, role: str) -> StoredTensor:
+    def of(self, role: str) -> TensorInfo:
         return self.tensors[self.members[role]]
 
     def expect(self, role: str, allowed: Iterable[str]) -> None:

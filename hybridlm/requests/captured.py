@@ -1,17 +1,20 @@
 """Hidden states and recurrent states that a run has read, in memory or in a safetensors file."""
 
+import math
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+import jax.numpy as jnp
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile, TensorEntry, safetensors_header, write_safetensors
+from hybridlm.checkpoint.safetensors import SafetensorsFile, safetensors_header, types_of, write_safetensors
 from hybridlm.files.atomic import NO_ROOM, naming, replacing, sync
 from hybridlm.requests.result_html import preformatted, table
+from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import partial_path, whole_file
 
 HIDDEN = "hidden_states[{}]"
@@ -103,59 +106,23 @@ class Captured:
         """Write the arrays to a safetensors file: positions, "hidden_states[i]" and the names of the states."""
         arrays = self._arrays()
         with replacing(Path(path)) as file:
-            write_safetensors(file.buffer, _entries(arrays), arrays.values(), {})
+            write_safetensors(file.buffer, types_of(arrays), arrays.values(), {})
 
     def _arrays(self) -> dict[str, np.ndarray]:
         hidden = {HIDDEN.format(i): array for i, array in self.hidden_states.items()}
         return {POSITIONS: self.positions.astype(np.int32), **hidden, **self.states}
 
 
-def _entries(arrays: Mapping[str, np.ndarray]) -> list[TensorEntry]:
-    return [TensorEntry(name, array.shape, array.dtype.name) for name, array in arrays.items()]
-
-
-class StateEntry(NamedTuple):
-    """An array of a state that is read: its name in contracts, dimensions, shape and dtype of one sequence."""
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-class StoredRows(NamedTuple):
-    """Place of an array in a file, a row for each position.
-
-    Attributes:
-        begin: byte of the file at which it begins.
-        dtype: of its elements.
-        shape: the first dimension is that of the rows.
-    """
-
-    begin: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of a row."""
-        return self.dtype.itemsize * int(np.prod(self.shape[1:]))
-
-    def read(self, path: Path, rows: int) -> np.ndarray:
-        """Return the first rows, mapped."""
-        shape = (rows, *self.shape[1:])
-        return np.memmap(path, self.dtype, "r", self.begin, shape) if np.prod(shape) else np.zeros(shape, self.dtype)
-
-
-class CaptureWriter:
-    """Arrays of one sequence that are filled while it runs.
+class Recorder:
+    """Recorder of one sequence: in memory, in a safetensors file or in rows of a table.
 
     Args:
         capacity: maximum number of positions.
         hidden_states: their indices.
         hidden: width of the residual stream.
         states: arrays of the state.
-        path: the file to write; None for memory.
+        path: the file to write; None for memory or a table.
+        add: called with the position and the arrays, float32, of each row of a table; None for no table.
     """
 
     def __init__(
@@ -163,30 +130,31 @@ class CaptureWriter:
         capacity: int,
         hidden_states: Sequence[int],
         hidden: int,
-        states: Sequence[StateEntry],
+        states: Sequence[StateSite],
         path: Path | None,
+        add: Callable[[int, dict[str, np.ndarray]], None] | None = None,
     ):
-        self._hidden, self._states, self._path = tuple(hidden_states), tuple(states), path
-        self._dims = {one.name: ("position", *one.dims) for one in states}
-        entries = [TensorEntry(POSITIONS, (capacity,), "int32")]
-        entries += [TensorEntry(HIDDEN.format(i), (capacity, hidden), "float32") for i in self._hidden]
-        entries += [TensorEntry(one.name, (capacity, *one.shape), one.dtype.name) for one in self._states]
-        self._count, self._capacity, self._partial = 0, capacity, None
-        self._arrays, self._stored = dict[str, np.ndarray](), dict[str, StoredRows]()
-        dtypes, header = {one.name: one.dtype for one in self._states}, safetensors_header(entries, {})
-        begin = len(header)
-        for one in entries:
-            dtype = dtypes.get(one.name, np.dtype(one.dtype))
-            if path is None:
-                self._arrays[one.name] = np.zeros(one.shape, dtype)
-            else:
-                self._stored[one.name] = StoredRows(begin, dtype, one.shape)
-                begin += capacity * self._stored[one.name].row_bytes
-        if path is not None:
-            self._partial = partial_path(path)
-            with naming(self._partial), self._partial.open("xb") as file:
-                file.write(header)
-                file.truncate(begin)
+        self._add = add
+        self._last: tuple[int, dict[str, np.ndarray]] | None = None  # a row of a table
+        self._hidden, self._states = tuple(hidden_states), tuple(site.name for site in states)
+        self._dims = {site.name: ("position", *site.dims) for site in states}
+        self._count, self._capacity, self._path, self._partial = 0, capacity, path, None
+        self._arrays, self._begins = dict[str, np.ndarray](), dict[str, int]()
+        types = {POSITIONS: ((capacity,), "int32")}
+        types |= {HIDDEN.format(i): ((capacity, hidden), "float32") for i in self._hidden}
+        types |= {site.name: ((capacity, *site.shape), site.dtype.name) for site in states}
+        self._types = types
+        if add is None and path is None:
+            self._arrays = {name: np.zeros(shape, jnp.dtype(dtype)) for name, (shape, dtype) in types.items()}
+        if path is None:
+            return
+        self._partial, header = partial_path(path), safetensors_header(types, {})
+        with naming(self._partial), self._partial.open("xb") as file:
+            file.write(header)
+            end = len(header)
+            for name, (shape, dtype) in types.items():
+                self._begins[name], end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
+            file.truncate(end)
 
     @property
     def finished(self) -> bool:
@@ -200,10 +168,10 @@ class CaptureWriter:
         states: Mapping[str, np.ndarray] | None,
         last: bool = False,
     ) -> None:
-        """Store what was read at a position.
+        """Store the values of a position.
 
         Args:
-            position: of the token, behind those before.
+            position: of the token, behind the positions before.
             hidden_states: float32 [hidden] by index, of those that are asked and of others.
             states: arrays by name; None for none.
             last: keep this position alone.
@@ -212,36 +180,47 @@ class CaptureWriter:
             OSError: it cannot be written; the file is named.
         """
         row = 0 if last else self._count
-        rows = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
-        rows |= states or {}
-        if self._partial is None:
-            for name, values in rows.items():
-                self._arrays[name][row] = values
+        values = {POSITIONS: np.asarray(position), **{HIDDEN.format(i): hidden_states[i] for i in self._hidden}}
+        values |= states or {}
+        if self._add is not None:
+            del values[POSITIONS]
+            self._last = position, {name: np.array(array, np.float32) for name, array in values.items()}
+            if not last:
+                self.finish()
+        elif self._partial is None:
+            for name, array in values.items():
+                self._arrays[name][row] = array
         else:
             # Writing to a mapped page of a full disk would end the process (SIGBUS) instead of raising.
             with naming(self._partial), self._partial.open("r+b") as file:
-                for name, values in rows.items():
-                    stored = self._stored[name]
-                    file.seek(stored.begin + row * stored.row_bytes)
-                    file.write(np.broadcast_to(values, stored.shape[1:]).astype(stored.dtype, copy=False).tobytes())
+                for name, array in values.items():
+                    shape, dtype = self._types[name]
+                    content = np.broadcast_to(array, shape[1:]).astype(jnp.dtype(dtype), copy=False).tobytes()
+                    file.seek(self._begins[name] + row * len(content))
+                    file.write(content)
         self._count = row + 1
 
-    def finish(self) -> Captured:
-        """Return what was captured; a file gets its name."""
+    def finish(self) -> Captured | None:
+        """Return the recorded values; name the file, or complete the rows of the table."""
+        if self._add is not None:
+            if self._last is not None:
+                self._add(*self._last)
+                self._last = None
+            return None
         arrays = {name: array[: self._count] for name, array in self._arrays.items()}
         if self._path is not None and self._partial is not None:
-            partial = self._partial
-            arrays = {name: stored.read(partial, self._count) for name, stored in self._stored.items()}
+            partial = SafetensorsFile(self._partial)
+            arrays = {name: partial.read_stored(name)[: self._count] for name in self._types}
             if self._count < self._capacity:
                 with naming(self._path, NO_ROOM), whole_file(self._path) as file:
-                    write_safetensors(file, _entries(arrays), map(np.asarray, arrays.values()), {})
+                    write_safetensors(file, types_of(arrays), arrays.values(), {})
                 self.close()
             else:
-                sync(partial)
-                os.replace(partial, self._path)
+                sync(self._partial)
+                os.replace(self._partial, self._path)
                 self._partial = None
         positions, self._arrays = np.array(arrays[POSITIONS]), {}
-        hidden, states = {i: HIDDEN.format(i) for i in self._hidden}, {one.name: one.name for one in self._states}
+        hidden, states = {i: HIDDEN.format(i) for i in self._hidden}, {name: name for name in self._states}
         if self._path is not None:
             stored = StoredArrays(self._path, hidden), StoredArrays(self._path, states)
             return Captured(positions, *stored, self._dims, self._path)

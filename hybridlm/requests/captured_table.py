@@ -1,29 +1,22 @@
 """Hidden states and states of all sequences of a call in one Parquet file, written while they are computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import NO_ROOM, naming
-from hybridlm.requests.captured import HIDDEN, StateEntry
+from hybridlm.requests.captured import HIDDEN
+from hybridlm.steps.edit import StateSite
 from ir_passes.files.atomic import whole_file
 
 TABLE = ".parquet"
 """Ending of the name of a file that is a table."""
 MAX_GROUP_BYTES = 1 << 24
 """Size of the rows at which a row group is written."""
-
-
-class TableRow(NamedTuple):
-    """Arrays that were read at one position of one sequence, by the name of their column."""
-
-    index: int
-    position: int
-    arrays: dict[str, np.ndarray]
 
 
 class CaptureTable:
@@ -40,22 +33,28 @@ class CaptureTable:
         OSError: the file cannot be made.
     """
 
-    def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateEntry]):
+    def __init__(self, path: Path, hidden_states: Sequence[int], hidden: int, states: Sequence[StateSite]):
         require_extra(f"capture_to={path.name}", "pyarrow", "data")
         import pyarrow as pa
 
-        self._path, self._rows, self._bytes = path, list[TableRow](), 0
+        self._path, self._rows, self._bytes = path, list[tuple[int, int, dict[str, np.ndarray]]](), 0
         tensors = {HIDDEN.format(i): pa.fixed_shape_tensor(pa.float32(), (hidden,)) for i in hidden_states}
         # Of floats that Arrow or its readers lack, float32 has every number.
-        tensors |= {one.name: pa.fixed_shape_tensor(pa.float32(), one.shape, dim_names=one.dims) for one in states}
+        tensors |= {site.name: pa.fixed_shape_tensor(pa.float32(), site.shape, dim_names=site.dims) for site in states}
         self._schema = pa.schema([("index", pa.int32()), ("position", pa.int32()), *tensors.items()])
         self._file = ExitStack()  # whole or deleted at its end
         self._writer: Any = None  # a pyarrow.parquet.ParquetWriter
 
-    def add(self, row: TableRow) -> None:
-        """Append a row; raises OSError if rows cannot be written."""
-        self._rows.append(row)
-        self._bytes += sum(array.nbytes for array in row.arrays.values())
+    def add(self, index: int, position: int, arrays: dict[str, np.ndarray]) -> None:
+        """Append a row; raises OSError if rows cannot be written.
+
+        Args:
+            index: number of the sequence in its call.
+            position: of its token.
+            arrays: float32, by column.
+        """
+        self._rows.append((index, position, arrays))
+        self._bytes += sum(array.nbytes for array in arrays.values())
         if self._bytes >= MAX_GROUP_BYTES:
             self._write()
 
@@ -74,11 +73,11 @@ class CaptureTable:
         if not self._rows:
             return
         fields: list[Any] = [
-            pa.array([row.index for row in self._rows], pa.int32()),
-            pa.array([row.position for row in self._rows], pa.int32()),
+            pa.array([index for index, _, _ in self._rows], pa.int32()),
+            pa.array([position for _, position, _ in self._rows], pa.int32()),
         ]
         for field in list(self._schema)[len(fields) :]:
-            values = np.stack([row.arrays[field.name].reshape(-1) for row in self._rows])
+            values = np.stack([arrays[field.name].reshape(-1) for _, _, arrays in self._rows])
             flat = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
             fields.append(pa.ExtensionArray.from_storage(field.type, flat))
         self._writer.write_table(pa.table(fields, schema=self._schema))
@@ -100,43 +99,3 @@ class CaptureTable:
                 self._writer.close()
                 raise InterruptedError(f"{self._path} is not whole")
             self._writer = None
-
-
-class TableWriter:
-    """Rows of one sequence in a table; the counterpart of `CaptureWriter`.
-
-    Args:
-        table: the table.
-        index: number of the sequence in its call.
-        hidden_states: indices of those that are written.
-    """
-
-    finished = True
-
-    def __init__(self, table: CaptureTable, index: int, hidden_states: Sequence[int]):
-        self._table, self._index, self._hidden = table, index, tuple(hidden_states)
-        self._last: TableRow | None = None
-
-    def put(
-        self,
-        position: int,
-        hidden_states: Mapping[int, np.ndarray],
-        states: Mapping[str, np.ndarray] | None,
-        last: bool = False,
-    ) -> None:
-        """Write what was read at a position. Arguments as for `CaptureWriter.put`."""
-        named = {HIDDEN.format(i): hidden_states[i] for i in self._hidden} | dict(states or {})
-        row = TableRow(self._index, position, {name: np.array(one, np.float32) for name, one in named.items()})
-        if last:
-            self._last = row
-        else:
-            self._table.add(row)
-
-    def finish(self) -> None:
-        """Write the last position, where it is the only one that counts; a table gives no `Captured`."""
-        if self._last is not None:
-            self._table.add(self._last)
-            self._last = None
-
-    def close(self) -> None:
-        """Do nothing: the table is deleted as a whole."""

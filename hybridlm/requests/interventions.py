@@ -1,9 +1,11 @@
-"""Interventions: changes inside the model while a sequence is scored or generated, as the user asks for them."""
+"""Interventions: a user's changes inside the model, as Python or JSON objects."""
 
+import hashlib
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -13,13 +15,6 @@ from models.state.shapes import HeadKind
 
 Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "scale_state", "replace_state"]
 Positions = int | range | Sequence[int] | None
-
-
-class PositionRange(NamedTuple):
-    """Consecutive positions, from `first` on and before `end`."""
-
-    first: int
-    end: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +38,7 @@ class Intervention:
 
     kind: Kind
     layer: int
-    runs: tuple[PositionRange, ...] | None
+    runs: tuple[range, ...] | None
     unit: int | None = None
     mixer: HeadKind | None = None
     array: str = "recurrent"
@@ -194,18 +189,74 @@ def _numbers(value: Any, what: str) -> np.ndarray:
     return array
 
 
-def _runs(positions: Any) -> tuple[PositionRange, ...] | None:
+def _runs(positions: Any) -> tuple[range, ...] | None:
     """Return runs of consecutive positions, in order; None for all."""
     if positions is None:
         return None
     try:
-        numbers = sorted({_whole(one, "positions") for one in ([positions] if np.ndim(positions) == 0 else positions)})
+        numbers = [_whole(number, "positions") for number in ([positions] if np.ndim(positions) == 0 else positions)]
     except TypeError as error:
         raise TypeError(
             f"positions: expected a number, a range, a list of numbers or None, got {positions!r}"
         ) from error
     if not numbers:
         raise ValueError("positions: is empty; expected at least one, or None for all")
-    breaks = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
-    bounds = zip([0, *breaks], [*breaks, len(numbers)], strict=True)
-    return tuple(PositionRange(numbers[first], numbers[end - 1] + 1) for first, end in bounds)
+    return consecutive(numbers)
+
+
+def consecutive(numbers: Iterable[int]) -> tuple[range, ...]:
+    """Return the runs of consecutive numbers, in order."""
+    runs = list[range]()
+    for number in sorted(set(numbers)):
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return tuple(runs)
+
+
+def read_interventions(value: Any, where: str) -> list[Intervention]:
+    """Return the interventions of a list of JSON objects; empty for None.
+
+    Args:
+        value: each has `kind` and arguments of the method, such as
+            `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
+        where: its name in messages.
+
+    Raises:
+        TypeError, ValueError: it is no such list; the message names the entry and its field.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TypeError(f"{where}: expected a list of objects, got {type(value).__name__}")
+    return [_read(entry, f"{where}[{i}]") for i, entry in enumerate(value)]
+
+
+def _read(entry: Any, where: str) -> Intervention:
+    kinds = get_args(Kind)
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{where}: expected an object whose kind is one of {', '.join(kinds)}, got {entry!r}"[:300])
+    fields = {name: value for name, value in entry.items() if name != "kind"}
+    method = getattr(Intervention, kind)
+    parameters = inspect.signature(method).parameters
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    if wrong := sorted(fields.keys() - parameters.keys()):
+        raise ValueError(f"{where}: expected fields of {kind} ({', '.join(parameters)}), got {', '.join(wrong)}")
+    if missing := [name for name in required if name not in fields]:
+        raise ValueError(f"{where}: {kind} expects {', '.join(missing)} as well")
+    try:
+        return method(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def digest(interventions: Sequence[Intervention]) -> str:
+    """Return the SHA-256 of interventions and their numbers."""
+    digest = hashlib.sha256()
+    for change in interventions:
+        value = None if change.value is None else (change.value.dtype.str, change.value.shape, change.value.tobytes())
+        fields = change.kind, change.layer, change.runs, change.unit, change.mixer, change.array, change.factor, value
+        digest.update(repr(fields).encode())
+    return digest.hexdigest()

@@ -1,18 +1,22 @@
-"""Probes: what is read and changed inside the model in one sequence, as the steps of the sequence ask for it."""
+"""Probes: reads and changes inside the model in one sequence, and inputs of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
-from hybridlm.requests.interventions import Intervention, PositionRange
-from hybridlm.requests.places import Ablation, Edit, Places, ResidualVector
-from hybridlm.steps.edit import StateEdit, StateType, no_edits
-from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, Probes, ProbeShape, Vectors, site_of
+from hybridlm.requests.interventions import Intervention, consecutive
+from hybridlm.steps.edit import StateEdit, no_edits
+from hybridlm.steps.hooks import EMPTY_SLOT, Ablations, ProbeInputs, ProbeShape, Vectors, site_of
 
 MAX_SLOTS = 64
 """Maximum number of vectors, and of ablations, of one sequence; a run of consecutive positions counts as one."""
+VECTORS = ("add", "replace_hidden_state")
+ABLATIONS = ("ablate_head", "ablate_expert")
+EDITS = ("scale_state", "replace_state")
+"""Kinds of interventions in the residual stream, in heads and experts, and in states between steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,105 +27,87 @@ class Probe:
         hidden_states: indices of the hidden states that are read.
         states: whether states are read.
         runs: positions at which they are read.
-        last: keep only what is read at the last of them.
-        vectors, ablations, edits: what is changed.
+        last: keep only the values of the last position.
+        interventions: changes, resolved by `ProbeSites`.
     """
 
     hidden_states: tuple[int, ...] = ()
     states: bool = False
-    runs: tuple[PositionRange, ...] = ()
+    runs: tuple[range, ...] = ()
     last: bool = False
-    vectors: tuple[ResidualVector, ...] = ()
-    ablations: tuple[Ablation, ...] = ()
-    edits: tuple[Edit, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+
+    @property
+    def captures(self) -> bool:
+        """True if it reads anything."""
+        return bool(self.hidden_states) or self.states
 
     @property
     def intervenes(self) -> bool:
-        """Whether anything is changed: the state of the sequence is not that of its tokens."""
-        return bool(self.vectors or self.ablations or self.edits)
+        """True if it changes anything: tokens alone do not determine the state."""
+        return bool(self.interventions)
+
+    @property
+    def vectors(self) -> list[tuple[Intervention, range]]:
+        """Changes of the residual stream, one for each run of positions."""
+        return self._of(VECTORS)
+
+    @property
+    def ablations(self) -> list[tuple[Intervention, range]]:
+        """Ablations of heads and experts, one for each run of positions."""
+        return self._of(ABLATIONS)
+
+    @property
+    def edits(self) -> list[tuple[Intervention, range]]:
+        """Changes of states, one for each run of positions."""
+        return self._of(EDITS)
+
+    def _of(self, kinds: tuple[str, ...]) -> list[tuple[Intervention, range]]:
+        return [(change, run) for change in self.interventions if change.kind in kinds for run in change.runs or ()]
 
     def reads(self, position: int) -> bool:
-        """Whether something is read at a position."""
-        return any(run.first <= position < run.end for run in self.runs)
+        """Return True if something is read at a position."""
+        return any(position in run for run in self.runs)
 
     def read_in(self, first: int, end: int) -> list[int]:
         """Return the positions from `first` on and before `end` at which something is read."""
-        return [at for run in self.runs for at in range(max(first, run.first), min(end, run.end))]
+        return [position for run in self.runs for position in range(max(first, run.start), min(end, run.stop))]
 
     def stop(self, consumed: int, end: int) -> int:
         """Return how many tokens the sequence has consumed after its next step, at most `end`.
 
         A step ends with every token whose state is read or changed.
         """
-        runs = [run for edit in self.edits for run in edit.runs] + list(self.runs if self.states else ())
-        stops = (max(run.first, consumed) + 1 for run in runs if consumed < run.end)
+        runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
+        stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
         return min([end, *stops])
 
     def one_by_one(self, length: int) -> bool:
-        """Whether each of the sequence's tokens is a step of its own."""
+        """Return True if each step consumes one token."""
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
 
-    def edits_after(self, consumed: int) -> list[Edit]:
+    def edits_after(self, consumed: int) -> list[Intervention]:
         """Return the changes of the state after the last of `consumed` tokens, in order."""
-        return [one for one in self.edits if any(run.first < consumed <= run.end for run in one.runs)]
+        return [change for change, run in self.edits if consumed - 1 in run]
 
 
-class CaptureSettings(NamedTuple):
-    """Arguments of `score` and `generate` about what is read, checked against a model.
-
-    Attributes:
-        hidden_states: indices.
-        states: whether states are read.
-    """
-
-    hidden_states: tuple[int, ...] = ()
-    states: bool = False
-
-    @property
-    def given(self) -> bool:
-        """Whether anything is read."""
-        return bool(self.hidden_states) or self.states
-
-
-def check_capture(hidden_states: Any, states: Any, places: Places) -> CaptureSettings:
-    """Return checked settings.
-
-    Raises:
-        TypeError, ValueError: one is wrong, or the model has no states.
-    """
-    if not isinstance(states, bool):
-        raise TypeError(f"states: expected True or False, got {states!r}")
-    if states and not places.states:
-        raise ValueError(
-            f"states: {places.family} as configured has no state named recurrent or conv, which are those that are read"
-        )
-    if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
-        raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")
-    most = len(places.sites)
-    wrong = [one for one in hidden_states if isinstance(one, bool) or not isinstance(one, int | np.integer)]
-    wrong = wrong or [one for one in hidden_states if not 0 <= one <= most]
-    if wrong:
-        raise ValueError(f"hidden_states: expected indices 0..{most}, got {wrong[0]!r}")
-    return CaptureSettings(tuple(sorted({int(one) for one in hidden_states})), states)
-
-
-def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) -> tuple[PositionRange, ...]:
+def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range, ...]:
     """Return the positions of one text at which something is read.
 
     Args:
         positions: "last", "all", indices, or a bool for each token.
-        first: index of the first token of "all".
-        lowest: index of the first token that is read at all.
-        length: number of tokens.
+        span: positions of "all", up to the end of the text.
+        lowest: index of the first token that can be read.
         where: name of the argument in messages.
 
     Raises:
         TypeError, ValueError: it does not fit the text.
     """
+    length = span.stop
     if isinstance(positions, str):
         if positions not in ("last", "all"):
             raise ValueError(f"{where}: expected last, all, indices or a mask, got {positions!r}")
-        return (PositionRange(length - 1 if positions == "last" else first, length),)
+        return (range(length - 1, length) if positions == "last" else span,)
     array = np.asarray(positions)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "bi"):
         raise TypeError(f"{where}: expected last, all, indices or a mask, got {positions!r}"[:300])
@@ -131,68 +117,26 @@ def runs_of(positions: Any, first: int, lowest: int, length: int, where: str) ->
         array = np.flatnonzero(array)
     if array.size and not lowest <= array.min() <= array.max() < length:
         raise ValueError(f"{where}: expected positions {lowest}..{length - 1}, got {array.min()}..{array.max()}")
-    found: list[PositionRange] = []
-    for at in sorted(set(array.tolist())):
-        if found and found[-1].end == at:
-            found[-1] = PositionRange(found[-1].first, at + 1)
-        else:
-            found.append(PositionRange(at, at + 1))
-    return tuple(found)
+    return consecutive(array.tolist())
 
 
-def interventions_of(given: Any, count: int, what: str) -> list[list[Intervention]]:
+def interventions_of(value: Any, count: int, sequences: str) -> list[list[Intervention]]:
     """Return the interventions of each of `count` sequences: a list for all of them, or one for each.
 
     Raises:
         TypeError, ValueError: it is neither.
     """
-    if given is None:
+    if value is None:
         return [[] for _ in range(count)]
-    if isinstance(given, Intervention):
-        given = [given]
-    if not isinstance(given, list | tuple):
-        raise TypeError(f"interventions: expected a list of interventions, got {type(given)}")
-    if not any(isinstance(one, list | tuple) or one is None for one in given):
-        return [list(given) for _ in range(count)]
-    if len(given) != count:
-        raise ValueError(f"interventions: expected one list for each of {count} {what}, got {len(given)}")
-    return [[] if one is None else [one] if isinstance(one, Intervention) else list(one) for one in given]
-
-
-def probe(
-    places: Places,
-    capture: CaptureSettings,
-    runs: tuple[PositionRange, ...],
-    interventions: Sequence[Intervention],
-    length: int,
-    where: str,
-    last: bool = False,
-) -> Probe | None:
-    """Return the probe of one sequence; None if it reads and changes nothing.
-
-    Args:
-        places: of the model.
-        capture, runs, last: what is read, and where.
-        interventions: what is changed.
-        length: positions of the sequence, those to be generated included.
-        where: name of the interventions in messages.
-
-    Raises:
-        TypeError, ValueError: an intervention is wrong, or there are too many.
-    """
-    found = [one for i, given in enumerate(interventions) for one in places.resolve(given, f"{where}[{i}]", length)]
-    vectors = tuple(one for one in found if isinstance(one, ResidualVector))
-    ablations = tuple(one for one in found if isinstance(one, Ablation))
-    for what, count in (("vectors", len(vectors)), ("ablations", len(ablations))):
-        if count > MAX_SLOTS:
-            raise ValueError(
-                f"{where}: expected at most {MAX_SLOTS} {what} of a sequence, one for a run of positions, got {count}"
-            )
-    edits = tuple(one for one in found if isinstance(one, Edit))
-    if not found and not (capture.given and runs):
-        return None
-    runs = runs if capture.given else ()
-    return Probe(capture.hidden_states, capture.states, runs, last, vectors, ablations, edits)
+    if isinstance(value, Intervention):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"interventions: expected a list of interventions, got {type(value)}")
+    if not any(isinstance(entry, list | tuple) or entry is None for entry in value):
+        return [list(value) for _ in range(count)]
+    if len(value) != count:
+        raise ValueError(f"interventions: expected one list for each of {count} {sequences}, got {len(value)}")
+    return [[entry] if isinstance(entry, Intervention) else list(entry or ()) for entry in value]
 
 
 def slots(counts: Iterable[int]) -> int:
@@ -202,71 +146,85 @@ def slots(counts: Iterable[int]) -> int:
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
-    """Return the shape of a step that reads and changes all that is asked of sequences.
+    """Return the shape of a step for the reads and changes of sequences.
 
     Args:
         probes: of each sequence.
-        places: number of tokens of a lane whose hidden states are read, if any are.
+        places: tokens of a lane that return hidden states, if any do.
     """
-    given = [one for one in probes if one is not None]
-    hidden = slots(len(one.hidden_states) for one in given)
-    vectors, ablations = slots(len(one.vectors) for one in given), slots(len(one.ablations) for one in given)
+    active = [probe for probe in probes if probe is not None]
+    hidden = slots(len(probe.hidden_states) for probe in active)
+    vectors, ablations = (
+        slots(len(probe.vectors) for probe in active),
+        slots(len(probe.ablations) for probe in active),
+    )
     return ProbeShape(hidden, places if hidden else 0, vectors, ablations)
 
 
-def probe_operands(probes: Sequence[Probe | None], shape: ProbeShape, hidden: int, places: np.ndarray | None) -> Probes:
-    """Return the operands of a step.
+def probe_inputs(
+    probes: Sequence[Probe | None], shape: ProbeShape, hidden: int, places: np.ndarray | None
+) -> ProbeInputs:
+    """Return the inputs of a step.
 
     Args:
         probes: of each lane.
         shape: of the step.
         hidden: width of the residual stream.
-        places: tokens of each lane whose hidden states are returned, int32 [N, P].
+        places: tokens of each lane that return hidden states, int32 [N, P].
     """
     lanes = len(probes)
+    active = [(lane, probe) for lane, probe in enumerate(probes) if probe is not None]
 
-    def empty(count: int, fill: int) -> np.ndarray:
-        return np.full((lanes, count), fill, np.int32)
+    def filled(count: int, value: int) -> np.ndarray:
+        return np.full((lanes, count), value, np.int32)
 
     layers = vectors = ablations = None
     if shape.hidden_states:
-        layers = empty(shape.hidden_states, EMPTY_SLOT)
-        for lane, one in enumerate(probes):
-            if one is not None:
-                layers[lane, : len(one.hidden_states)] = one.hidden_states
-    if shape.vectors:
-        count = shape.vectors
+        layers = filled(shape.hidden_states, EMPTY_SLOT)
+        for lane, probe in active:
+            layers[lane, : len(probe.hidden_states)] = probe.hidden_states
+    if count := shape.vectors:
         vector, replaces = np.zeros((lanes, count, hidden), np.float32), np.zeros((lanes, count), bool)
-        vectors = Vectors(empty(count, EMPTY_SLOT), empty(count, 0), empty(count, 0), replaces, vector)
-        for lane, one in enumerate(probes):
-            for slot, given in enumerate(() if one is None else one.vectors):
-                _set(vectors, (lane, slot), (given.index, *given.run, given.replaces, given.vector))
-    if shape.ablations:
-        count = shape.ablations
-        ablations = Ablations(empty(count, EMPTY_SLOT), empty(count, 0), empty(count, 0), empty(count, 0))
-        for lane, one in enumerate(probes):
-            for slot, ablated in enumerate(() if one is None else one.ablations):
-                _set(ablations, (lane, slot), (site_of(ablated.layer, ablated.kind), ablated.unit, *ablated.run))
-    return Probes(places, layers, vectors, ablations)
+        vectors = Vectors(filled(count, EMPTY_SLOT), filled(count, 0), filled(count, 0), replaces, vector)
+        for lane, probe in active:
+            for slot, (change, run) in enumerate(probe.vectors):
+                replaces = change.kind == "replace_hidden_state"
+                _set(vectors, (lane, slot), (change.layer, run.start, run.stop, replaces, change.value))
+    if count := shape.ablations:
+        ablations = Ablations(filled(count, EMPTY_SLOT), filled(count, 0), filled(count, 0), filled(count, 0))
+        for lane, probe in active:
+            for slot, (change, run) in enumerate(probe.ablations):
+                site = site_of(change.layer, str(change.mixer))
+                _set(ablations, (lane, slot), (site, change.unit, run.start, run.stop))
+    return ProbeInputs(places, layers, vectors, ablations)
 
 
-def _set(arrays: Sequence[Any], at: tuple[int, int], values: Sequence[Any]) -> None:
+def _set(arrays: Sequence[Any], index: tuple[int, int], values: Sequence[Any]) -> None:
     for array, value in zip(arrays, values, strict=True):
-        array[at] = value
+        array[index] = value
 
 
-def edit_operands(edits: Sequence[Edit | None], types: Mapping[str, StateType]) -> dict[str, StateEdit]:
-    """Return the operand of a step that changes states.
+def edit_inputs(
+    edits: Sequence[Intervention | None],
+    types: Mapping[str, jax.ShapeDtypeStruct],
+    orders: Mapping[tuple[int, str], tuple[int, np.ndarray]],
+) -> dict[str, StateEdit]:
+    """Return the input of a step that changes states.
 
     Args:
-        edits: of each row; None for one that keeps its state.
+        edits: of each row; None for a row that keeps its state.
         types: of the arrays of each name, as all devices hold them.
+        orders: (layer, array) -> dimension that is split over devices, and its entries in their order.
     """
-    found: Any = no_edits(len(edits), types)
-    for lane, one in enumerate(edits):
-        if one is not None:
-            edit = found[one.array]
-            edit.layer[lane], edit.unit[lane], edit.factor[lane] = one.layer, one.units, one.factor
-            if one.value is not None:
-                edit.replaced[lane], edit.value[lane] = True, one.value
-    return found
+    inputs: Any = no_edits(len(edits), types)
+    for lane, change in enumerate(edits):
+        if change is None:
+            continue
+        edit, value = inputs[change.array], change.value
+        dim, order = orders.get((change.layer, change.array), (0, np.arange(edit.unit.shape[1])))
+        edit.layer[lane], edit.factor[lane] = change.layer, change.factor
+        units = order if dim == 0 else np.arange(edit.unit.shape[1])
+        edit.unit[lane] = True if change.unit is None else units == change.unit
+        if value is not None:
+            edit.replaced[lane], edit.value[lane] = True, np.take(value, order, axis=dim)
+    return inputs

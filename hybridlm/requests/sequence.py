@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hybridlm.grammars import GrammarSource, GrammarState
-from hybridlm.requests.captured import CaptureWriter
-from hybridlm.requests.captured_table import TableWriter
+from hybridlm.requests.captured import Recorder
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
@@ -95,7 +94,7 @@ class ActiveSequence:
         drafting: its drafts; None without speculative decoding.
         grammar: what its grammar has left; None without one.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
-        writer: of what is read inside the model; None for nothing.
+        recorder: of reads inside the model; None for none.
     """
 
     request: Request
@@ -108,12 +107,17 @@ class ActiveSequence:
     drafting: "Drafting | None" = None
     grammar: GrammarState | None = None
     stops: tuple[int, ...] = ()
-    writer: CaptureWriter | TableWriter | None = None
+    recorder: Recorder | None = None
 
     @property
     def shares_states(self) -> bool:
         """Whether its states follow from its tokens only, so that it may continue others' states, and others its."""
-        return self.request.probe is None or not self.request.probe.intervenes
+        return self.probe is None or not self.probe.intervenes
+
+    @property
+    def probe(self) -> Probe | None:
+        """Reads and changes inside the model; None for none."""
+        return self.request.probe
 
     @property
     def output(self) -> list[int]:
@@ -123,8 +127,8 @@ class ActiveSequence:
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
         """Return the prompt tokens of the next step: a chunk, or what is left before the next stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
-        if self.request.probe is not None:
-            end = self.request.probe.stop(self.consumed, end)
+        if self.probe is not None:
+            end = self.probe.stop(self.consumed, end)
         return self.request.prompt[self.consumed : end]
 
     @property

@@ -70,6 +70,10 @@ class Question:
     chosen: bool
     texts: list[TextQuestion]
 
+    def key(self, text: int, begin: int, end: int) -> tuple[Any, ...] | None:
+        """Return the question about tokens `begin` to `end` of a text; None for none."""
+        return self.texts[text].key(begin, end)
+
 
 @dataclass(frozen=True)
 class DistributionSettings:

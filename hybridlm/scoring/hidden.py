@@ -16,33 +16,22 @@ BEHIND = 0
 
 
 @dataclass(frozen=True)
-class TextPlaces:
-    """Places of one text that are read.
-
-    Attributes:
-        tokens: indices of the tokens whose vectors are kept, in order.
-    """
-
-    tokens: tuple[int, ...]
-
-    def key(self, begin: int, end: int) -> tuple[int, ...]:
-        """Return what is read among tokens `begin - 1` to `end - 1`, those that predict `begin` to `end`."""
-        return tuple(token for token in self.tokens if begin - 1 <= token < end - 1)
-
-
-@dataclass(frozen=True)
 class Reading:
     """Places of all texts of a call.
 
     Attributes:
-        texts: for each of them.
+        texts: for each text, indices of the tokens that keep their vectors, in order.
         size: width of the residual stream.
         summed: also add up the vectors of all tokens.
     """
 
-    texts: Sequence[TextPlaces]
+    texts: Sequence[tuple[int, ...]]
     size: int
     summed: bool = False
+
+    def key(self, text: int, begin: int, end: int) -> tuple[int, ...]:
+        """Return the places of a text among the tokens that predict tokens `begin` to `end`."""
+        return tuple(token for token in self.texts[text] if begin - 1 <= token < end - 1)
 
 
 @dataclass(eq=False)
@@ -56,12 +45,12 @@ class ReadText(QueuedText):
     """
 
     question: Reading = field(kw_only=True)
-    asked: TextPlaces = field(kw_only=True)
+    asked: tuple[int, ...] = field(kw_only=True)
     vectors: np.ndarray = field(init=False)
     total: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self._places = [token for token in self.asked.tokens if token < len(self.tokens) - 1]
+        self._places = [token for token in self.asked if token < len(self.tokens) - 1]
         self.vectors = np.zeros((len(self._places), self.question.size), np.float32)
         self.total = np.zeros(self.question.size)
         self._own_total_begun = False
@@ -91,21 +80,6 @@ class ReadText(QueuedText):
             self.vectors[: len(self.parent.vectors)] = self.parent.vectors
 
 
-@dataclass(frozen=True)
-class Read:
-    """Residual streams of texts, as they were read.
-
-    Attributes:
-        vectors: for each text, float32 [place, hidden].
-        totals: for each text, float64 [hidden], the sum over its tokens; zeros unless it was asked for.
-        wrong: number of a text -> index of its first token whose numbers are not finite.
-    """
-
-    vectors: list[np.ndarray]
-    totals: list[np.ndarray]
-    wrong: dict[int, int]
-
-
 def read_hidden(
     engine: Engine,
     texts: Sequence[tuple[int, ...]],
@@ -113,8 +87,8 @@ def read_hidden(
     size: int,
     summed: bool = False,
     full_lanes: bool = False,
-) -> Read:
-    """Return the residual stream after the final norm at some places of texts.
+) -> list[ReadText]:
+    """Return texts in order, with the residual stream after the final norm at some places.
 
     Every vector is the one that the text has alone in steps of this shape.
 
@@ -126,17 +100,12 @@ def read_hidden(
         summed: also add up the vectors of all tokens.
         full_lanes: use all lanes for any number of texts.
     """
-    found = Read([np.zeros((0, size), np.float32)] * len(texts), [np.zeros(size)] * len(texts), {})
     if not texts:
-        return found
-    question = Reading([TextPlaces(tuple(one)) for one in places], size, summed)
+        return []
+    question = Reading(list(map(tuple, places)), size, summed)
     step: TextStep[ReadText] = TextStep(lambda batch, lanes, feeds: StepInputs(batch))
-    given = {i: (*text, BEHIND) for i, text in enumerate(texts)}
+    padded = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
     with engine.decisions.command("read", **sent):
-        for one in prefilled(engine, given, step, ReadText, question=question, full_lanes=full_lanes):
-            assert one.index is not None
-            found.vectors[one.index], found.totals[one.index] = one.vectors, one.total
-            if one.first_wrong is not None:
-                found.wrong[one.index] = one.first_wrong
-    return found
+        read = list(prefilled(engine, padded, step, ReadText, question=question, full_lanes=full_lanes))
+    return sorted(read, key=lambda text: text.index or 0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.probing import ReadPositions
+from hybridlm.engine.probing import StepReads
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import QueuedText
 
@@ -17,7 +17,7 @@ class TextPart(NamedTuple, Generic[T]):
     Attributes:
         lane, text: where, and which.
         first, count: tokens that are predicted: `count` from token `first` on, the one after the first prefilled one.
-        read: what is read; None for nothing.
+        reads: values that it reads inside the model; None for none.
         last: whether the text ends with it.
     """
 
@@ -25,7 +25,7 @@ class TextPart(NamedTuple, Generic[T]):
     text: T
     first: int
     count: int
-    read: ReadPositions | None
+    reads: StepReads | None
     last: bool
 
 

@@ -76,12 +76,12 @@ def pooled(
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
     read = read_hidden(engine, texts, places, size, summed=mean, full_lanes=full_lanes)
     found = np.zeros((len(texts), size), np.float32)
-    for i, text in enumerate(texts):
-        vector = read.totals[i] / len(text) if mean else read.vectors[i][0].astype(np.float64)
+    for i, text in enumerate(read):
+        vector = text.total / len(texts[i]) if mean else text.vectors[0].astype(np.float64)
         # A vector of zeros has no direction.
         length = max(float(np.sqrt((vector * vector).sum())), 1e-12) if normalised else 1.0
         found[i] = vector / length
-    return Pooled(found, read.wrong)
+    return Pooled(found, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None})
 
 
 def check_pooling(pooling: object) -> None:

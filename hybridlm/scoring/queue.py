@@ -5,6 +5,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -17,24 +18,18 @@ from hybridlm.scoring.text import QueuedText, ScoredText
 T = TypeVar("T", bound=QueuedText)
 
 
-class AskedText(Protocol):
-    """Questions about one text."""
-
-    def key(self, begin: int, end: int) -> Any:
-        """Return what is asked about tokens `begin` to `end`, which has to be equal for them to be shared."""
-        ...
-
-
 class Asked(Protocol):
     """Questions about the texts of a call.
 
     Attributes:
-        texts: one question for each text.
+        texts: question about each of the texts, in their order.
     """
 
     @property
-    def texts(self) -> Sequence[AskedText]:
-        """Question about each of the texts, in their order."""
+    def texts(self) -> Sequence[Any]: ...
+
+    def key(self, text: int, begin: int, end: int) -> Any:
+        """Return the question about tokens `begin` to `end` of a text, equal where texts share them."""
         ...
 
 
@@ -71,15 +66,14 @@ class ScoringQueue(Generic[T]):
         self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
         numbers, given = list(texts), list(texts.values())
-        asked = None if question is None else [question.texts[i] for i in numbers]
-        keys = None if asked is None else [one.key for one in asked]
+        keys = None if question is None else [partial(question.key, i) for i in numbers]
         found, of = shared_prefixes(given, widths, begin, keys) if most else ([], [None] * len(texts))
         self.shares = bool(found)
         prefix_of = dict(zip(texts, of, strict=True))
         shared: list[T] = []
         for one in found:
             parent = None if one.parent is None else shared[one.parent]
-            about = None if asked is None else asked[one.first]
+            about = None if question is None else question.texts[numbers[one.first]]
             shared.append(make(None, one.tokens, prefix, parent, question=question, asked=about))
         longest_first = sorted(texts, key=lambda i: -len(texts[i]))
         waiting = list(shared)

@@ -13,6 +13,7 @@ import numpy as np
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probing import TextProbing
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
@@ -20,7 +21,6 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.finished import KeptTexts
 from hybridlm.scoring.lanes import TextPart, enter, leave, may_begin, widest_step
-from hybridlm.scoring.probing import TextProbing
 from hybridlm.scoring.queue import Asked, ScoringQueue, T
 from hybridlm.scoring.text import ScoredText
 from hybridlm.scoring.text_distributions import TextDistributions
@@ -43,7 +43,7 @@ def scores(
         for one in score(engine, texts, top, prefix, question, probing, full_lanes):
             assert one.index is not None
             tops = one.top_logprobs if top else None
-            captured = None if one.writer is None or one.first_wrong is not None else one.writer.finish()
+            captured = None if one.recorder is None or one.first_wrong is not None else one.recorder.finish()
             scored = Score(
                 list(one.tokens[one.before :]),
                 one.logprobs,
@@ -204,8 +204,9 @@ def _prefill(
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
         while begins and pool.owner.free and (text := waiting.take()) is not None:
-            if probing is not None:
-                probing.begin(text)
+            if probing is not None and text.probe is not None and text.index is not None:
+                capacity = len(text.probe.read_in(0, len(text.tokens)))
+                text.recorder = probing.recorder(text.probe, text.index, capacity)
             lanes[enter(engine, pool, text)] = text
             waiting.begun(text)
         if any(lanes):
@@ -219,10 +220,10 @@ def _prefill(
         while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
             found = engine.runner.read(outputs)
-            for lane, text, first, count, read, last in parts:
+            for lane, text, first, count, reads, last in parts:
                 text.take(found, lane, first, count)
                 if probing is not None:
-                    probing.take(text, read, found.hidden_states, lane)
+                    text.mark_wrong(probing.take(text, reads, found.hidden_states, lane))
                 engine.stats["scored_tokens"] += count
                 if last:
                     text.finish()
@@ -245,22 +246,23 @@ def _dispatch(
     batch = Batch.of(feeds, width)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
-        inputs = inputs._replace(probes=probing.operand(active, feeds, width))
+        inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
     shape = Shape.of(inputs, step.top)
     outputs = engine.run(shape, pool, inputs, owners=active, counts=np.asarray(batch.lengths))
-    own = [(lane, *both) for lane, both in enumerate(zip(active, feeds, strict=True))]
-    for _, text, feed in own:
-        if text is not None and feed is not None:
-            text.consumed += len(feed.tokens)
+    stepped = [
+        (lane, text, feed)
+        for lane, (text, feed) in enumerate(zip(active, feeds, strict=True))
+        if text is not None and feed is not None
+    ]
+    for _, text, feed in stepped:
+        text.consumed += len(feed.tokens)
+    reads = {}
     if probing is not None:
-        probing.edit(pool, active)
+        reads = probing.after_step(pool, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
     parts: list[TextPart[T]] = []
-    for lane, text, feed in own:
-        if text is None or feed is None:
-            continue
-        read = None if probing is None else probing.read(pool, text, feed)
+    for lane, text, feed in stepped:
         count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
-        parts.append(TextPart(lane, text, feed.position + 1, count, read, text.done))
+        parts.append(TextPart(lane, text, feed.position + 1, count, reads.get(lane), text.done))
         if text.done and text.slot is not None:
             lanes[lane] = None
             leave(engine, pool, text)

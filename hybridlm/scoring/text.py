@@ -8,8 +8,7 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.widths import next_width
-from hybridlm.requests.captured import CaptureWriter
-from hybridlm.requests.captured_table import TableWriter
+from hybridlm.requests.captured import Recorder
 from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
 from hybridlm.rows.snapshot import Snapshot
@@ -34,7 +33,7 @@ class QueuedText:
         snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
         probe: what is read and changed inside the model; None for nothing.
-        writer: of what is read; None for nothing.
+        recorder: of reads inside the model; None for none.
         first_wrong: index of the first token whose results are not finite; None if all are finite.
     """
 
@@ -47,7 +46,7 @@ class QueuedText:
     snapshot: Snapshot | None = None
     children: list[Self] = field(default_factory=list)
     probe: Probe | None = None
-    writer: CaptureWriter | TableWriter | None = None
+    recorder: Recorder | None = None
     first_wrong: int | None = None
 
     @property
@@ -105,8 +104,12 @@ class QueuedText:
             first: index of the first of these tokens.
         """
         wrong = first_not_finite(arrays)
-        if wrong is not None and (self.first_wrong is None or first + wrong < self.first_wrong):
-            self.first_wrong = first + wrong
+        self.mark_wrong(None if wrong is None else first + wrong)
+
+    def mark_wrong(self, token: int | None) -> None:
+        """Record the index of a token without finite results; None for none."""
+        if token is not None and (self.first_wrong is None or token < self.first_wrong):
+            self.first_wrong = token
 
 
 @dataclass(eq=False)

@@ -42,56 +42,65 @@ class StateEdit(NamedTuple):
     value: Float[Array | np.ndarray, "lane ..."]
 
 
-class StateType(NamedTuple):
-    """Shape and dtype of an array of a state, of one sequence."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-def no_edits(lanes: int, types: Mapping[str, StateType]) -> dict[str, StateEdit]:
+def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, StateEdit]:
     """Return an operand that changes nothing; host arrays, given the type of the arrays of each name."""
 
-    def none(kind: StateType) -> StateEdit:
+    def none(kind: jax.ShapeDtypeStruct) -> StateEdit:
         unit, value = np.zeros((lanes, kind.shape[0]), bool), np.zeros((lanes, *kind.shape), kind.dtype)
         return StateEdit(np.full(lanes, -1, np.int32), unit, np.zeros(lanes, bool), np.ones(lanes, np.float32), value)
 
     return {name: none(kind) for name, kind in sorted(types.items())}
 
 
-def types_in(rows: Rows) -> dict[str, StateType]:
-    """Return the type of the arrays of each name in rows, which may be abstract."""
+def types_in(rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the type of one row's array by name: `recurrent` and `conv`, over all devices."""
     leaves = jax.tree_util.tree_leaves_with_path(rows.layers)
     named = [(getattr(path[-1], "name", ""), leaf) for path, leaf in leaves]
-    return {name: StateType(leaf.shape[1:], jnp.dtype(leaf.dtype)) for name, leaf in named if name in EDITED}
+    return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in named if name in EDITED}
 
 
-class EditedArray(NamedTuple):
-    """An array of a row that can be changed.
+class StateSite(NamedTuple):
+    """An array of a layer's state that can be read and changed.
 
     Attributes:
-        name: one of `EDITED`.
-        layer: number of its layer.
-        place: its index among the arrays of a row.
-        path: its name in contracts, without the argument: "layers[3][0].recurrent".
-        array: its description.
+        layer: number of the layer.
+        array: one of `EDITED`.
+        place: index among the arrays of a row.
+        name: in contracts, without the argument: "layers[3][0].recurrent".
+        state: description of the array.
     """
 
-    name: str
     layer: int
+    array: str
     place: int
-    path: str
-    array: StateArray
+    name: str
+    state: StateArray
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the dimensions."""
+        return tuple(name for name, _ in self.state.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sequence's array."""
+        return self.state.of(1, 1, np.float32).shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the array."""
+        assert self.state.dtype is not None, f"{self.name}: the description leaves the dtype to the cache"
+        return np.dtype(self.state.dtype)
 
 
-def edited_arrays(structure: Structure) -> list[EditedArray]:
+def state_sites(structure: Structure) -> list[StateSite]:
     """Return the arrays of a row that can be changed; a multi-token-prediction head has none."""
-    found = []
-    for place, (path, array) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
-        name, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
-        if name in EDITED:
-            found.append(EditedArray(name, layer, place, f"layers{jax.tree_util.keystr(path)}", array))
-    return found
+    sites = []
+    for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
+        array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
+        if array in EDITED:
+            sites.append(StateSite(layer, array, place, f"layers{jax.tree_util.keystr(path)}", state))
+    return sites
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
@@ -101,14 +110,14 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
         structure: structure of the model.
         devices: that share the model. Units and values are those of all of them, one after another.
     """
-    arrays = edited_arrays(structure)
+    sites = state_sites(structure)
 
     def step(rows: Rows, edits: dict[str, StateEdit]) -> tuple[Rows]:
         leaves, tree = jax.tree.flatten(rows.layers)
-        for name, layer, place, _, array in arrays:
-            sharded = array.sharded_dim if devices.model > 1 else None
-            edit = edits[name] if sharded is None else _own_part(edits[name], sharded.dim, leaves[place].shape)
-            leaves[place] = _edited(leaves[place], edit, layer, array)
+        for layer, array, place, _, state in sites:
+            sharded = state.sharded_dim if devices.model > 1 else None
+            edit = edits[array] if sharded is None else _own_part(edits[array], sharded.dim, leaves[place].shape)
+            leaves[place] = _edited(leaves[place], edit, layer, state)
         return (Rows(jax.tree.unflatten(tree, leaves), rows.token),)
 
     return step

@@ -25,7 +25,7 @@ def site_of(layer: int, kind: str) -> int:
 
 
 class ProbeShape(NamedTuple):
-    """Part of the compilation key of a step with `Probes`.
+    """Part of the compilation key of a step with `ProbeInputs`.
 
     Attributes:
         hidden_states: slots of each lane for those that are returned.
@@ -76,7 +76,7 @@ class Ablations(NamedTuple):
     end: Int32[Array | np.ndarray, "lane slot"]
 
 
-class Probes(NamedTuple):
+class ProbeInputs(NamedTuple):
     """Operands of a step that reads or changes something inside the model; None for what it does not.
 
     Attributes:
@@ -127,7 +127,7 @@ class ProbeHooks(Hooks):
 
     def __init__(
         self,
-        probes: Probes,
+        probes: ProbeInputs,
         positions: Int32[Array, "lane"],
         tokens: int,
         devices: Devices,

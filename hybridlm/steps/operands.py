@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32
 
 from hybridlm.sampling.logit_changes import LogitChanges
 from hybridlm.sampling.sampling import Sampling
-from hybridlm.steps.hooks import Probes
+from hybridlm.steps.hooks import ProbeInputs
 from models import kv_blocks
 
 
@@ -89,7 +89,7 @@ class StepInputs(NamedTuple):
     changes: LogitChanges | None = None
     targets: Int32[Any, "lane token"] | None = None
     chosen: Chosen | None = None
-    probes: Probes | None = None
+    probes: ProbeInputs | None = None
 
     @property
     def required_sampling(self) -> tuple[Sampling, Int32[Any, ""]]:

@@ -33,34 +33,32 @@ class PackedLayout(NamedTuple):
 
     Attributes:
         form: in the files.
-        groups: scales of a row in memory, a multiple of those in the files.
+        groups: scales of a row in memory, a multiple of the scales in the files.
         shards: role of an array ("codes", "scale", "whole", "zero") -> its layout over the devices.
+        dtype: that its numbers are rounded to in products.
+        products: how products are computed.
     """
 
     form: PackedForm
     groups: int
     shards: Mapping[str, Shards]
+    dtype: str
+    products: Packed
 
-    def types(self, dtype: str, products: Packed) -> QuantisedWeight:
-        """Return the parameter with types in the place of arrays.
-
-        Args:
-            dtype: that its numbers are rounded to in products.
-            products: how products are computed.
-        """
+    def types(self) -> QuantisedWeight:
+        """Return the parameter with types in the place of arrays."""
         kinds = _kinds(self.form)
         types = {
             role: jax.ShapeDtypeStruct(one.global_shape, kinds[role], sharding=one.sharding)
             for role, one in self.shards.items()
         }
-        return self._weight(types, dtype, products)
+        return self._weight(types)
 
-    def build(self, read: Callable[[ArraySlice], Iterable[Rows]], dtype: str, products: Packed) -> QuantisedWeight:
+    def build(self, read: Callable[[ArraySlice], Iterable[Rows]]) -> QuantisedWeight:
         """Return the parameter on its devices.
 
         Args:
             read: window of the rows of the parameter -> pieces that fill it, with the groups of the files.
-            dtype, products: as for `types`.
         """
         kinds = _kinds(self.form)
         # An array of one column for each row has no sharded columns.
@@ -83,26 +81,27 @@ class PackedLayout(NamedTuple):
                             into[..., put] = array[..., taken]
             return results
 
-        return self._weight(jax.block_until_ready(build_together(self.shards, host)), dtype, products)
+        return self._weight(jax.block_until_ready(build_together(self.shards, host)))
 
     def local_bytes(self) -> int:
         """Return the bytes on one device."""
         kinds = _kinds(self.form)
         return sum(one.local_bytes(kinds[role]) for role, one in self.shards.items())
 
-    def _weight(
-        self, arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct], dtype: str, products: Packed
-    ) -> QuantisedWeight:
+    def _weight(self, arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> QuantisedWeight:
         codes, scale, whole, zero = (arrays.get(role) for role in ("codes", "scale", "whole", "zero"))
-        return QuantisedWeight(codes, scale, whole, zero, self.form.kind, dtype, products == "in blocks")
+        return QuantisedWeight(codes, scale, whole, zero, self.form.kind, self.dtype, self.products == "in blocks")
 
 
-def packed_layout(form: PackedForm, own: Shards) -> PackedLayout | None:
+def packed_layout(
+    form: PackedForm, own: Shards, dtype: str = "float32", products: Packed = "whole"
+) -> PackedLayout | None:
     """Return the layout of a packed parameter; None where devices divide its groups too finely to keep it packed.
 
     Args:
         form: in the files.
         own: layout of the plain parameter.
+        dtype, products: as for `PackedLayout`.
     """
     last = len(own.shape) - 1
     rows = tuple(one for one in own.sharded_dims if one.dim != last)
@@ -126,7 +125,7 @@ def packed_layout(form: PackedForm, own: Shards) -> PackedLayout | None:
     if form.whole:
         sharding = own.sharding and NamedSharding(own.sharding.mesh, PartitionSpec(*own.sharding.spec[:last]))
         shards["whole"] = Shards((*own.shape[:-1], 1), rows, sharding)
-    return PackedLayout(form, groups, shards)
+    return PackedLayout(form, groups, shards, dtype, products)
 
 
 def _narrowed(own: Shards, rows: tuple[ShardedDim, ...], across: ShardedDim | None, step: int) -> Shards:

@@ -9,8 +9,7 @@ from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, ReadPlan
 from hybridlm.checkpoint.packed.layout import Packed, PackedLayout, Rows, packed_layout
-from hybridlm.checkpoint.report import ParameterPath
-from hybridlm.checkpoint.shards import Shards
+from hybridlm.checkpoint.shards import ParameterPath, Shards
 from hybridlm.quantised.health import lost_rows
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from models.ops.quantised_weight import QuantisedWeight
@@ -19,21 +18,22 @@ from models.weights.sources import ArraySlice
 
 @dataclass(frozen=True)
 class PackedParameters:
-    """Parameters that stay packed, as the headers of a checkpoint say.
+    """Parameters that stay packed, by the headers of a checkpoint.
 
     Attributes:
-        products: how their products are computed.
-        types: path -> parameter with types in the place of arrays.
-        layouts: path -> how the files hold the parameter, and how it lies in memory.
+        layouts: path -> layout of the parameter in the files and in memory.
         plan: the tensors that will be read, if they were looked for; None for a saved model.
         divided: paths of parameters that would be packed on one device, but are plain on this mesh.
     """
 
-    products: Packed
-    types: dict[ParameterPath, QuantisedWeight] = field(default_factory=dict)
     layouts: Mapping[ParameterPath, PackedLayout] = field(default_factory=dict)
     plan: ReadPlan | None = None
     divided: tuple[ParameterPath, ...] = ()
+
+    @property
+    def types(self) -> dict[ParameterPath, QuantisedWeight]:
+        """Path -> parameter with types in the place of arrays."""
+        return {path: layout.types() for path, layout in self.layouts.items()}
 
 
 def laid_out(
@@ -48,14 +48,12 @@ def laid_out(
     Args:
         forms: path -> form in the files.
         shards: path -> layout of the plain parameter.
-        dtype: that numbers are rounded to in products.
-        products: how products are computed.
+        dtype, products: as for `PackedLayout`.
         plan: the tensors that will be read.
     """
-    layouts = {path: packed_layout(form, shards[path]) for path, form in forms.items()}
-    kept = {path: one for path, one in layouts.items() if one is not None}
-    types = {path: one.types(dtype, products) for path, one in kept.items()}
-    return PackedParameters(products, types, kept, plan, tuple(path for path in layouts if path not in kept))
+    layouts = {path: packed_layout(form, shards[path], dtype, products) for path, form in forms.items()}
+    packed = {path: layout for path, layout in layouts.items() if layout is not None}
+    return PackedParameters(packed, plan, tuple(path for path in layouts if path not in packed))
 
 
 def packed_forms(
@@ -79,16 +77,14 @@ def packed_forms(
 
 
 def load_packed(
-    checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout, dtype: str, products: Packed
+    checkpoint: CheckpointDirectory, choice: ChosenSource, layout: PackedLayout
 ) -> tuple[QuantisedWeight, tuple[str, ...]]:
-    """Return a parameter on its devices, and a sentence for each tensor whose rows were lost.
+    """Return a parameter on its devices, and a sentence for each tensor with lost rows.
 
     Args:
         checkpoint: the files.
         choice: the parameter and its tensors.
         layout: from `packed_parameters`.
-        dtype: that its numbers are rounded to in products.
-        products: how products are computed.
 
     Raises:
         CheckpointError: a scale or a code that is not finite.
@@ -106,7 +102,7 @@ def load_packed(
             taken = (*piece.taken[: len(weight.shape) - 1], ...)
             yield piece.place, {role: source.take(array, taken) for role, array in _roles(read).items()}
 
-    return layout.build(rows, dtype, products), tuple(lost)
+    return layout.build(rows), tuple(lost)
 
 
 def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:

@@ -2,88 +2,99 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from hybridlm.checkpoint.adapters import BoundAdapter
-from hybridlm.checkpoint.cast import aligned_empty, converted
-from hybridlm.checkpoint.packed.layout import Rows, packed_layout
-from hybridlm.checkpoint.read_settings import ReadSettings
-from hybridlm.checkpoint.report import (
-    LoadedWeights,
-    ParameterPath,
-    ReadParameter,
-    dotted,
-    gather,
-    kept_dtypes,
-)
+from hybridlm.checkpoint.cast import aligned_empty, convert, converted
+from hybridlm.checkpoint.packed.layout import PackedLayout, Rows, packed_layout
 from hybridlm.checkpoint.saved.index import AGAIN, SavedDirectory, Tile, checksum
-from hybridlm.checkpoint.shards import Shards, shards_of
+from hybridlm.checkpoint.shards import ParameterPath, Shards, dotted
 from hybridlm.errors import CheckpointError
 from hybridlm.quantised.packed import PackedForm
 from models import Family, Weight
 from models.weights.sources import ArraySlice
 
-READERS = 4
-"""Parameters that are read at the same time."""
 
+def read_saved(
+    saved: SavedDirectory,
+    weight: Weight,
+    kind: np.dtype,
+    shards: Shards,
+    adapters: Sequence[BoundAdapter],
+    layout: PackedLayout | None,
+) -> tuple[Any, list[str], tuple[str, ...]]:
+    """Read a parameter from its tiles.
 
-def read_saved(saved: SavedDirectory, family: Family, config: Any, settings: ReadSettings) -> LoadedWeights:
-    """Read the parameters of a model; see `load_parameters`.
+    A tile that is read whole is compared with its checksum. The array shares no memory with the files.
 
-    Beside the result a few parameters are in memory at a time. The arrays share no memory with the files. A tile that
-    is read whole is compared with its checksum.
+    Args:
+        saved, weight: the files, and the parameter.
+        kind: dtype in memory.
+        shards: layout over devices.
+        adapters: that change the parameter.
+        layout: of a parameter that stays packed; None for a plain one.
+
+    Returns:
+        The parameter, the dtype or kind of codes that it was converted from, and no sentences.
     """
-    weights, dtype, packed = family.weights(config), settings.dtype, settings.packed
-    _require_parameters(saved, family, weights)
-    weights = [weight for weight in weights if settings.reads(weight)]
-    kept = kept_dtypes(weights, dtype)
-
-    def read(weight: Weight, kind: np.dtype) -> ReadParameter:
-        name, own, merged = dotted(weight.path), shards_of(weight, settings.shards), settings.adapters_of(weight)
+    name = dotted(weight.path)
+    parts = saved.packed[name].parts if name in saved.packed else {"": name}
+    readings = {role: _Reading(saved, part) for role, part in parts.items()}
+    if layout is not None:
+        array, converted_from = layout.build(partial(_rows, readings)), []
+    else:
         if name in saved.packed:
-            parts = _Parts(saved, name)
-            if packed is not None and weight.path in packed.layouts:
-                kept = packed.layouts[weight.path].build(parts.rows, dtype, packed.products)
-                parts.verify()
-                return ReadParameter(kept, [])
-            # Plain numbers of another form than the one that is saved.
-            form = saved_form(saved, name)
-            whole = packed_layout(form, Shards(saved.shapes[name]))
-            assert whole is not None
-            numbers = np.asarray(whole.build(parts.rows, "float32", "whole").numbers())
-            parts.verify()
-
-            def dequantised(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-                pieces, result = list(windows), np.empty(shape, np.float32)
-                for source, target in pieces:
-                    result[(*target, ...)] = numbers[(*source, ...)]
-                for adapter in merged:
-                    adapter.merge(weight, pieces, result)
-                return converted(result, kind, saved.path, [name])
-
-            return ReadParameter(jax.block_until_ready(own.build(dequantised)), [form.kind])
-        reading, stored = _Reading(saved, name), saved.parameters[name].dtype
+            read, converted_from = _dequantised(saved, name, readings), [saved.packed[name].kind]
+        else:
+            stored = saved.parameters[name].dtype
+            read, converted_from = readings[""].part, [] if stored == kind else [stored.name]
 
         def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-            if not merged:
-                return reading.part(windows, shape, kind)
             pieces = list(windows)
-            result = np.array(reading.part(pieces, shape, np.dtype(np.float32)))
-            for adapter in merged:
+            result = read(pieces, shape, np.dtype(np.float32) if adapters else kind)
+            for adapter in adapters:
                 adapter.merge(weight, pieces, result)
-            return converted(result, kind, saved.path, [name])
+            return converted(result, kind, saved.path, [name]) if adapters else result
 
-        array = jax.block_until_ready(own.build(part))
+        array = jax.block_until_ready(shards.build(part))
+    for reading in readings.values():
         reading.verify()
-        return ReadParameter(array, [] if stored == kind else [stored.name])
+    return array, converted_from, ()
 
-    with ThreadPoolExecutor(READERS) as readers:
-        return gather(saved.path, weights, kept, readers.map(read, weights, kept), settings.progress)
+
+def _dequantised(
+    saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
+) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
+    """Return `_Reading.part` of a packed parameter that becomes a plain one."""
+    whole = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
+    assert whole is not None
+    numbers = np.asarray(whole.build(partial(_rows, readings)).numbers())
+
+    def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+        result = aligned_empty(shape, kind)
+        for source, target in windows:
+            convert(numbers[(*source, ...)], result[(*target, ...)], saved.path, [name])
+        return result
+
+    return part
+
+
+def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Rows]:
+    """Yield the rows of a window of a packed parameter, with all columns."""
+    arrays = {}
+    for role, reading in readings.items():
+        *sizes, columns = reading.parameter.shape
+        rows = tuple(slice(*place.indices(size)) for place, size in zip(window, sizes, strict=False))
+        whole = (*rows, slice(0, columns))
+        shape = tuple(place.stop - place.start for place in whole)
+        result = tuple(slice(0, size) for size in shape)
+        arrays[role] = reading.part([(whole, result)], shape, reading.parameter.dtype)
+    yield (slice(None),) * len(window), arrays
 
 
 def saved_forms(
@@ -105,32 +116,8 @@ def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
     return PackedForm(one.kind, one.inputs, scale.shape[-1], scale.dtype.name, "whole" in one.parts, zero)
 
 
-class _Parts:
-    """The arrays of a packed parameter while this process reads its shards."""
-
-    def __init__(self, saved: SavedDirectory, name: str):
-        self._saved, self._parts = saved, saved.packed[name].parts
-        self._readings = {role: _Reading(saved, part) for role, part in self._parts.items()}
-
-    def rows(self, window: ArraySlice) -> Iterator[Rows]:
-        """Yield the rows of a window of the parameter, with all columns of each array."""
-        found = {}
-        for role, part in self._parts.items():
-            parameter = self._saved.parameters[part]
-            rows = tuple(slice(*one.indices(size)) for one, size in zip(window, parameter.shape[:-1], strict=False))
-            whole = (*rows, slice(0, parameter.shape[-1]))
-            shape = tuple(one.stop - one.start for one in whole)
-            every = tuple(slice(0, size) for size in shape)
-            found[role] = self._readings[role].part([(whole, every)], shape, parameter.dtype)
-        yield (slice(None),) * len(window), found
-
-    def verify(self) -> None:
-        """Compare tiles with their checksums, as `_Reading.verify` does."""
-        for reading in self._readings.values():
-            reading.verify()
-
-
-def _require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
+def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
+    """Check the names and shapes of saved parameters; raises CheckpointError with every fault."""
     faults = []
     if saved.family != family.name:
         faults.append(f"expected the family {family.name}, as config.json says, found one saved of {saved.family}")
@@ -159,10 +146,14 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
 
 
 class _Reading:
-    """One parameter while this process reads its shards."""
+    """One saved array while this process reads its shards.
+
+    Attributes:
+        parameter: its dtype, shape and tiles.
+    """
 
     def __init__(self, saved: SavedDirectory, name: str):
-        self._saved, self._name, self._parameter = saved, name, saved.parameters[name]
+        self._saved, self._name, self.parameter = saved, name, saved.parameters[name]
         self._read = Counter[Tile]()
         self._verified: set[Tile] = set()
 
@@ -175,12 +166,12 @@ class _Reading:
             windows: for each piece its place in the parameter and its place in the result.
             shape, kind: of the result.
         """
-        stored = self._parameter.dtype
+        stored = self.parameter.dtype
         result = aligned_empty(shape, stored)
         for source, target in windows:
-            begin = [one.indices(size)[0] for one, size in zip(source, self._parameter.shape, strict=True)]
+            begin = [one.indices(size)[0] for one, size in zip(source, self.parameter.shape, strict=True)]
             piece = result[(*target, ...)]
-            for tile in self._parameter.tiles:
+            for tile in self.parameter.tiles:
                 self._copy(tile, begin, piece)
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
@@ -209,7 +200,7 @@ class _Reading:
         self._compare(tile, target)
 
     def _mapped(self, tile: Tile) -> np.ndarray:
-        return np.memmap(self._saved.path / tile.file, self._parameter.dtype, "r", shape=tile.shape)
+        return np.memmap(self._saved.path / tile.file, self.parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
         """Compare the tiles that were read completely, but in pieces, with their checksums."""

@@ -8,8 +8,7 @@ import typer
 
 from hybridlm.cli.files.row_options import LOADED_WITH, RowOptions, end
 from hybridlm.cli.options import Loading, Model, loads
-from hybridlm.requests.interventions import Intervention
-from hybridlm.requests.read_interventions import read_interventions
+from hybridlm.requests.interventions import Intervention, read_interventions
 from ir_passes.files.strict_json import parse_json
 
 

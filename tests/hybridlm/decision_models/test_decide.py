@@ -15,7 +15,7 @@ from text_checkpoint import SETTINGS
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.decision_models.settings import read_settings
-from hybridlm.scoring.hidden import Read, read_hidden
+from hybridlm.scoring.hidden import ReadText, read_hidden
 from models import ConfigError
 
 QUESTIONS: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (whole.texts, whole.errors, whole.kept) == (7, 3, 0) and whole.prefix_tokens_saved > 0
     calls: list[int] = []
 
-    def interrupted(*args: Any, **options: Any) -> Read:
+    def interrupted(*args: Any, **options: Any) -> list[ReadText]:
         calls.append(len(args[1]))
         if len(calls) == 3:
             raise KeyboardInterrupt

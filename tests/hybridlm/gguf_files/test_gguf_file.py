@@ -17,8 +17,9 @@ from hybridlm.checkpoint.gguf_file import GgufFile
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.stored_weights import stored_weights
 from hybridlm.errors import MissingExtra
-from hybridlm.gguf_files import BLOCK_TYPES, GgufHeader, GgufTensor, NamedTensor, gguf_config, read_header
+from hybridlm.gguf_files import BLOCK_TYPES, GgufHeader, NamedTensor, gguf_config, read_header
 from hybridlm.gguf_files.header import PLAIN_TYPES
+from hybridlm.quantised.shapes import TensorInfo
 from models import family_of
 
 SMALL_CHANGE = {"A_log": 3e-7, "norm": 1.2e-7}
@@ -70,8 +71,8 @@ def test_numbers_of_every_kind_of_block(tmp_path: Path, kind: str) -> None:
     assert len(raw) > 20
     path = tmp_path / "m.gguf"
     path.write_bytes(b"before" + raw.tobytes())
-    stored = GgufTensor("t", kind, (len(raw), 2 * block), 6, 6 + raw.nbytes)
-    named = NamedTensor(stored, stored.shape, stored.begin, stored.end)
+    stored = TensorInfo(kind, (len(raw), 2 * block), 6, 6 + raw.nbytes)
+    named = NamedTensor("t", stored, stored.shape, stored.begin, stored.end)
     file = GgufFile(GgufHeader(path, {}, {}), {"t": named})
     np.testing.assert_array_equal(file.read("t"), expected)
     file.release("t")

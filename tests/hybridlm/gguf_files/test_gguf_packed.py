@@ -14,15 +14,16 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.gguf_files import BLOCK_TYPES, GgufTensor, NamedTensor
+from hybridlm.gguf_files import BLOCK_TYPES, NamedTensor
 from hybridlm.gguf_files.blocks import PACKED_TYPES
 from hybridlm.gguf_files.tensors import Heads
+from hybridlm.quantised.shapes import TensorInfo
 from models.ops.quantised_weight import QuantisedWeight
 
 
 def named(kind: str, rows: int, columns: int, heads: Heads | None = None) -> NamedTensor:
     end = rows * columns // gguf.GGML_QUANT_SIZES[Type[kind]][0] * gguf.GGML_QUANT_SIZES[Type[kind]][1]
-    return NamedTensor(GgufTensor("t", kind, (rows, columns), 0, end), (rows, columns), 0, end, "", heads)
+    return NamedTensor("t", TensorInfo(kind, (rows, columns), 0, end), (rows, columns), 0, end, "", heads)
 
 
 def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:

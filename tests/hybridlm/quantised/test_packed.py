@@ -32,9 +32,9 @@ def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "floa
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
     made = pack(tensor, file.read_stored, form)
-    layout = packed_layout(form, Shards(tensor.shape))
+    layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
-    typed = layout.types(dtype, "in blocks")
+    typed = layout.types()
     arrays = [None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.whole, made.zero)]
     codes, scale, whole, zero = arrays
     assert codes is not None and scale is not None

@@ -19,9 +19,10 @@ def test_places_are_those_of_forward_with_and_without_common_parts(
     expected = np.asarray(text_lm.model.norm(stream))
     size = text_lm.config.hidden_size
     found = read_hidden(text_lm.engine, texts, places, size)
-    for i, (vectors, at) in enumerate(zip(found.vectors, places, strict=True)):
+    for i, (text, at) in enumerate(zip(found, places, strict=True)):
+        vectors = text.vectors
         assert vectors.dtype == np.float32 and vectors.shape == (len(at), size)
         np.testing.assert_allclose(vectors, expected[i, list(at)], atol=1e-4, rtol=1e-4)
     monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
     alone = read_hidden(text_lm.engine, texts, places, size)
-    assert [one.tobytes() for one in alone.vectors] == [one.tobytes() for one in found.vectors]
+    assert [one.vectors.tobytes() for one in alone] == [one.vectors.tobytes() for one in found]

@@ -13,7 +13,7 @@ from tiny_variants import OTHER_GOLDENS
 import hybridlm
 from hybridlm import Intervention, SequenceState
 from hybridlm.engine.probe_settings import ProbeSettings
-from hybridlm.engine.probing import StateArrays
+from hybridlm.engine.probing import probe_sites
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.captured import parse_path
 from hybridlm.scoring.scorer import scores
@@ -221,7 +221,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
         Intervention.ablate_expert(place, 1) if kind == "expert" else Intervention.ablate_head(place, 1, mixer=mixer)
     )
     other = [ablate, Intervention.add(np.ones(len(nan)), hidden_state=2, positions=5)]
-    state = np.full(StateArrays(lm.engine).places.states[layer, array].shape, np.nan, np.float32)
+    state = np.full(probe_sites(lm.engine, "score").states[layer, array].shape, np.nan, np.float32)
 
     def run(first: list[Intervention]) -> list[Any]:
         settings = ProbeSettings([1], [[3, 9]] * 4, True, None, [first, other, [], first])
@@ -255,7 +255,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
 
 def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
     """Layers and arrays whose states can be changed, recurrences first."""
-    return sorted(StateArrays(lm.engine).places.states, key=lambda place: place[1] != "recurrent")
+    return sorted(probe_sites(lm.engine, "score").states, key=lambda place: place[1] != "recurrent")
 
 
 def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:

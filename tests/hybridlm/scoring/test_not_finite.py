@@ -15,7 +15,7 @@ import hybridlm
 from hybridlm import Intervention
 from hybridlm.decision_models.decide import Decider
 from hybridlm.requests.finite import first_not_finite
-from hybridlm.scoring.hidden import Read
+from hybridlm.scoring.hidden import Reading, ReadText
 from hybridlm.scoring.pooling import class_logits
 from ir_passes.files.strict_json import parse_json
 
@@ -153,7 +153,7 @@ class _Head:
 def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm._prompts
-    read = Read([np.zeros((1, 4), np.float32)], [np.zeros(4)], {})
-    decider = Decider(prompts, _Head(scores), lambda ids, places: read, text_lm.context)
+    read = ReadText(0, (5, 0), question=Reading([(0,)], 4), asked=(0,))
+    decider = Decider(prompts, _Head(scores), lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
     assert decider.answers([[prompt]]) == [prompt.places[0]]

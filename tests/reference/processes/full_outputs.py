@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.checkpoint.saved import write
 from hybridlm.cli.verify_report import write_certificate
 from hybridlm.requests import captured_table
-from hybridlm.requests.captured import CaptureWriter
+from hybridlm.requests.captured import Recorder
 from ir_passes import Certificate
 
 ROWS, HIDDEN = 100, 512
@@ -28,7 +29,7 @@ NUMBERS = np.random.default_rng(0).normal(size=(ROWS, HIDDEN)).astype(np.float32
 
 
 def capture(target: pathlib.Path) -> None:
-    writer = CaptureWriter(ROWS, (0,), HIDDEN, [], target)
+    writer = Recorder(ROWS, (0,), HIDDEN, [], target)
     try:
         for i, numbers in enumerate(NUMBERS):
             writer.put(i, {0: numbers}, None)
@@ -39,7 +40,7 @@ def capture(target: pathlib.Path) -> None:
 
 def table(target: pathlib.Path) -> None:
     made = captured_table.CaptureTable(target, (0,), HIDDEN, [])
-    writer = captured_table.TableWriter(made, 0, (0,))
+    writer = Recorder(1, (0,), HIDDEN, [], None, partial(made.add, 0))
     try:
         for i, numbers in enumerate(NUMBERS):
             writer.put(i, {0: numbers}, None)

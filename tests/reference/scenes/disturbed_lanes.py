@@ -16,7 +16,7 @@ from perturbation import Influence, influence
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
-from hybridlm.steps.hooks import Ablations, Probes, Vectors, site_of
+from hybridlm.steps.hooks import Ablations, ProbeInputs, Vectors, site_of
 from hybridlm.steps.operands import Batch, Chosen, StepInputs
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
@@ -80,7 +80,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     return lm.engine.params, pools, inputs
 
 
-def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> Probes:
+def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.ndarray]) -> ProbeInputs:
     """Vectors at every second lane, ablations at the others, everywhere in the text or from its third token on."""
     assert shape.probes is not None
     hidden, wanted, vectors, ablations = shape.probes
@@ -100,7 +100,7 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, name), -1, -1], ablations)
     layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
-    return Probes(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    return ProbeInputs(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:

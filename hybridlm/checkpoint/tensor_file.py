@@ -1,0 +1,90 @@
+"""Files of tensors, as a checkpoint reads them: of safetensors, of GGUF, or arrays in memory."""
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hybridlm.errors import CheckpointError
+from hybridlm.files.version import FileVersion
+from hybridlm.quantised.packed import PackedArrays, PackedForm
+from hybridlm.quantised.shapes import TensorInfo
+
+
+class TensorFile:
+    """A file of tensors. Every method raises KeyError if no tensor has the name.
+
+    Args:
+        path: of the file, or name of another source, for messages.
+        tensors: dtype, shape and place of each tensor, by name.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
+        self.path, self.tensors = path, tensors
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a read-only view of a tensor in float32, float16 or bfloat16; raises CheckpointError for others."""
+        raise NotImplementedError
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """Return a read-only view of a tensor as it is stored, codes as uint8; raises CheckpointError."""
+        return self.read(name)
+
+    def packed_form(self, name: str) -> PackedForm | None:
+        """Return the form in which a tensor of blocks stays packed; None if there is none."""
+        return None
+
+    def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
+        """Return the codes, scales and offsets of a tensor in the form of `packed_form`; raises CheckpointError."""
+        raise NotImplementedError
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
+
+
+class MappedFile(TensorFile):
+    """Tensors in a file that is mapped read-only.
+
+    Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
+
+    Args:
+        path, tensors: the file, and its tensors by name.
+        data_start: the byte from which `begin` and `end` of a tensor are counted.
+
+    Attributes:
+        version: of the file when it was opened.
+
+    Raises:
+        KeyError: of each method: no tensor of that name.
+        CheckpointError: of each method that reads: the file has shrunk since then.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], data_start: int = 0):
+        super().__init__(path, tensors)
+        self._data_start = data_start
+        with path.open("rb") as file:
+            self.version = FileVersion.of(os.fstat(file.fileno()))
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in the file, and the one behind its last."""
+        info, found = self.tensors[name], self._map.size()
+        if found < self._data_start + info.end:
+            fault = f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+            raise CheckpointError(self.path, fault)
+        return self._data_start + info.begin, self._data_start + info.end
+
+    def read_bytes(self, name: str, start: int, length: int) -> bytes:
+        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
+        begin, end = self.place(name)
+        return self._map[begin + start : min(begin + start + length, end)]
+
+    def release(self, name: str) -> None:
+        """Let the system drop the pages of a tensor; reading them again still works."""
+        info = self.tensors[name]
+        start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self._data_start + info.end - start
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)

@@ -1,10 +1,9 @@
-"""A loaded language model: the public methods, which call the modules that do the work.
+"""A loaded language model: its public methods.
 
 More than 300 lines: signatures and docstrings of one class.
 """
 
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,10 +32,8 @@ from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
-from hybridlm.requests.sequence import Request
-from hybridlm.requests.validation import located, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask
+from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask, compare_texts, text_model_of
 from hybridlm.score_files.options import FileOptions, FileSettings
 from hybridlm.score_files.report import ScoreFileReport
 from hybridlm.score_files.run_file import run_file
@@ -46,17 +43,15 @@ from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings
 from hybridlm.scoring.divergence import Divergence
-from hybridlm.scoring.items import ScoredIds, score_items
 from hybridlm.scoring.perplexity import corpus_perplexity, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
-from hybridlm.scoring.scorer import checked
 from hybridlm.session import Event, Session
 from hybridlm.text.chat_template import REASONING
 from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text_model import LoadedFiles, TextModel
 from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
-from hybridlm.worker import open_session, run_worker
+from hybridlm.worker import open_session, probed_session, run_requests, run_worker
 from ir_passes import Certificate
 from models import Decoder
 from models.ops.quantised_weight import stored_form
@@ -95,7 +90,7 @@ class LM:
 
     @property
     def model(self) -> Decoder:
-        """Flax nnx module with the parameters; over a mesh its dimensions are those of one device."""
+        """Flax nnx module with the parameters; over a mesh in the sizes of one device."""
         return self._weights.decoder
 
     @property
@@ -123,7 +118,7 @@ class LM:
         return self.text_model.engine
 
     def _repr_html_(self) -> str:
-        """List every parameter with its dtype and shape, below the line of `repr`."""
+        """List every parameter with its dtype and shape."""
         rows = [(name, f"{stored_form(array)} {list(array.shape)}") for name, array in self.params.items()]
         summary = f"<summary>{len(rows)} parameters</summary>"
         return f"<pre>{escape(repr(self))}</pre><details>{summary}{table(rows)}</details>"
@@ -165,11 +160,11 @@ class LM:
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        requests, session = self._opened(requests, probes, n, logits_processor, speculate)
+        requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
             with request_progress(progress, len(requests), self.engine.lanes) as completed:
-                for event in self._run(requests, session):
+                for event in run_requests(requests, session, self.start):
                     if event.completion is not None:
                         finished[event.index] = event.completion
                         completed(len(finished))
@@ -188,14 +183,15 @@ class LM:
         hidden_states: Sequence[int] = (), states: bool = False, positions: str = "last",
         capture_to: File | None = None, interventions: Any = None, **settings: Unpack[Settings],
     ) -> Generator[Event, None, None]:  # fmt: skip
-        """Yield the tokens of `generate` as they are sampled, interleaved over all requests; same arguments.
+        """Yield tokens when they are sampled, interleaved over all requests; arguments of `generate`.
 
         Arguments are checked before this returns; the first step runs when the first event is requested. Closing or
         dropping the iterator cancels the remaining requests, and so does an exception in the loop.
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        return self._run(*self._opened(requests, probes, n, logits_processor, speculate))
+        session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
+        return run_requests(*session, self.start)
 
     @takes_settings
     def chat(
@@ -240,8 +236,8 @@ class LM:
         if not within:
             return done
         markers, texts = markers_of(self.tokenizer, params.think_end), (done.text or "", done.token_ids)
-        kept = params.skip_special_tokens, params.keep_tool_markers
-        parts = split_thoughts(self.tokenizer, *texts, markers, True, *kept)
+        flags = params.skip_special_tokens, params.keep_tool_markers
+        parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
         return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
     @suggests_keywords
@@ -282,33 +278,12 @@ class LM:
                 prefilled by itself (docs/research.md).
 
         Returns:
-            One score per text, in order; a prompt with several completions has one for each, next to each other. Scores
-            of completions and answers have only their own tokens, with `prefix_tokens` before them. If a token spans
-            prompt and completion it is scored, and `boundary_shift` is not 0 (docs/scoring.md).
+            One score per text or completion, in order. Scores of completions and answers have only their own tokens,
+            with `prefix_tokens` before them, and a token that spans the boundary (`boundary_shift`; docs/scoring.md).
         """
-        model, vocab_size = self.text_model, self.config.vocab_size
-        most = model.inputs.max_logprobs
-        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
-            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
         distributions = DistributionSettings(token_ids, top, start, temperature, entropy)
-        distributions.check(vocab_size)
-        if distributions.given and top_logprobs:
-            raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        probes.check()
-
-        def scores_of(ids: Sequence[ScoredIds]) -> list[Score]:
-            question = distributions.question(ids, vocab_size) if distributions.given else None
-            probing = model.probing(probes, ids, prefix) if probes.given else None
-            return model.scores([text.token_ids for text in ids], top_logprobs, prefix, question, probing)
-
-        if prefix is None:
-            scores = score_items(model.items, scores_of, to_items(texts, "texts"), "texts")
-        else:
-            scores = scores_of(
-                [ScoredIds(ids, len(prefix)) for ids in model.inputs.continuations(prefix, texts, "texts")]
-            )
-        return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
+        return self.text_model.score(texts, top_logprobs, prefix, distributions, probes)
 
     @suggests_keywords
     def score_file(
@@ -317,11 +292,7 @@ class LM:
         states: bool = False, positions: str = "last", interventions: str | Sequence[Intervention] | None = None,
         **options: Unpack[FileSettings],
     ) -> ScoreFileReport:  # fmt: skip
-        """Score a file of texts of any length; arguments as of `ScoreTask` and `run_file`.
-
-        Rows of the output have token_ids, logprobs (the first of a text is null), sum_logprob, perplexity, and
-        boundary_shift of a prompt. docs/scoring.md has the formats and the guarantees.
-        """
+        """Score a file of texts of any length; arguments of `ScoreTask` and `run_file` (docs/scoring.md)."""
         task = ScoreTask(
             token_ids=token_ids, top=top, start=start, temperature=temperature, entropy=entropy,
             hidden_states=hidden_states, states=states, positions=positions, interventions=interventions,
@@ -340,23 +311,17 @@ class LM:
         Returns:
             KL in both directions, Jensen-Shannon divergence and agreement of all tokens of all texts, and their means.
         """
-        model, reference = self.text_model, _text_model(other)
-        model.require_comparable(reference)
-        ids = [model.compared_ids(reference, item, f"texts[{i}]") for i, item in enumerate(to_items(texts, "texts"))]
-        divergence, wrong = model.compare(reference, ids)
-        require_finite(wrong, "texts[{}]".format)
-        return divergence
+        return compare_texts(self.text_model, text_model_of(other), texts)
 
     @suggests_keywords
     def divergence_file(
         self, other: "LM", input: File, output: File, **options: Unpack[FileSettings]
     ) -> DivergenceFileReport:
-        """Compare two models on a file of texts of any length; arguments as of `DivergenceTask` and `run_file`."""
-        _text_model(other)
+        """Compare two models on a file; arguments of `DivergenceTask` and `run_file`."""
         return self.run_file(DivergenceTask(other), input, output, **options)
 
     def embed(self, texts: Texts, *, pooling: Pooling = "last", normalised: bool = True) -> np.ndarray:
-        """Embed texts: the residual stream after the final norm, pooled to one vector each, float32 [texts, hidden].
+        """Embed texts: the pooled residual stream after the final norm, float32 [texts, hidden].
 
         Args:
             texts: texts.
@@ -373,13 +338,13 @@ class LM:
         self, input: File, output: File, *, pooling: Pooling = "last", normalised: bool = True,
         **options: Unpack[FileSettings],
     ) -> ScoreFileReport:  # fmt: skip
-        """Embed a file of texts of any length; arguments as of `EmbedTask` and `run_file`."""
+        """Embed a file; arguments of `EmbedTask` and `run_file`."""
         return self.run_file(EmbedTask(pooling=pooling, normalised=normalised), input, output, **options)
 
     def classify(self, texts: Texts) -> Classification:
         """Classify texts, or compute their rewards, by the head of a sequence-classification or reward checkpoint.
 
-        The head (`score.weight`) reads the last token of each text. Raises ValueError if the checkpoint has none.
+        The head (`score.weight`) reads the last token of each text. Raises ValueError for other checkpoints.
         """
         classifier = self.text_model.require_classifier("classify")
         ids = self.text_model.text_inputs.encode_all(texts, "texts")
@@ -389,7 +354,7 @@ class LM:
 
     @suggests_keywords
     def classify_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> ScoreFileReport:
-        """Classify a file of texts of any length, or compute their rewards, as `ClassifyTask` and `run_file`."""
+        """Classify a file, or compute rewards; arguments of `run_file`. See `ClassifyTask`."""
         return self.run_file(ClassifyTask(), input, output, **options)
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
@@ -410,36 +375,24 @@ class LM:
         return self.decide_requests([{"state": state, "questions": questions}])[0]
 
     def decide_requests(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Answer]]:
-        """Answer requests `{"state": ..., "questions": {name: question}}` in lanes, in order, as `decide`.
-
-        A common beginning of prompts is computed once.
-        """
+        """Answer requests `{"state": ..., "questions": {name: question}}` in lanes, in order, as `decide`."""
         if isinstance(requests, str | Mapping) or not isinstance(requests, Sequence):
             raise TypeError(f"requests: expected a list of requests, got {type(requests)}")
-        decider, encoded = self.text_model.decider(), []
-        for i, request in enumerate(requests):
-            try:
-                encoded.append(decider.encode(request))
-            except (TypeError, ValueError) as error:
-                raise located(error, f"requests[{i}]") from error
-        answers = decider.answers(encoded)
-        wrong = {i: token for i, token in enumerate(answers) if isinstance(token, int)}
-        require_finite(wrong, "requests[{}]".format)
-        return [answer for answer in answers if not isinstance(answer, int)]
+        return self.text_model.decider().answer_all(requests)
 
     @suggests_keywords
     def decide_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> ScoreFileReport:
-        """Answer a file of requests of any length, as `DecideTask` and `run_file`."""
+        """Answer a file of requests; arguments of `run_file`. See `DecideTask`."""
         return self.run_file(DecideTask(), input, output, **options)
 
     @suggests_keywords
     def batch_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> BatchFileReport:
-        """Answer a file of OpenAI Batch lines of any length, as `BatchTask` and `run_file`."""
+        """Answer a file of OpenAI Batch lines; arguments of `run_file`. See `BatchTask`."""
         return self.run_file(BatchTask(), input, output, **options)
 
     @suggests_keywords
     def run_file(self, task: Task, input: File, output: File, **options: Unpack[FileSettings]) -> Any:
-        """Run a task over the rows of a file; a run that was killed continues when it is called again.
+        """Run a task over the rows of a file, or continue a killed run.
 
         Args:
             task: `ScoreTask`, `EmbedTask`, `ClassifyTask`, `DivergenceTask`, `DecideTask` or `BatchTask`.
@@ -454,8 +407,8 @@ class LM:
             The report of the task: `ScoreFileReport` or a kind of it, or `BatchFileReport`.
 
         Raises:
-            ValueError: a row is wrong if `strict`; the input has no rows or is not what its name says; the output is
-                the input or not a regular file; its parts belong to another process, or were made from another input,
+            ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or
+                not a regular file; its parts belong to another process, or were made from another input,
                 by another model or with other settings.
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; parts that were written stay.
@@ -465,9 +418,8 @@ class LM:
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.
 
-        Context and option are tokenized together. The scored tokens begin at the first one that differs from the tokens
-        of the context alone, so they contain the whole option (`Choice.boundary_shift`). An empty context is the
-        model's first token, or its end token if it has none. A space between the two has to be given.
+        Context and option are tokenized together, without a space between them. The scored tokens contain the whole
+        option (`Choice.boundary_shift`). An empty context is the model's first token, or its end token.
 
         Args:
             context: a text, or token ids.
@@ -483,13 +435,13 @@ class LM:
     ) -> float:  # fmt: skip
         """Perplexity of a corpus: exp of the mean negative log-probability over all counted tokens of all texts.
 
-        Conventions differ in which tokens count and what precedes them; a figure without its convention and window is
-        meaningless. A corpus split into texts has other figures than the same corpus as one text.
+        Conventions differ in the tokens that count and in their context (docs/evaluation.md), so a figure needs its
+        convention and window.
 
         Args:
             texts: texts, or paths of text files (UTF-8), each one text. Paths are `pathlib.Path` or the like: a string
                 is a text.
-            convention: "rolling" (lm_eval), "strided" (transformers) or "llama.cpp"; docs/scoring.md defines them.
+            convention: "rolling" (lm_eval), "strided" (transformers) or "llama.cpp".
             window: maximum number of tokens seen together, at least 2; None for the context.
             stride: for "strided"; None for half a window.
         """
@@ -603,7 +555,7 @@ class LM:
         self._weights.save(directory)
 
     def warmup(self, *, every_bucket: bool = False, progress: bool | None = None) -> dict[str, float]:
-        """Compile the steps of generation and scoring now, in threads, and keep them as `hybridlm warmup` does.
+        """Compile the steps of generation and scoring now and keep them, as `hybridlm warmup`.
 
         Args:
             every_bucket: also compile for fewer sequences than lanes (1, 2, 4, ...).
@@ -641,35 +593,3 @@ class LM:
     def certificates(self) -> dict[str, Certificate]:
         """Certificates of all compiled steps, by step, lanes and tokens: "generate 8x1"."""
         return self.engine.programs.certificates
-
-    def _opened(
-        self, requests: list[Request], probes: ProbeSettings, n: int, logits_processor: LogitsProcessor | None,
-        speculate: Speculate | AsLoaded,
-    ) -> tuple[list[Request], Session]:  # fmt: skip
-        """Return requests with what they read and change inside the model, and a session for them."""
-        probes.check()
-        if not probes.given:
-            return requests, self.session(logits_processor=logits_processor, speculate=speculate)
-        if speculate not in (None, "as loaded"):
-            raise ValueError("speculate: expected None with hidden_states, states or interventions")
-        requests, probing = probes.of_requests(self.engine, requests, n)
-        to_request = self.text_model.inputs.request
-        return requests, Session(self.engine, self.tokenizer, to_request, logits_processor, None, probing)
-
-    def _run(self, requests: list[Request], session: Session) -> Generator[Event, None, None]:
-        began = time.perf_counter()
-        with session:
-            for request in requests:
-                session.add(request)
-            while session.busy:
-                events = session.step()
-                if events and self.start is not None:
-                    self.start.answered(time.perf_counter() - began)
-                yield from events
-
-
-def _text_model(other: Any) -> TextModel:
-    """Return what a user gave as another model; raise TypeError if it is none."""
-    if not isinstance(other, LM):
-        raise TypeError(f"other: expected a model that hybridlm.load returned, got {type(other)}")
-    return other.text_model

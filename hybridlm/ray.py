@@ -44,7 +44,7 @@ def score_dataset(
     task: Task = DEFAULT_TASK,
     **settings: Any,
 ) -> Dataset:
-    """Return the log-probabilities, or the values of another task, of every row of a dataset, as `LM.run_file`.
+    """Return the values of a task for every row of a dataset, as `LM.run_file`.
 
     The rows of the result are in the order of the dataset. They are computed in batches of `batch_size` consecutive
     rows, independent of the dataset's blocks and of the number of actors: the same dataset and settings give the same

@@ -1,9 +1,9 @@
-"""A loaded model as scoring, decisions and files need it: its limits, its scores, and what its results depend on."""
+"""A loaded model for scoring, decisions and files: limits, scores and the origin of results."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +28,13 @@ from hybridlm.files.finished import FinishedTexts
 from hybridlm.files.parts import Parts
 from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
-from hybridlm.requests.validation import check_length
-from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
+from hybridlm.requests.validation import to_items
+from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.hidden import Read, read_hidden
-from hybridlm.scoring.items import ItemReader, ScoredIds
+from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import prefix_token
 from hybridlm.scoring.probing import TextProbing
-from hybridlm.scoring.scorer import scores
+from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
 from ir_passes.jaxpr.forked import require_threads
@@ -50,7 +49,7 @@ class LoadedFiles:
     Attributes:
         path: directory of the checkpoint.
         fingerprint: of the configuration and the weights.
-        tokenizer: None if the checkpoint has none.
+        tokenizer: None for a checkpoint without tokenizer.
         eos_token_ids: tokens that end a completion.
         adapters: merged into the weights.
         classifier: head of texts; None without.
@@ -81,13 +80,13 @@ class TokenCounts(NamedTuple):
     step_tokens: int = 0
     step_places: int = 0
 
-    def since(self, earlier: "TokenCounts") -> "TokenCounts":
+    def since(self, begin: "TokenCounts") -> "TokenCounts":
         """Return the counts since an earlier moment."""
-        return TokenCounts(*(now - then for now, then in zip(self, earlier, strict=True)))
+        return TokenCounts(*(end - start for end, start in zip(self, begin, strict=True)))
 
 
 class TextModel:
-    """A loaded model as scoring, decisions and files need it.
+    """A loaded model for scoring, decisions and files.
 
     Args:
         engine: runs the steps.
@@ -166,6 +165,35 @@ class TextModel:
             self._start.answered(time.perf_counter() - began)
         return computed
 
+    def score(
+        self,
+        texts: Any,
+        top_logprobs: int,
+        prefix: Prefix | None,
+        distributions: DistributionSettings,
+        probes: ProbeSettings,
+    ) -> list[Score]:
+        """Return the scores of items; `LM.score` describes arguments and errors."""
+        inputs, vocab_size = self.inputs, self.config.vocab_size
+        most = inputs.max_logprobs
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
+            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        distributions.check(vocab_size)
+        if distributions.given and top_logprobs:
+            raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
+        probes.check()
+
+        def scores_of(ids: Sequence[ScoredIds]) -> list[Score]:
+            question = distributions.question(ids, vocab_size) if distributions.given else None
+            probing = self.probing(probes, ids, prefix) if probes.given else None
+            return self.scores([text.token_ids for text in ids], top_logprobs, prefix, question, probing)
+
+        if prefix is None:
+            scores = score_items(self.items, scores_of, to_items(texts, "texts"), "texts")
+        else:
+            scores = scores_of([ScoredIds(ids, len(prefix)) for ids in inputs.continuations(prefix, texts, "texts")])
+        return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
+
     def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
         """Return the reads and changes inside the model for texts."""
         probed = [ProbedText(len(text.token_ids), text.prompt) for text in texts]
@@ -210,33 +238,6 @@ class TextModel:
         rows = np.asarray(embedding_rows(head, jnp.asarray(ids, jnp.int32)), np.float64)
         return rows * self.config.logits_multiplier
 
-    def require_comparable(self, other: "TextModel") -> None:
-        """Raise ValueError unless the distributions of another model can be compared with those of this model."""
-        if self.config.vocab_size != other.config.vocab_size:
-            sizes = f"{self.config.vocab_size} and {other.config.vocab_size}"
-            raise ValueError(f"other: expected one vocabulary, these have {sizes} tokens")
-        if self.engine.placement.mesh != other.engine.placement.mesh:
-            raise ValueError("other: expected both models on the same devices, their meshes differ; load both alike")
-        self.engine.placement.require_one_process("divergence")
-        self.require_vocabulary_head()
-        other.require_vocabulary_head()
-
-    def compared_ids(self, other: "TextModel", item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of a text, which fit this model and another one."""
-        mine, theirs = (None if one.tokenizer is None else one.tokenizer.fingerprint for one in (self, other))
-        if isinstance(item, str) and mine != theirs:
-            raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
-        ids = self.inputs.encode(item, where)
-        check_length(ids, where, other.engine.context)
-        return ids
-
-    def compare(
-        self, other: "TextModel", ids: Sequence[tuple[int, ...]], full_lanes: bool = False
-    ) -> tuple[Divergence, dict[int, int]]:
-        """Return the distances to another model; see `hybridlm.scoring.divergence.compare`."""
-        sides = ComparedModel(self.engine, self.structure), ComparedModel(other.engine, other.structure)
-        return compare(sides, ids, full_lanes)
-
     def counts(self) -> TokenCounts:
         """Return the tokens and places so far."""
         stats = self.engine.stats
@@ -245,7 +246,7 @@ class TextModel:
 
     @contextmanager
     def keeping(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
-        """Keep the results of single texts of a part; with several processes all would have to know them."""
+        """Keep the results of single texts of a part, with one process."""
         del parts
         if self.engine.placement.several_processes:
             yield
@@ -262,7 +263,7 @@ class TextModel:
             self.engine.finished = None
 
     def origin(self) -> dict[str, str | int]:
-        """Return everything that scores depend on in addition to the texts, down to the last bit."""
+        """Return everything except the texts that the bits of scores depend on."""
         machine, engine = Machine.here(), self.engine
         options = engine.options.texts()
         return {

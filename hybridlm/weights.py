@@ -31,7 +31,7 @@ from models.ops.linear import LinearWeight
 
 
 class Weights:
-    """The weights of a loaded model; arguments and errors of the methods are those of `LM`.
+    """The weights of a loaded model; `LM` describes arguments and errors.
 
     Args:
         texts: the model that uses the weights.
@@ -93,14 +93,14 @@ class Weights:
                 self._engine.require_parameters()
             update = checked_update(params, weights, partial)
             self._engine.release_parameters()
-            held, typed = dict(texts.params), self._engine.row_arrays.model
+            arrays, typed = dict(texts.params), self._engine.row_arrays.model
             texts.params, self.decoder = {}, typed
             for names in update.layers():
                 for name in names:
-                    held.pop(name, None)
-                held |= update.read(names)
-            fingerprint = fingerprint_after(update, held, texts.config)
-            self._use({name: held[name] for name in self._types}, typed, fingerprint)
+                    arrays.pop(name, None)
+                arrays |= update.read(names)
+            fingerprint = fingerprint_after(update, arrays, texts.config)
+            self._use({name: arrays[name] for name in self._types}, typed, fingerprint)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model."""
@@ -112,8 +112,8 @@ class Weights:
         target, source = new_path(Path(directory)), open_checkpoint(texts.path)
         if fingerprint_of(source, dtype, self._adapters, self.packed) != self.source_fingerprint:
             raise CheckpointError(texts.path, "has changed since it was loaded; config.json and tokenizer are its")
-        whole = family_of(source.config).abstract(texts.config)
-        sharded_dims = {dotted(path): dims for path, dims in whole.sharded_dims().items()}
+        abstract = family_of(source.config).abstract(texts.config)
+        sharded_dims = {dotted(path): dims for path, dims in abstract.sharded_dims().items()}
         arrays, packed = unpacked(texts.params, sharded_dims)
         parameters = {name: saved_pieces(array, dims) for name, (array, dims) in arrays.items()}
         model = ModelDescription(__version__, texts.config.family, dtype, str(texts.fingerprint))

@@ -34,7 +34,7 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
 
 
 def options_of(group: type[Any]) -> list[Field[Any]]:
-    """Return the fields of a group that are options: fields with metadata, or all fields of a group without any."""
+    """Return the options of a group: fields with metadata, or all fields without any."""
     return [field for field in fields(group) if field.metadata] or list(fields(group))
 
 
@@ -86,7 +86,7 @@ def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[st
 
 
 def _built(group: type[Any], values: dict[str, Any]) -> Any:
-    """Return a group. None is the default of a field, and a field with `read` is made of a text."""
+    """Return a group; None is the default of a field, and `read` makes a value of a text."""
     options = {field.name: (values.pop(field.name), field.metadata.get("read")) for field in options_of(group)}
-    given = {name: (value, read) for name, (value, read) in options.items() if value is not None}
-    return group(**{name: value if read is None else read(value) for name, (value, read) in given.items()})
+    texts = {name: (value, read) for name, (value, read) in options.items() if value is not None}
+    return group(**{name: value if read is None else read(value) for name, (value, read) in texts.items()})

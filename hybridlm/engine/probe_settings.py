@@ -28,7 +28,7 @@ class ProbedText(NamedTuple):
 class ProbeSettings:
     """Reads and changes inside the model: arguments of `LM.score`, `LM.generate`, `LM.stream` and `LM.chat`.
 
-    What is read is in `Score.captured` or `Completion.captured`; docs/research.md has examples.
+    `Score.captured` and `Completion.captured` have the arrays; docs/research.md has examples.
 
     Attributes:
         hidden_states: indices of hidden states to read, as in `LM.forward`: 0 after the embedding, i after layer i - 1.

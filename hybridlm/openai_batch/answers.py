@@ -1,4 +1,4 @@
-"""Answers to the lines of a batch file: scores and completions of several requests, as rows of the output."""
+"""Answers to the lines of a batch file, as rows of the output."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class BatchModel:
         session: opens a session.
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
-        begin: called before each part, whose bytes depend on nothing that was computed earlier.
+        begin: called before each part, so that a part is independent of earlier parts.
     """
 
     inputs: Inputs

@@ -1,4 +1,4 @@
-"""The task of OpenAI Batch files: one response per request, as JSON lines in the same order."""
+"""The task of OpenAI Batch files: one response per request, in the same order."""
 
 import shutil
 import stat
@@ -42,7 +42,7 @@ class BatchFileReport:
         prompt_tokens, completion_tokens: of the responses.
         kept: how many of these lines an earlier, interrupted run had done.
         prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
-            too; with a prefix cache, and of prompts whose log-probabilities are asked for.
+            too; with a prefix cache, and for prompts with log-probabilities.
         first_errors: some of the errors, the first ones of their parts.
     """
 
@@ -56,7 +56,7 @@ class BatchFileReport:
 
 
 class BatchLines(TextLines):
-    """A file of requests, one JSON object per line; blank lines are skipped, as in vLLM.
+    """A file of requests, one JSON object per line, without the blank lines.
 
     Args:
         path: the file; the content of a pipe is copied to a temporary file.
@@ -97,7 +97,7 @@ class BatchLines(TextLines):
 
 
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output; check what needs no model. A pipe is not opened, which would lose its content."""
+    """Return the path of the output; check the files without opening a pipe."""
     path = check_output(input, output, options)
     if input.is_dir() or not input.exists():
         input.open("rb").close()  # raises OSError
@@ -171,7 +171,7 @@ class _Run:
 
     @contextmanager
     def part(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
-        """Compute a part, whose bytes depend on nothing that was computed earlier."""
+        """Compute a part, independent of earlier parts."""
         del finished
         self.created = parts.begun
         self.model.begin()

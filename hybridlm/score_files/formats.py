@@ -46,7 +46,7 @@ def check_source(path: Path, requests: bool = False) -> str:
 
 
 def check_file(input: Path, output: Path, options: FileOptions, requests: bool = False) -> Path:
-    """Return the path of the output; check what needs no model, so that none is loaded for a wrong name.
+    """Return the path of the output; check names and places before a model is loaded.
 
     Args:
         input, output: the files.
@@ -63,7 +63,7 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
 
 
 def check_output(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output, with the shard in its name; raises ValueError or OSError if it cannot be made."""
+    """Return the path of the output, with the shard in its name; raises ValueError or OSError."""
     index, count = options.share
     if count > 1:
         output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")

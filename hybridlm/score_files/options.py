@@ -1,4 +1,4 @@
-"""Options of every run over the rows of a file: documentation, checks, help of the command line."""
+"""Options of a run over a file: documentation, checks, help of the command line."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ DEFAULT_WINDOW = 4096
 @suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Options of a run over the rows of a file: keyword arguments of `LM.score_file` and its relatives.
+    """Options of a run over a file: keyword arguments of `LM.run_file` and `LM.score_file`.
 
     A run that was killed continues when it is called again with the same arguments. Until all rows are done, finished
     rows are in the folder `OUTPUT.parts`. The output has the bytes of an undisturbed run. It appears, or replaces an

@@ -1,4 +1,4 @@
-"""A run over the rows of a file, part by part: in order, and without loss or duplicates if the run is killed."""
+"""A run over the rows of a file, part by part; a killed run continues."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from hybridlm.text_model import TokenCounts
 MAX_WINDOW_IDS = 1 << 24
 """Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
 MAX_SORT_IDS = 1 << 26
-"""Ids reported about a sort window, whose rows are put back into their places together."""
+"""Ids reported about a sort window; its rows are put back into their places together."""
 
 SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
-"""Fault of a row whose completions do not fit the output."""
+"""Fault of a row with several completions."""
 
 
 def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.PathLike[str], options: FileOptions) -> Any:
@@ -35,8 +35,8 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         options: of the run.
 
     Raises:
-        ValueError: a row is wrong if `strict`; the input has no rows or is not what its name says; the output is the
-            input or not a regular file; its parts belong to another process, or were made from another input, by
+        ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or
+            not a regular file; its parts belong to another process, or were made from another input, by
             another model or with other settings.
         MissingExtra: Parquet without pyarrow.
         OSError: a file cannot be read or written; parts that were written stay.
@@ -49,7 +49,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         parts_of(path) as parts,
         score_progress(options.progress, task.verb, lambda: task.counts().computed) as bar,
     ):
-        before = identity(source.path)
+        version = identity(source.path)
         surveyed = survey(input, source, limits, options.strict, bar.read, task.rows)
         columns: Columns = {**task.columns, **(task.prompt_columns if surveyed.prompts else {})}
         target = (JsonScores if task.format else target_for(path))(surveyed.ids, columns)
@@ -82,7 +82,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
                         _refuse(input, _errors(rows, computed))
                     _add(parts, target, computed, size, task.counts().since(begin))
                     bar.end_part()
-            if identity(source.path) != before:
+            if identity(source.path) != version:
                 raise ValueError(
                     f"{input}: was changed while it was read; give it the content that it had, or --restart"
                 )
@@ -115,7 +115,7 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
 
 
 def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> list[InputRow]:
-    """Return the same rows, with faults for rows that the output cannot hold and for ids of earlier rows."""
+    """Return the same rows, with faults for several completions and repeated ids."""
     faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
     faults |= {row.number: surveyed.repeated[row.number] for row in rows if row.number in surveyed.repeated}
     return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
@@ -123,7 +123,8 @@ def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> lis
 
 def _errors(rows: Sequence[InputRow], computed: Sequence[OutputRow]) -> list[str | None]:
     """Return the errors of computed rows in the order of the input."""
-    return [one.error for _, one in sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)]
+    pairs = sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)
+    return [output.error for _, output in pairs]
 
 
 def _refuse(input: Path, errors: Iterable[str | None]) -> None:

@@ -24,14 +24,14 @@ from ir_passes.files.strict_json import parse_json
 
 
 def _ids(text: str) -> str | list[int]:
-    """Return the token ids of an option, or the name of the field that has them."""
+    """Return the token ids of an option, or the name of their field."""
     parts = text.split(",")
-    whole = all(part.strip().removeprefix("-").isdecimal() for part in parts)
-    return [int(part) for part in parts] if whole else text
+    numbers = all(part.strip().removeprefix("-").isdecimal() for part in parts)
+    return [int(part) for part in parts] if numbers else text
 
 
 def _changes(text: str) -> str | list[Intervention]:
-    """Return the interventions of an option, or the name of the field that has them."""
+    """Return the interventions of an option, or the name of their field."""
     if not text.lstrip().startswith("["):
         return text
     try:
@@ -44,6 +44,9 @@ def _changes(text: str) -> str | list[Intervention]:
 @dataclass(frozen=True, kw_only=True)
 class ScoreTask(Task):
     """Log-probability of every token of each row, as `LM.score` computes them.
+
+    Columns are "token_ids", "logprobs" (the first of a text is null), "sum_logprob", "perplexity", and "boundary_shift"
+    for an input with prompts.
 
     Attributes:
         token_ids: ids with log-probabilities and ranks in the output: a list for all positions of all rows, or the name
@@ -106,13 +109,14 @@ class ScoreTask(Task):
             return None
         arrays = settings.arrays_of(model.engine, "score_file")
         capture = check_capture(self.hidden_states, self.states, arrays.places)
-        given = self.interventions
-        changes = given if isinstance(given, str) else interventions_of(given, 1, "rows")[0]
+        changes = self.interventions
+        if not isinstance(changes, str):
+            (changes,) = interventions_of(changes, 1, "rows")
         return ProbedRows(arrays.places, arrays.entries, capture, self.positions, changes)
 
 
 class _ScoredRow(NamedTuple):
-    """Texts of a row, one per completion, with the questions, reads and changes of each; empty lists for none."""
+    """Texts of a row, one per completion, with their questions and probes."""
 
     texts: list[ScoredIds]
     questions: list[TextQuestion]
@@ -155,10 +159,12 @@ def scored_rows(
         return _ScoredRow(texts, questions, probes, row.several)
 
     def run(rows: Sequence[_ScoredRow]) -> list[RowValues]:
-        question = settings.together([one for row in rows for one in row.questions]) if settings.given else None
+        question = (
+            settings.together([question for row in rows for question in row.questions]) if settings.given else None
+        )
         ids = [text.token_ids for row in rows for text in row.texts]
-        found = iter(scores(ids, question, [probe for row in rows for probe in row.probes]))
-        return [_values([own(next(found), ids) for ids in row.texts], row.several) for row in rows]
+        results = iter(scores(ids, question, [probe for row in rows for probe in row.probes]))
+        return [_values([own(next(results), ids) for ids in row.texts], row.several) for row in rows]
 
     return RowTask(
         columns={**score_columns(settings), **({} if probed is None else probed.columns)},

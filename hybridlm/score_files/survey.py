@@ -130,7 +130,7 @@ def _twice(hashes: "array[int]") -> set[int]:
 
 
 def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
-    """Return the faults of rows with the id of an earlier row, by number; only ids with these hashes are compared."""
+    """Return the faults of repeated ids by row; only ids with these hashes are compared."""
     first: dict[Id, int] = {}
     repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():

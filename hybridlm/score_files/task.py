@@ -1,4 +1,4 @@
-"""Tasks: what is computed for each row of a file, and the rows of a part computed in one call."""
+"""Tasks: work for each row of a file, and the rows of a part computed in one call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class RowValues(NamedTuple):
     Attributes:
         fields: field -> value.
         tokens: number of tokens that they are of.
-        wrong: index of the first token whose numbers are not finite; the fields have no meaning then.
+        wrong: index of the first token with NaN or infinity; the fields have no meaning then.
         shifted: number of completions that are scored from within the prompt.
     """
 
@@ -64,7 +64,7 @@ class RowTask:
         run: works of several rows -> results of each, a function of their order and content.
         origin: everything that the output depends on, except the input and the options of the run.
         prompt_columns: further fields, for an input with prompts or messages.
-        request: fields of the input's objects, of which each is one request; None for texts and token ids.
+        request: fields of the input's objects if each is one request; None for texts and token ids.
         row_fields: the fields or columns that rows have in addition to texts.
         ids: number of ids that are reported about a position, at least 1: they are held until they are written.
         most_rows: maximum number of rows of a window; None for no limit.

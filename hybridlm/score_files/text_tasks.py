@@ -57,7 +57,7 @@ class ClassifyTask(Task):
     """
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model; raises ValueError if the checkpoint has no head of texts."""
+        """Return the task with a model; raises ValueError without a head of texts."""
         classifier = model.require_classifier("classify_file")
         columns: Columns = {"logits": "floats"}
         if len(classifier.labels) > 1:
@@ -77,15 +77,16 @@ class ClassifyTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class DecideTask(Task):
-    """Answers to the typed questions of each row, as `LM.decide` computes them; files are JSON lines.
+    """Answers to the typed questions of each row, as `LM.decide` computes them.
 
-    A row has "state" and "questions". The field "answers" has the fields of `Answer.to_dict` by the name of a question.
+    Files are JSON lines. A row has "state" and "questions". The field "answers" has the fields of `Answer.to_dict` by
+    the name of a question.
     """
 
     check: ClassVar[Any] = staticmethod(partial(check_file, requests=True))
 
     def on(self, model: TextModel) -> RowTask:
-        """Return the task with a model; raises CheckpointError if the files of a decision model cannot be used."""
+        """Return the task with a model; raises CheckpointError for faulty decision files."""
         decider = model.decider(full_lanes=True)
 
         def run(requests: Sequence[list[Prompt]]) -> list[RowValues]:
@@ -93,7 +94,9 @@ class DecideTask(Task):
             for prompts, answers in zip(requests, decider.answers(requests), strict=True):
                 tokens = sum(len(prompt.token_ids) for prompt in prompts)
                 wrong = answers if isinstance(answers, int) else None
-                fields = {} if isinstance(answers, int) else {name: one.to_dict() for name, one in answers.items()}
+                fields = (
+                    {} if isinstance(answers, int) else {name: answer.to_dict() for name, answer in answers.items()}
+                )
                 rows.append(RowValues({"answers": fields}, tokens, wrong))
             return rows
 

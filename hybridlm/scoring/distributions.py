@@ -83,7 +83,7 @@ class DistributionSettings:
             prediction, from `start` on.
         top: number of most likely ids to report at each position (`Score.top`), as arrays.
         start: first token of a text, or of a completion, to report on; one number, or one for each score.
-        temperature: divides the logits; all log-probabilities, ranks and entropies are those of the result.
+        temperature: divides the logits; log-probabilities, ranks and entropies follow from the quotient.
         entropy: report the entropy of the distribution at each position (`Score.entropy`).
     """
 

@@ -1,4 +1,4 @@
-"""Commands for the rows of a file: `hybridlm score | decide | classify | embed | divergence | batch`.
+"""Commands for the rows of a file: score, decide, classify, embed, divergence and batch.
 
 Their options are the fields of a task and of `FileOptions`.
 """
@@ -91,13 +91,13 @@ def _print_rows(report: ScoreFileReport, items: str, seconds: float) -> None:
                 f"{report.mean_js:.6g} nats, same most likely token {report.agreement:.2%}"
             )
         typer.echo(f"{report.predicted:,} predicted tokens: {means}")
-    kept = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
+    resumed = f"; {report.kept:,} rows were done by an earlier run" if report.kept else ""
     saved, share = report.prefix_tokens_saved, report.token_share
     shared = f"; {saved:,} tokens of common prefixes were not computed again" if saved else ""
     places = "" if share is None else f"; {share:.0%} of the {report.step_places:,} computed places were tokens"
     lines = [
-        f"{report.texts:,} {items} of {report.tokens:,} tokens in {seconds:.1f} s{kept}{shared}{places} (compilation "
-        "included)"
+        f"{report.texts:,} {items} of {report.tokens:,} tokens in {seconds:.1f} s{resumed}{shared}{places} "
+        "(compilation included)"
     ]
     if report.shifted:
         lines.append(
@@ -115,11 +115,11 @@ def _print_rows(report: ScoreFileReport, items: str, seconds: float) -> None:
 def _print_answers(output: Path, report: BatchFileReport, seconds: float) -> None:
     """Print the report of a batch, and end with its status."""
     tokens = report.prompt_tokens + report.completion_tokens
-    kept = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""
+    resumed = f" ({report.kept:,} lines were done by an earlier run)" if report.kept else ""
     saved = report.prefix_tokens_saved
     shared = f" ({saved:,} of common prefixes not again)" if saved else ""
     typer.echo(
-        f"{output}: {report.responses:,} responses{kept}, {report.prompt_tokens:,} tokens read{shared} and "
+        f"{output}: {report.responses:,} responses{resumed}, {report.prompt_tokens:,} tokens read{shared} and "
         f"{report.completion_tokens:,} generated in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, compilation "
         "included)",
         err=True,

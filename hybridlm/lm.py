@@ -48,6 +48,7 @@ from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, cla
 from hybridlm.session import Event, Session
 from hybridlm.text.chat_template import REASONING
 from hybridlm.text.reasoning import markers_of, split_thoughts
+from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles, TextModel
 from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
@@ -72,7 +73,6 @@ class LM:
     Attributes:
         path: directory of the checkpoint.
         config: the model's configuration, read from config.json.
-        tokenizer: None if the checkpoint has none; token ids always work.
         context: maximum length of a sequence, prompt and completion together.
         eos_token_ids: tokens that end a completion.
         start: seconds of each part of the start.
@@ -86,12 +86,21 @@ class LM:
         self.start, self.text_model = start, TextModel(engine, source, params, start)
         self._weights = Weights(self.text_model, model, source)
         self.path, self.config, self.context = source.path, engine.config, engine.context
-        self.tokenizer, self.eos_token_ids = source.tokenizer, source.eos_token_ids
+        self.eos_token_ids = source.eos_token_ids
 
     @property
     def model(self) -> Decoder:
         """Flax nnx module with the parameters; over a mesh in the sizes of one device."""
         return self._weights.decoder
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; without one the methods take token ids only."""
+        return self.text_model.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self.text_model.tokenizer = tokenizer
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -100,10 +109,7 @@ class LM:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the configuration and of every byte of the weights.
-
-        The first use reads the files again; docs/checkpoints/compatibility.md says what happens if they have changed.
-        """
+        """SHA-256, in hexadecimal, of the configuration and all weights (docs/checkpoints/compatibility.md)."""
         return str(self.text_model.fingerprint)
 
     def __repr__(self) -> str:
@@ -301,8 +307,6 @@ class LM:
 
     def divergence(self, other: "LM", texts: Texts) -> Divergence:
         """Compare two models with one tokenizer: the distributions in all places, over the whole vocabulary.
-
-        Memory holds both models, and the logits of one block of tokens.
 
         Args:
             other: the other model, with the same vocabulary, on the same devices and in one process.
@@ -569,10 +573,9 @@ class LM:
     def run_worker(self) -> bool:
         """Run the worker loop if the mesh spans several processes: repeat the commands of process 0 until it ends.
 
-        Call it in every process once the model is loaded. It returns False in process 0 and without such a mesh, and
-        True in the others when nothing is left to do: `if not lm.run_worker(): print(lm.generate(prompts))`. A process
-        that cannot go on, because another one ended or does not answer, reports why and exits (status 70); in process 0
-        an error is raised.
+        Call it in every process once the model is loaded: `if not lm.run_worker(): print(lm.generate(prompts))`. It
+        returns False in process 0 and without such a mesh. A process that cannot go on, because another one ended or
+        does not answer, reports why and exits (status 70); in process 0 an error is raised.
         """
         return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
 

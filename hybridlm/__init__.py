@@ -24,11 +24,13 @@ try:
     from hybridlm.engine.config import EngineConfig
     from hybridlm.engine.memory import InsufficientMemory
     from hybridlm.engine.prefix import Prefix
+    from hybridlm.engine.probe_settings import ProbeSettings
     from hybridlm.errors import GrammarError, MissingExtra, NumericalError
     from hybridlm.forward import ForwardOutput, SequenceState
     from hybridlm.grammars import StructuredOutputs
     from hybridlm.lm import LM
     from hybridlm.loading import load
+    from hybridlm.openai_batch.batch_task import BatchTask
     from hybridlm.requests.captured import Captured
     from hybridlm.requests.interventions import Intervention
     from hybridlm.requests.results import Completion, Score
@@ -36,7 +38,12 @@ try:
     from hybridlm.requests.token_logprobs import TokenLogprobs
     from hybridlm.rows.pool import RowsLost
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
+    from hybridlm.score_files.divergence_task import DivergenceTask
+    from hybridlm.score_files.options import FileOptions
+    from hybridlm.score_files.score_task import ScoreTask
+    from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
     from hybridlm.scoring.choice import Choice
+    from hybridlm.scoring.distributions import DistributionSettings
     from hybridlm.scoring.divergence import Divergence
     from hybridlm.scoring.pooling import Classification
     from hybridlm.session import Event, Session
@@ -55,15 +62,22 @@ __all__ = [
     "DISTRIBUTION",
     "LM",
     "Answer",
+    "BatchTask",
     "CheckpointError",
     "Captured",
     "Choice",
     "Classification",
+    "ClassifyTask",
     "Completion",
     "ConfigError",
+    "DecideTask",
+    "DistributionSettings",
     "Divergence",
+    "DivergenceTask",
+    "EmbedTask",
     "EngineConfig",
     "Event",
+    "FileOptions",
     "ForwardOutput",
     "GrammarError",
     "InsufficientMemory",
@@ -71,9 +85,11 @@ __all__ = [
     "MissingExtra",
     "NumericalError",
     "Prefix",
+    "ProbeSettings",
     "RowsLost",
     "SamplingParams",
     "Score",
+    "ScoreTask",
     "SequenceState",
     "Session",
     "Snapshot",

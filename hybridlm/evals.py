@@ -152,7 +152,7 @@ class HybridLM(TemplateLM):
                 )
         for window in _windows(requests):
             texts = [tuple((context + continuation)[-self.max_length - 1 :]) for _, context, continuation in window]
-            scores = checked(self.lm._scores(texts))
+            scores = checked(self.lm.text_model.scores(texts))
             for (names, _, continuation), text, score in zip(window, texts, scores, strict=True):
                 first = len(text) - len(continuation)
                 total = float(np.sum(score.logprobs[first:], dtype=np.float64))
@@ -168,7 +168,7 @@ class HybridLM(TemplateLM):
                 rolling_windows(self.tok_encode(one.args[0]), self.prefix_token_id, self.max_length + 1)
                 for one in window
             ]
-            scores = iter(checked(self.lm._scores([part.tokens for parts in texts for part in parts])))
+            scores = iter(checked(self.lm.text_model.scores([part.tokens for parts in texts for part in parts])))
             for request, parts in zip(window, texts, strict=True):
                 counted = [next(scores).logprobs[-part.predicted :] for part in parts]
                 results.append(float(sum(np.sum(one, dtype=np.float64) for one in counted)))

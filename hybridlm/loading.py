@@ -39,7 +39,7 @@ from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import read_object
 from hybridlm.keywords import suggests_keywords
-from hybridlm.lm import LM, LoadedFiles
+from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.many_processes import ManyProcesses
@@ -50,6 +50,7 @@ from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
 from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text_model import LoadedFiles
 from hybridlm.version import __version__
 from ir_passes.compile.stored import ExecutableStore
 from ir_passes.jaxpr.forked import require_threads

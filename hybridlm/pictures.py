@@ -95,7 +95,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     check_count(group, "group")
     if lm.engine.placement.mesh is not None:
         raise ValueError("state_history: expected a model on one device, this one has a mesh; load it without")
-    ids = lm._inputs.encode(tokens, "tokens")
+    ids = lm.text_model.inputs.encode(tokens, "tokens")
     mixers = _recurrent(lm.model)
     if not mixers:
         raise ValueError(
@@ -212,7 +212,7 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
         raise ValueError(f"top: expected 1..{lm.config.vocab_size}, got {top!r}")
     if lm.engine.placement.mesh is not None:
         raise ValueError("logit_lens: expected a model on one device, this one has a mesh; load it without")
-    ids = lm._inputs.encode(tokens, "tokens")
+    ids = lm.text_model.inputs.encode(tokens, "tokens")
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     following = jnp.asarray([*ids[1:], 0], jnp.int32)
     with fixed_settings():

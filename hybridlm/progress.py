@@ -14,7 +14,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -122,10 +121,6 @@ def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 
     return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
 
 
-Advance = Callable[[int, int, int], None]
-"""Takes the amounts that are done, of all, and of an earlier run."""
-
-
 @contextmanager
 def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
     """Call a function now and then from a thread, as nothing else may happen between two parts of a file."""
@@ -196,36 +191,3 @@ def lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
     """Return whether lines are printed, and whether a bar is shown."""
     lines = show == "lines" and not sys.stderr.isatty()
     return lines, False if lines else True if show == "lines" else show
-
-
-@contextmanager
-def file_progress(show: FileProgress, what: str, tokens: Tokens = no_tokens, total: int = 0) -> Iterator[Advance]:
-    """Show progress over the bytes of an input file; yield the function that takes bytes done, all, and kept.
-
-    Args:
-        show: None shows a bar where standard error is a terminal; "lines" prints a line now and then elsewhere.
-        what: description of the work.
-        tokens: counts what has been computed.
-        total: bytes of the file; 0 while they are not known.
-    """
-    lines, show_bar = lines_or_bar(show)
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with progress_bar(show_bar, *columns) as bar:
-        if lines:
-            printed = Lines(what, tokens)
-            printed.begin(0, total, 0)
-            with every(SECONDS_BETWEEN_LINES, printed.tick):
-                yield printed.advance
-        elif bar is None:
-            yield lambda done, total, kept: None
-        else:
-            rate, task = Speed(tokens), bar.add_task(what, total=total or None, rate="")
-            with every(SECONDS_BETWEEN_RATES, lambda: bar.update(task, rate=str(rate))):
-                # A pipe has no size.
-                yield lambda done, total, kept: bar.update(task, completed=done, total=total or None)

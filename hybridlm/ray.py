@@ -1,4 +1,4 @@
-"""Scoring a dataset of Ray with one engine in each actor (extra `ray`): one machine or many.
+"""Tasks on a dataset of Ray with one engine in each actor (extra `ray`): one machine or many.
 
 import ray
 from hybridlm.ray import score_dataset
@@ -26,9 +26,12 @@ from hybridlm.loading import load
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
 from hybridlm.score_files.rows import Columns
-from hybridlm.score_files.score_rows import score_rows
+from hybridlm.score_files.score_task import ScoreTask
+from hybridlm.score_files.task import Task, run_rows
+from hybridlm.score_files.text_tasks import ClassifyTask, EmbedTask
 
 DEFAULT_BATCH_ROWS = 1024
+DEFAULT_TASK = ScoreTask()
 
 
 def score_dataset(
@@ -38,41 +41,44 @@ def score_dataset(
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     batch_size: int = DEFAULT_BATCH_ROWS,
+    task: Task = DEFAULT_TASK,
     **settings: Any,
 ) -> Dataset:
-    """Return the log-probability of every token of every row of a dataset, as `LM.score_file` does for a file.
+    """Return the values of a task for every row of a dataset, as `LM.run_file`.
 
-    The rows of the result are in the order of the dataset. They are scored in batches of `batch_size` consecutive rows,
-    independent of the dataset's blocks and of the number of actors: the same dataset and settings give the same bits.
-    Nothing runs before the result is consumed.
+    The rows of the result are in the order of the dataset. They are computed in batches of `batch_size` consecutive
+    rows, independent of the dataset's blocks and of the number of actors: the same dataset and settings give the same
+    bits. Nothing runs before the result is consumed.
 
     Args:
         dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
             every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
-            messages as for `LM.score_file`. Other columns are dropped.
+            messages as for `LM.score_file`; and the columns that the task names. Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.
         actors: each loads the model once.
         num_cpus: cores that Ray reserves for an actor; None for one. On CPUs a step uses all cores of the machine: give
             their number, so that a machine gets one actor.
         num_gpus: GPUs of an actor; None for none. A model uses one.
-        batch_size: rows that are scored together, the longest first.
+        batch_size: rows that are computed together, the longest first.
+        task: `ScoreTask`, `EmbedTask` or `ClassifyTask`. Requests (`DecideTask`, `BatchTask`) fit no table, and a
+            second model (`DivergenceTask`) cannot be sent to an actor.
         **settings: arguments of `hybridlm.load` in every actor (lanes, context, dtype, chunk, ...).
 
     A warning is given if the actors take all cores of the cluster: the tasks that read the dataset would wait.
 
     Returns:
-        Rows with id, token_ids, logprobs (the first of a text is null), sum_logprob, perplexity, boundary_shift if the
-        dataset has prompts or messages, and error, which is null unless the row could not be scored; all columns but id
-        are null then.
+        Rows with id, the columns of the task, and error. A row that cannot be computed has its id and error only.
 
     Raises:
-        ValueError: `actors` or `batch_size` is not a whole number of at least 1.
+        ValueError: `actors` or `batch_size` is not a whole number of at least 1, or the task is not for tables.
         TypeError: `dataset` is not a Ray dataset.
         ray.exceptions.RayTaskError: when the result is consumed: the model cannot be loaded, a setting is wrong, or the
             columns are.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"dataset: expected a ray.data.Dataset, got {type(dataset)}")
+    if not isinstance(task, ScoreTask | EmbedTask | ClassifyTask):
+        raise ValueError(f"task: expected a ScoreTask, EmbedTask or ClassifyTask, got {type(task).__name__}")
     for name, value in (("actors", actors), ("batch_size", batch_size)):
         check_count(value, name)
     _warn_of_waiting(actors * (1 if num_cpus is None else num_cpus))
@@ -80,7 +86,7 @@ def score_dataset(
     batches.context.execution_options.preserve_order = True
     return batches.map_batches(
         _Worker,
-        fn_constructor_args=(os.fspath(model), settings),
+        fn_constructor_args=(task, os.fspath(model), settings),
         batch_size=batch_size,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(size=actors),
@@ -100,22 +106,23 @@ def _warn_of_waiting(taken: float) -> None:
 
 
 class _Worker:
-    """An actor's loaded model."""
+    """A task with an actor's loaded model."""
 
-    def __init__(self, model: str, settings: dict[str, Any]):
-        self._scorer = load(model, **settings)._scorer
+    def __init__(self, task: Task, model: str, settings: dict[str, Any]):
+        self._task = task.on(load(model, **settings).text_model)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        names = [name for name in batch.schema.names if name in COLUMNS]
+        fields = self._task.row_fields
+        names = [name for name in batch.schema.names if name in (*COLUMNS, *fields)]
         batch = pa.table({name: _plain(batch.column(name)) for name in names})
-        columns_of(batch.schema)
+        columns_of(batch.schema, fields)
         ids = batch.schema.field("id").type if "id" in batch.schema.names else pa.null()
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
-        rows = list(read_rows(batch, 0))
-        # A batch does not know its place in the dataset, so messages do not name rows.
+        rows = list(read_rows(batch, 0, fields=fields))
         has_prompts = not {"prompt", "messages"}.isdisjoint(batch.schema.names)
-        columns: Columns = {**self._scorer.columns, **(self._scorer.prompt_columns if has_prompts else {})}
-        return table_of(score_rows(self._scorer, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
+        columns: Columns = {**self._task.columns, **(self._task.prompt_columns if has_prompts else {})}
+        # A batch does not know its place in the dataset, so messages do not name rows.
+        return table_of(run_rows(self._task, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:

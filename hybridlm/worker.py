@@ -1,27 +1,31 @@
 """Sessions in all processes, and the worker loop of those other than process 0, which repeats its commands."""
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from hybridlm.drafting.drafters import AsLoaded, DraftedElsewhere, Speculate
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix, compute_prefix
+from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import ProcessLost, exit_peer_lost
 from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.programs.start import Start
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.scoring.hidden import read_hidden
 from hybridlm.scoring.scorer import scores
-from hybridlm.session import Session, ToRequest
+from hybridlm.session import Event, Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text_model import TextModel
 from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
@@ -48,6 +52,49 @@ def open_session(
         session = Session(engine, tokenizer, to_request, processor, speculation, capture_to=capture_to)
         engine.decisions.share(session)
     return session
+
+
+def probed_session(
+    model: TextModel,
+    requests: list[Request],
+    probes: ProbeSettings,
+    n: int,
+    processor: LogitsProcessor | None,
+    speculate: Speculate | AsLoaded,
+) -> tuple[list[Request], Session]:
+    """Return requests with their reads and changes inside the model, and a session for them.
+
+    Args:
+        model: generates.
+        requests: of a call, `n` for each prompt.
+        probes: reads and changes inside the model.
+        n: completions of a prompt.
+        processor, speculate: as for `open_session`.
+
+    Raises:
+        ValueError: drafts are requested together with reads or changes.
+    """
+    probes.check()
+    engine, to_request = model.engine, model.inputs.request
+    if not probes.given:
+        return requests, open_session(engine, model.tokenizer, to_request, processor, speculate)
+    if speculate not in (None, "as loaded"):
+        raise ValueError("speculate: expected None with hidden_states, states or interventions")
+    requests, probing = probes.of_requests(engine, requests, n)
+    return requests, Session(engine, model.tokenizer, to_request, processor, None, probing)
+
+
+def run_requests(requests: list[Request], session: Session, start: Start | None) -> Generator[Event, None, None]:
+    """Yield the events of requests in a session; `start` learns the time of the first one."""
+    began = time.perf_counter()
+    with session:
+        for request in requests:
+            session.add(request)
+        while session.busy:
+            events = session.step()
+            if events and start is not None:
+                start.answered(time.perf_counter() - began)
+            yield from events
 
 
 def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:

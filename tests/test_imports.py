@@ -153,8 +153,8 @@ LAYERS = {
         bench demo evals pictures ray
         loading target_report
         lm
-        forward openai_batch tables update worker
-        decision_models score_files scoring session
+        forward openai_batch tables update weights worker
+        decision_models score_files scoring session text_model
         engine
         multiprocess prefix_cache programs requests rows
         checkpoint devices files grammars steps text

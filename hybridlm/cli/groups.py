@@ -15,7 +15,7 @@ import typer
 
 from hybridlm.requests.sampling_params import SamplingParams
 
-PLAIN = (int, int | None)
+PLAIN = (bool, int, int | None, float, str)
 """Types that are options with metadata; values of other types are read from text."""
 
 
@@ -33,6 +33,11 @@ def setting(name: str, *flags: str, note: str = "") -> Any:
     return typer.Option(*flags, help=f"{text[:1].upper()}{text[1:]} {note}".strip())
 
 
+def options_of(group: type[Any]) -> list[Field[Any]]:
+    """Return the options of a group: fields with metadata, or all fields without any."""
+    return [field for field in fields(group) if field.metadata] or list(fields(group))
+
+
 def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
     """Yield the parameters of a command for the fields of a group.
 
@@ -41,9 +46,11 @@ def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
         **defaults: default values that differ from those of the class.
     """
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
+    for field in options_of(group):
         value = field.default if field.default_factory is MISSING else field.default_factory()
-        default = defaults.get(field.name, Parameter.empty if value is MISSING else value)
+        # An empty list is an option without a value.
+        value = Parameter.empty if value is MISSING else None if value == () else value
+        default = defaults.get(field.name, value)
         annotation = _annotation(field, hints[field.name])
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -52,7 +59,9 @@ def _annotation(field: Field[Any], hint: Any) -> Any:
     if get_origin(hint) is Annotated:
         return hint
     if field.metadata:
-        return Annotated[hint if hint in PLAIN else str | None, typer.Option(**field.metadata)]
+        arguments = {name: value for name, value in field.metadata.items() if name != "read"}
+        flags = arguments.pop("flags", [f"--{field.name.replace('_', '-')}"] * (hint is bool))
+        return Annotated[hint if hint in PLAIN else str | None, typer.Option(*flags, **arguments)]
     return Annotated[hint, setting(field.name, *[f"--{field.name.replace('_', '-')}"] * (hint is bool))]
 
 
@@ -73,6 +82,11 @@ def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[st
         values: of all options, by name; those of groups are removed.
     """
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
-    return values | {
-        name: group(**{field.name: values.pop(field.name) for field in fields(group)}) for name, group in groups.items()
-    }
+    return values | {name: _built(group, values) for name, group in groups.items()}
+
+
+def _built(group: type[Any], values: dict[str, Any]) -> Any:
+    """Return a group; None is the default of a field, and `read` makes a value of a text."""
+    options = {field.name: (values.pop(field.name), field.metadata.get("read")) for field in options_of(group)}
+    texts = {name: (value, read) for name, (value, read) in options.items() if value is not None}
+    return group(**{name: value if read is None else read(value) for name, (value, read) in texts.items()})

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hybridlm.cli.files.row_options import EXIT_BAD_ROWS
+from hybridlm.cli.files.commands import EXIT_BAD_ROWS
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.joining import join

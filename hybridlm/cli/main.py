@@ -14,12 +14,7 @@ from hybridlm.cli.bench import bench
 from hybridlm.cli.cache import cache
 from hybridlm.cli.demo import demo
 from hybridlm.cli.eval import evaluate
-from hybridlm.cli.files.batch import batch
-from hybridlm.cli.files.classify import classify
-from hybridlm.cli.files.decide import decide
-from hybridlm.cli.files.divergence import divergence
-from hybridlm.cli.files.embed import embed
-from hybridlm.cli.files.score import score
+from hybridlm.cli.files.commands import batch, classify, decide, divergence, embed, score
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch

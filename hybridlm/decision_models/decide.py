@@ -9,7 +9,8 @@ import numpy as np
 from hybridlm.decision_models.heads import OptionHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
-from hybridlm.requests.validation import check_length
+from hybridlm.requests.finite import require_finite
+from hybridlm.requests.validation import check_length, located
 from hybridlm.scoring.hidden import ReadText
 
 Answers = dict[str, Answer]
@@ -50,6 +51,24 @@ class Decider:
             names = ", ".join(repr(one.name) for one in prompt.questions)
             check_length(prompt.token_ids, f"the prompt of {names}", self.context)
         return found
+
+    def answer_all(self, requests: Sequence[Any]) -> list[Answers]:
+        """Return the answers to requests, in order.
+
+        Raises:
+            TypeError, ValueError: a request is wrong; names its index.
+            NumericalError: a step computed NaN or infinity.
+        """
+        encoded = []
+        for i, request in enumerate(requests):
+            try:
+                encoded.append(self.encode(request))
+            except (TypeError, ValueError) as error:
+                raise located(error, f"requests[{i}]") from error
+        answers = self.answers(encoded)
+        wrong = {i: token for i, token in enumerate(answers) if isinstance(token, int)}
+        require_finite(wrong, "requests[{}]".format)
+        return [answer for answer in answers if not isinstance(answer, int)]
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
         """Return the answers to requests; for a wrong one the first token without finite numbers."""

@@ -23,13 +23,14 @@ STEP_OPTIONS = ("lanes", "context", "dtype", "chunk", "mesh", "kernels")
 """Options that define the compiled steps of scoring: shapes, dtypes, devices and kernels."""
 
 
-def _option(default: Any, help: str, **arguments: Any) -> Any:
+def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
         default: of the field.
         help: text of `--help`.
-        **arguments: further arguments of `typer.Option`.
+        **arguments: further arguments of `typer.Option`; `flags`, spellings of the option, by default its name; and
+            `read`, the function from the text of the option to the value of the field.
     """
     return field(default=default, metadata={"help": help, **arguments})
 
@@ -86,34 +87,34 @@ class EngineConfig:
         TypeError, ValueError: an option is wrong. Options against the model are checked by `resolved`.
     """
 
-    lanes: int = _option(8, "Most sequences in one batch (continuous batching).")
-    context: int | None = _option(None, "Most tokens of a sequence.", show_default="4096, or the model's if less")
-    dtype: str | None = _option(None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
+    lanes: int = option(8, "Most sequences in one batch (continuous batching).")
+    context: int | None = option(None, "Most tokens of a sequence.", show_default="4096, or the model's if less")
+    dtype: str | None = option(None, "bfloat16, float16 or float32.", show_default="the checkpoint's", metavar="NAME")
     certify: Certify = "error"
     compilation_cache: str | os.PathLike[str] | Literal[False] | None = None
-    chunk: int | None = _option(None, "Tokens per sequence in a prefill step.", show_default="128, or the context")
+    chunk: int | None = option(None, "Tokens per sequence in a prefill step.", show_default="128, or the context")
     progress: bool | None = None
     sanitize: bool = False
-    speculate: Speculate = _option(
+    speculate: Speculate = option(
         None,
         'Speculative decoding: "ngram" drafts from repeated text, "mtp" from the multi-token-prediction head.',
         metavar="NAME",
     )
-    draft_tokens: int = _option(DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step.")
-    prefix_cache: str | int | Mapping[str, str | int] | CacheBudget | None = _option(
+    draft_tokens: int = option(DEFAULT_DRAFT_TOKENS, "Most draft tokens of a sequence in a step.")
+    prefix_cache: str | int | Mapping[str, str | int] | CacheBudget | None = option(
         None, 'Memory for the states of common prefixes (radix cache), such as "512MB"; "0" for none.'
     )
-    mesh: Mesh | AbstractMesh | None = _option(
+    mesh: Mesh | AbstractMesh | None = option(
         None, "Run on a mesh of devices: data=2,model=2,expert=1 (docs/devices.md).", metavar="SIZES"
     )
-    kernels: str | None = _option(
+    kernels: str | None = option(
         None,
         "auto: kernels of our own where the platform has them; off: XLA's programs alone.",
         metavar="off|auto",
         show_default="auto on a CPU, off elsewhere",
     )
     dequantise: str | None = None
-    adapter: str | os.PathLike[str] | Literal[False] | None = _option(
+    adapter: str | os.PathLike[str] | Literal[False] | None = option(
         None, "LoRA adapter that PEFT saved, merged at load: its directory or id on the Hub.", metavar="DIR"
     )
 

@@ -20,10 +20,19 @@ from hybridlm.requests.sites import ProbeSites
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Arguments as the user gave them.
+    """Reads and changes inside the model: arguments of `LM.score`, `LM.generate`, `LM.stream` and `LM.chat`.
+
+    `Score.captured` and `Completion.captured` have the arrays; docs/research.md has examples.
 
     Attributes:
-        hidden_states, positions, states, capture_to, interventions: as for `LM.score` and `LM.generate`.
+        hidden_states: indices of hidden states to read, as in `LM.forward`: 0 after the embedding, i after layer i - 1.
+        positions: tokens at which hidden states and states are read, counted among all that the model reads: "last" or
+            "all". For `LM.score` also a list of indices or a bool mask, or one of these for each score.
+        states: read recurrent states and the inputs of convolutions after each of these tokens.
+        capture_to: folder to create for a safetensors file of each score or completion, to which arrays are written
+            while they are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is
+            read; `captured` is None then. None keeps the arrays in memory.
+        interventions: changes: a list of `Intervention` for all texts, or one for each score or prompt.
     """
 
     hidden_states: Any = ()

@@ -1,4 +1,4 @@
 """OpenAI Batch files: requests and responses as JSON lines, in the same order.
 
-Imports sessions, the engine, requests, grammars, score files and text. Begin with `batch_file`.
+Imports sessions, the engine, requests, grammars, tasks on files and text. Begin with `batch_task`.
 """

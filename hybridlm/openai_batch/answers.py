@@ -1,8 +1,8 @@
-"""Answers to the lines of a batch file: scores and completions of a window of requests, as rows of the output."""
+"""Answers to the lines of a batch file, as rows of the output."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridlm.engine.inputs import Inputs
@@ -10,17 +10,8 @@ from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.openai_batch.response import response_body
 from hybridlm.requests.results import Completion, Score
+from hybridlm.score_files.rows import InputRow, OutputRow
 from hybridlm.session import Session
-
-
-@dataclass(frozen=True)
-class BatchLine:
-    """A line of the input: its request or its fault."""
-
-    number: int
-    custom_id: str | None
-    request: OpenAIRequest | None = None
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,52 +23,41 @@ class BatchModel:
         session: opens a session.
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
-        origin: everything that the answers depend on besides the requests.
-        saved: tokens so far that were not read because prompts begin alike.
-        begin: called before each part, whose bytes depend on nothing that was computed before it.
-        computed: tokens so far that were read or generated.
+        begin: called before each part, so that a part is independent of earlier parts.
     """
 
     inputs: Inputs
     session: Callable[[], Session]
     score: Callable[[Sequence[tuple[int, ...]], int], list[Score]]
     name: str
-    origin: Mapping[str, str | int] = field(default_factory=dict)
-    saved: Callable[[], int] = lambda: 0
     begin: Callable[[], None] = lambda: None
-    computed: Callable[[], int] = lambda: 0
 
 
-Answer = dict[str, Any] | NumericalError | GrammarError | None
-"""The body of a response, or the error of the model; None for a line with a fault."""
+Answer = dict[str, Any] | NumericalError | GrammarError
+"""The body of a response, or the error of the model."""
 
 
-def answers(model: BatchModel, lines: list[BatchLine], created: int) -> Iterator[tuple[BatchLine, Answer]]:
-    """Yield the lines of a window with their answers, in order.
+def answers(model: BatchModel, requests: Sequence[OpenAIRequest], created: int) -> list[Answer]:
+    """Return the answers to requests, in order.
 
     Args:
         model: answers the requests, all of them together.
-        lines: the window.
+        requests: of a part.
         created: time of the responses, in seconds since 1970.
     """
-    asked = [line.request for line in lines if line.request is not None]
-    scores, completions = iter(_score(model, asked)), iter(_complete(model, asked))
-    for line in lines:
-        if line.request is None:
-            yield line, None
-            continue
-        of_prompts, of_choices = next(scores), next(completions)
+    found: list[Answer] = []
+    scores, completions = _score(model, requests), _complete(model, requests)
+    for request, of_prompts, of_choices in zip(requests, scores, completions, strict=True):
         errors: list[NumericalError | GrammarError] = [
             NumericalError(f"prompt {i}", score.first_wrong)
             for i, score in enumerate(of_prompts)
             if score.first_wrong is not None
         ]
         errors += [one for one in of_choices if isinstance(one, NumericalError | GrammarError)]
-        if errors:
-            yield line, errors[0]
-        else:
-            done = [one for one in of_choices if isinstance(one, Completion)]
-            yield line, response_body(line.request, done, of_prompts, model.inputs.tokenizer, model.name, created)
+        done = [one for one in of_choices if isinstance(one, Completion)]
+        body = None if errors else response_body(request, done, of_prompts, model.inputs.tokenizer, model.name, created)
+        found.append(errors[0] if body is None else body)
+    return found
 
 
 def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score]]:
@@ -116,18 +96,27 @@ def _complete(
     return [[next(results) for _ in one.requests] for one in asked]
 
 
-def answer_row(line: BatchLine, answer: Answer) -> dict[str, Any]:
-    """Return the row of the output for a line."""
-    name = f"{'' if line.custom_id is None else line.custom_id}/{line.number}"
-    unique = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputRow:
+    """Return the row of the output for a line.
+
+    Args:
+        row: line of the input; its id is the custom_id.
+        name: of the line in messages.
+        answer: to the request, or the fault of the line.
+    """
+    unique = f"{'' if row.id is None else row.id}/{row.number}".encode("utf-8", "surrogatepass")
+    unique = hashlib.sha256(unique).hexdigest()[:32]
     response: dict[str, Any] = {"status_code": 200, "request_id": f"hybridlm-batch-{unique}", "body": None}
-    error = None
+    error, usage = None, {"prompt_tokens": 0, "completion_tokens": 0}
     if isinstance(answer, dict):
         kind = "chatcmpl" if answer["object"] == "chat.completion" else "cmpl"
-        response["body"] = {"id": f"{kind}-{unique}", **answer}
-    elif answer is None:
-        response["status_code"], error = 400, {"code": "invalid_request", "message": line.fault}
+        response["body"], usage = {"id": f"{kind}-{unique}", **answer}, answer["usage"]
+    elif isinstance(answer, str):
+        response["status_code"], error = 400, {"code": "invalid_request", "message": answer}
     else:
         code = "grammar_error" if isinstance(answer, GrammarError) else "numerical_error"
-        response["status_code"], error = 500, {"code": code, "message": f"line {line.number}: {answer}"}
-    return {"id": f"hybridlm-{unique}", "custom_id": line.custom_id, "response": response, "error": error}
+        response["status_code"], error = 500, {"code": code, "message": f"{name}: {answer}"}
+    fields = {"custom_id": row.id, "response": response, "error": error}
+    message = None if error is None else error["message"]
+    tokens, generated = usage["prompt_tokens"], usage["completion_tokens"]
+    return OutputRow(f"hybridlm-{unique}", fields, message, tokens, generated=generated)

@@ -1,5 +1,5 @@
-"""Scores of whole files, JSON lines or Parquet, window by window: a run that was killed continues.
+"""Tasks on the rows of files, JSON lines or Parquet, part by part: a killed run continues.
 
-Imports scoring, requests, the radix tree of the prefix cache, and files; the scorer of a row is passed in. Begin with
-`score_file`; `rows` has what formats share, `parts` what an unfinished run leaves.
+Imports scoring, decision models, `text_model`, requests, the radix tree of the prefix cache, and files. Begin with
+`run_file`; `task` has the interface of tasks, `options` the options of a run, `rows` the interface of formats.
 """

@@ -6,6 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hybridlm.errors import require_extra
+from hybridlm.files.atomic import replaceable
+from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
 
 
@@ -41,6 +43,31 @@ def check_source(path: Path, requests: bool = False) -> str:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
     return ending
+
+
+def check_file(input: Path, output: Path, options: FileOptions, requests: bool = False) -> Path:
+    """Return the path of the output; check names and places before a model is loaded.
+
+    Args:
+        input, output: the files.
+        options: of the run.
+        requests: the rows are requests, which JSON lines alone can hold.
+
+    Raises:
+        ValueError, OSError, MissingExtra: the name or the place of a file is wrong.
+    """
+    path = check_output(input, output, options)
+    target_for(path)
+    check_source(input, requests)
+    return path
+
+
+def check_output(input: Path, output: Path, options: FileOptions) -> Path:
+    """Return the path of the output, with the shard in its name; raises ValueError or OSError."""
+    index, count = options.share
+    if count > 1:
+        output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")
+    return replaceable(output, input)
 
 
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:

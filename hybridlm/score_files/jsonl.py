@@ -20,6 +20,7 @@ from hybridlm.score_files.rows import (
     OutputRow,
     RowFields,
     SortedParts,
+    TextSource,
 )
 from hybridlm.scoring.items import form_of
 
@@ -30,7 +31,7 @@ BLOCK_BYTES = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class TextLines:
+class TextLines(TextSource):
     """A file of texts, one per line; blank lines at its end do not count.
 
     Args:
@@ -43,19 +44,19 @@ class TextLines:
     unit = "line"
 
     def __init__(self, path: Path):
-        self._path = path
+        self.path = path
         with path.open("rb") as file:
             self._end = _content_end(file)
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
         """Yield every line from `start` on; a line that cannot be read is a row with a fault."""
         number, offset = start
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             file.seek(offset)
             while offset < self._end:
                 line = file.readline()
                 if not line:
-                    raise ValueError(f"{self._path}: has become shorter while it was read, it ends at byte {offset}")
+                    raise ValueError(f"{self.path}: has become shorter while it was read, it ends at byte {offset}")
                 number, offset = number + 1, offset + len(line)
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from hybridlm.files.parts import Contents
 from hybridlm.prefix_cache.radix_tree import common_length
 from hybridlm.score_files.rows import InputRow, SortedParts, TextSource
-from hybridlm.score_files.survey import RowWindow
+from hybridlm.score_files.survey import Limits, RowWindow
 
 T = TypeVar("T")
 
@@ -29,24 +29,11 @@ MIN_SAVED = 0.1
 """Share of a sort window that its rows must have in common for them to be sorted."""
 MAX_PART_WINDOWS = 8
 """Largest size of a part of sorted rows, in windows: of what is common it counts every copy."""
+PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
+"""Fields of a request's body that decide what its prompts begin with."""
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest beginning that is compared, and the number of beginnings, each twice as long as the last.
 """
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes of parts and of sort windows.
-
-    Attributes:
-        rows: maximum rows of a part.
-        bytes: size at which a part ends; a common beginning counts once.
-        sorted: size at which a sort window ends; 0 sorts nothing.
-    """
-
-    rows: int
-    bytes: int
-    sorted: int
 
 
 @dataclass(frozen=True)
@@ -68,12 +55,6 @@ def in_windows(parts: Contents, windows: Sequence[SortWindow]) -> Iterator[Sorte
     for window in windows:
         yield parts[first : first + window.parts], window.order
         first += window.parts
-
-
-def check_sort_window(given: Any) -> None:
-    """Raise ValueError if a user's size of a sort window is none."""
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {given!r}")
 
 
 Planned = tuple[SortWindow, Iterator[list[InputRow]]]
@@ -121,6 +102,9 @@ def beginning(row: InputRow) -> str:
     if row.fault is not None:
         return ""
     item = row.item
+    if row.key == "body":
+        body = item.get("body")
+        item = {name: body[name] for name in PROMPT_FIELDS if name in body} if isinstance(body, dict) else {}
     if not isinstance(item, dict):
         return item if isinstance(item, str) else json.dumps(item)
     if "messages" in item:

@@ -9,7 +9,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hybridlm.score_files.arrow import columns_of, read_rows, schema_of, table_of
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, InputRow, Mark, OutputRow, RowFields, SortedParts
+from hybridlm.score_files.rows import (
+    NO_FIELDS,
+    Columns,
+    IdKinds,
+    InputRow,
+    Mark,
+    OutputRow,
+    RowFields,
+    SortedParts,
+    TextSource,
+)
 
 BATCH_ROWS = 1024
 MAX_GROUP_ROWS = 1 << 16
@@ -17,7 +27,7 @@ MAX_GROUP_BYTES = 1 << 26
 """Size at which a row group of the output, gathered from parts, is written."""
 
 
-class ParquetRows:
+class ParquetRows(TextSource):
     """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
 
     Args:
@@ -32,7 +42,7 @@ class ParquetRows:
     unit = "row"
 
     def __init__(self, path: Path, fields: RowFields = NO_FIELDS):
-        self._path, self._fields = path, fields
+        self.path, self._fields = path, fields
         path.open("rb").close()  # pyarrow's message for a missing file has no name
         with self._open() as file:
             schema = file.schema_arrow
@@ -56,14 +66,14 @@ class ParquetRows:
     def _open(self) -> pq.ParquetFile:
         try:
             # Without pre_buffer, and with a small buffer, only the pages of a batch are in memory.
-            return pq.ParquetFile(self._path, pre_buffer=False, buffer_size=1 << 20)
+            return pq.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from error
 
     def _batches(self, groups: range) -> Iterator[pa.RecordBatch]:
         with self._open() as file:
             if list(self._groups) != [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]:
-                raise ValueError(f"{self._path}: has changed while it was read")
+                raise ValueError(f"{self.path}: has changed while it was read")
             batches = file.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=self._columns)
             while True:
                 try:
@@ -75,7 +85,7 @@ class ParquetRows:
                 yield batch
 
     def _unreadable(self, error: Exception) -> ValueError:
-        return ValueError(f"{self._path}: expected a Parquet file, but it cannot be read: {error}")
+        return ValueError(f"{self.path}: expected a Parquet file, but it cannot be read: {error}")
 
 
 class ParquetScores:

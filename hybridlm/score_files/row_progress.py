@@ -37,9 +37,11 @@ class RowProgress:
         bar: None for no bar.
         lines: None for no lines.
         tokens: counts the computed tokens.
+        verb: word for the computation.
     """
 
-    def __init__(self, bar: Progress | None, lines: Lines | None, tokens: Tokens):
+    def __init__(self, bar: Progress | None, lines: Lines | None, tokens: Tokens, verb: str = "scoring"):
+        self._verb = verb
         self._bar, self._lines, self._count, self._rate = bar, lines, tokens, Speed(tokens)
         self._task = None if bar is None else bar.add_task("reading", total=None, rate="", rows="", left="")
         self._done = self._total = self._kept = self._part = Amount(0, 0)
@@ -59,7 +61,7 @@ class RowProgress:
         if self._lines is not None:
             self._lines.begin(kept.size, total.size, kept.size)
         if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=total.size, completed=kept.size, description="scoring")
+            self._bar.reset(self._task, total=total.size, completed=kept.size, description=self._verb)
         self._show()
 
     def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
@@ -102,7 +104,7 @@ class RowProgress:
 
 
 @contextmanager
-def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[RowProgress]:
+def score_progress(show: FileProgress, verb: str, tokens: Tokens) -> Iterator[RowProgress]:
     """Show a bar of the share that is done, rows, tokens per second and the time left, or lines."""
     columns = (
         TextColumn("{task.description}"),
@@ -115,7 +117,7 @@ def score_progress(show: FileProgress, tokens: Tokens = no_tokens) -> Iterator[R
     )
     lines, show_bar = lines_or_bar(show)
     with progress_bar(show_bar, *columns) as bar:
-        rows = RowProgress(bar, Lines("scoring", tokens) if lines else None, tokens)
+        rows = RowProgress(bar, Lines(verb, tokens) if lines else None, tokens, verb)
         if not lines and bar is None:
             yield rows
             return

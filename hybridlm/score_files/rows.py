@@ -1,6 +1,7 @@
-"""Rows of texts and of scores, and the protocols of files that hold them."""
+"""Rows of texts and of scores, and the interfaces of files that hold them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -93,6 +94,7 @@ class OutputRow(NamedTuple):
         fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
         tokens: number of tokens that the fields are of.
         shifted: number of completions that are scored from within the prompt.
+        generated: number of tokens that were generated.
     """
 
     id: Id
@@ -100,20 +102,35 @@ class OutputRow(NamedTuple):
     error: str | None
     tokens: int = 0
     shifted: int = 0
+    generated: int = 0
 
 
-class TextSource(Protocol):
+class TextSource:
     """A file of texts.
 
     Attributes:
+        path: the file that is read.
         unit: the word for a row in messages, "line" or "row".
     """
 
+    path: Path
     unit: str
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
         """Yield the rows from a mark on, each with the mark behind it, in bounded memory."""
-        ...
+        raise NotImplementedError
+
+    def repeated(self, row: InputRow, first: int) -> str:
+        """Return the fault of a row with the id of an earlier row.
+
+        Args:
+            row: the later row.
+            first: number of the earlier row.
+        """
+        return f"id: is used twice, first in {self.unit} {first}; ids have to be distinct or absent"
+
+    def close(self) -> None:
+        """Delete temporary files."""
 
 
 SortedParts = tuple[Contents, np.ndarray | None]

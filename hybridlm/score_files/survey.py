@@ -17,6 +17,21 @@ MAX_WINDOW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Sizes of parts and of sort windows.
+
+    Attributes:
+        rows: maximum rows of a part.
+        bytes: size at which a part ends; a common beginning counts once.
+        sorted: size at which a sort window ends; 0 sorts nothing.
+    """
+
+    rows: int
+    bytes: int
+    sorted: int
+
+
+@dataclass(frozen=True)
 class RowWindow:
     """Rows that are scored together.
 
@@ -38,42 +53,38 @@ class Survey:
     Attributes:
         sha256: of all its bytes.
         windows: in order; they cover all rows.
-        repeated: number of a row -> number of the first row with the same id.
+        repeated: number of a row with the id of an earlier row -> its fault.
         ids: kinds of the ids.
         prompts: True if a row has a prompt or messages.
     """
 
     sha256: str
     windows: list[RowWindow]
-    repeated: dict[int, int]
+    repeated: dict[int, str]
     ids: IdKinds
     prompts: bool = False
 
 
 def survey(
-    path: Path,
-    source: TextSource,
-    window: int,
-    strict: bool,
-    report: Callable[[int], None],
-    window_bytes: int = MAX_WINDOW_BYTES,
+    path: Path, source: TextSource, limits: Limits, strict: bool, report: Callable[[int], None], rows: str = "rows"
 ) -> Survey:
     """Read a file once, and again if hashes of ids collide.
 
     Memory: 9 bytes for each id, a few hundred for each window and each duplicate id.
 
     Args:
-        path, source: the file.
-        window: most rows of a window.
+        path: name of the file in messages.
+        source: the file.
+        limits: sizes at which a window ends.
         strict: raise at the first row with a fault.
         report: called now and then with the number of rows read so far.
-        window_bytes: size at which a window ends.
+        rows: plural word for rows in messages.
 
     Raises:
         ValueError: no rows, a row with a fault if `strict`.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with source.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     windows, hashes, kinds = [], array("q"), IdKinds()
     begin, count, size, mark, prompts = START, 0, 0, START, False
@@ -84,24 +95,19 @@ def survey(
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
         count, size, prompts = count + 1, size + row.size, prompts or row.has_prompt
-        if count >= window or size >= window_bytes:
+        if count >= limits.rows or size >= limits.bytes:
             windows.append(RowWindow(begin, count, size))
             begin, count, size = mark, 0, 0
             report(mark.row)
     if count:
         windows.append(RowWindow(begin, count, size))
     if not windows:
-        raise ValueError(f"{path}: holds no rows; expected at least one")
+        raise ValueError(f"{path}: holds no {rows}; expected at least one {source.unit}")
     repeated = _repeated(source, _twice(hashes))
     if repeated and strict:
-        number, first = next(iter(repeated.items()))
-        raise ValueError(f"{path}: {source.unit} {number}: {used_twice(source, first)}")
+        number, fault = next(iter(repeated.items()))
+        raise ValueError(f"{path}: {source.unit} {number}: {fault}")
     return Survey(sha256, windows, repeated, kinds, prompts)
-
-
-def used_twice(source: TextSource, first: int) -> str:
-    """Return the fault of a row whose id an earlier row has."""
-    return f"id: is used twice, first in {source.unit} {first}; ids have to be distinct or absent"
 
 
 def _kind(id: Id) -> str:
@@ -123,13 +129,13 @@ def _twice(hashes: "array[int]") -> set[int]:
     return set(values[1:][values[1:] == values[:-1]].tolist())
 
 
-def _repeated(source: TextSource, hashes: set[int]) -> dict[int, int]:
-    """Return the rows whose id an earlier row has, found by comparing the ids that have these hashes."""
+def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
+    """Return the faults of repeated ids by row; only ids with these hashes are compared."""
     first: dict[Id, int] = {}
-    repeated = {}
+    repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():
         if row.id is not None and hash(row.id) in hashes and first.setdefault(row.id, row.number) != row.number:
-            repeated[row.number] = first[row.id]
+            repeated[row.number] = source.repeated(row, first[row.id])
     return repeated
 
 

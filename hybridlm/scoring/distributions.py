@@ -77,10 +77,18 @@ class Question:
 
 @dataclass(frozen=True)
 class DistributionSettings:
-    """Arguments of `LM.score` about distributions, as the user gave them and with one text or list of ids unchecked.
+    """Questions about the distribution of each position: arguments of `LM.score`.
+
+    With one of `token_ids`, `top`, `temperature` and `entropy`, scores also have ranks.
 
     Attributes:
-        token_ids, top, start, temperature, entropy: as for `LM.score`.
+        token_ids: ids with log-probabilities and ranks in `Score.chosen`: a list for all positions, or one list for
+            each score. The list of a score has ids for all its positions, or a list of ids for each position with a
+            prediction, from `start` on.
+        top: number of most likely ids to report at each position (`Score.top`), as arrays.
+        start: first token of a text, or of a completion, to report on; one number, or one for each score.
+        temperature: divides the logits; log-probabilities, ranks and entropies follow from the quotient.
+        entropy: report the entropy of the distribution at each position (`Score.entropy`).
     """
 
     token_ids: Any = None

@@ -33,7 +33,6 @@ def on_a_small_disk(tmp_path: Path, script: str, *arguments: Path) -> list[str]:
         "PYTHONPATH": str(Path(hybridlm.__file__).parents[1]),
         "PYTHONWARNINGS": "ignore",
         "OPENBLAS_NUM_THREADS": "1",
-        "SQLITE_TMPDIR": str(tmp_path / "disk"),
     }
     command = [*namespace(), sys.executable, REFERENCE / "processes" / script, tmp_path, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

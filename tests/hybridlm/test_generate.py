@@ -160,11 +160,11 @@ def test_bad_settings_are_all_named(text_lm: hybridlm.LM) -> None:
 
 
 def test_an_interruption_says_what_it_loses(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: hybridlm.LM, requests: Any, session: Any) -> Any:
+    def run(requests: Any, session: Any, start: Any) -> Any:
         yield Event(1, 5, "x", hybridlm.Completion("x", [5], None, None, "stop", [1]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hybridlm.LM, "_run", run)
+    monkeypatch.setattr("hybridlm.lm.run_requests", run)
     with pytest.raises(KeyboardInterrupt) as error:
         text_lm.generate(["a", "b", "c"])
     (note,) = error.value.__notes__

@@ -134,7 +134,10 @@ SMALL_FILES: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
 @pytest.mark.parametrize("kind", SMALL_FILES)
 def test_small_files_that_change_results(lm: hybridlm.LM, base: Path, tmp_path: Path, kind: str) -> None:
     field, change = SMALL_FILES[kind]
-    found, expected = hybridlm.load(change(base, tmp_path / "m"), **SETTINGS)._origin(), lm._origin()
+    found, expected = (
+        hybridlm.load(change(base, tmp_path / "m"), **SETTINGS).text_model.origin(),
+        lm.text_model.origin(),
+    )
     assert field in {name for name in expected if found[name] != expected[name]}
 
 
@@ -194,7 +197,7 @@ def test_packed_weights(base: Path, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "two" / "model.safetensors")
     one, two = (hybridlm.load(tmp_path / folder, **settings) for folder in ("one", "two"))
     plain = hybridlm.load(tmp_path / "one", dequantise="bfloat16", **settings)
-    assert one._packed and not plain._packed
+    assert one._weights.packed and not plain._weights.packed
     assert len({one.fingerprint, two.fingerprint, plain.fingerprint}) == 3
     assert plain.engine.kind.dtype == one.engine.kind.dtype
     for path, lm in (("saved", one), ("saved plain", plain)):

@@ -4,9 +4,11 @@
 # pyright: reportMissingImports=false
 
 import gc
+import importlib
 import logging
 import os
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +30,51 @@ def test_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'hybridlm\.ray: needs ray.*pip install "hybridlm\[ray\]"'):
         import hybridlm.ray  # noqa: F401  (it asks for the extra)
+
+
+@pytest.fixture
+def worker(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module with an actor's worker, without a cluster."""
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    data: Any = types.ModuleType("ray.data")
+    data.ActorPoolStrategy, data.Dataset = object, object
+    ray: Any = types.ModuleType("ray")
+    ray.data = data
+    monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: True)
+    for name, module in (("ray", ray), ("ray.data", data)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "hybridlm.ray", raising=False)
+    module = importlib.import_module("hybridlm.ray")
+    monkeypatch.setattr(module, "load", lambda path, **settings: text_lm)
+    yield module
+    sys.modules.pop("hybridlm.ray")
+
+
+TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "embeddings": (hybridlm.EmbedTask(pooling="mean"), {}),
+    "chosen ids of each row": (hybridlm.ScoreTask(token_ids="ids", entropy=True), {"ids": [[5, 6], [7], []]}),
+}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_an_actor_has_the_rows_of_a_file(worker: Any, text_lm: hybridlm.LM, tmp_path: Path, kind: str):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    task, columns = TASKS[kind]
+    table = pa.table({"id": ["a", "b", "c"], "text": ["Ada", "Ben and Mia", ""], "other": [1, 2, 3], **columns})
+    pq.write_table(table, tmp_path / "in.parquet")
+    text_lm.run_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    expected = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    found = worker._Worker(task, "model", {})(table).to_pylist()
+    assert [row["error"] and row["error"].split(": ", 1)[1] for row in expected] == [row["error"] for row in found]
+    assert [{**row, "error": None} for row in expected] == [{**row, "error": None} for row in found]
+
+
+@pytest.mark.parametrize("task", [hybridlm.DecideTask(), hybridlm.BatchTask(), None])
+def test_tasks_that_fit_no_table_are_refused(worker: Any, task: Any):
+    with pytest.raises(ValueError, match="task: expected a ScoreTask, EmbedTask or ClassifyTask"):
+        worker.score_dataset(object(), "model", task=task)
 
 
 # What follows takes a minute and needs the extra, which .ci/long installs. What Ray warns of is its own (2026-11-22).
@@ -95,7 +142,7 @@ class TestOnACluster:
         import hybridlm.ray
 
         class Counting:
-            def __init__(self, model: str, settings: dict[str, Any]):
+            def __init__(self, task: Any, model: str, settings: dict[str, Any]):
                 pass
 
             def __call__(self, batch: Any) -> Any:

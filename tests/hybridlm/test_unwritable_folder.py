@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from toy_scorer import NO_MODEL, TOY, write_lines
+from toy_scorer import NO_MODEL, TOY, run_toy, write_lines
 
 import hybridlm
 from hybridlm.files.atomic import replaceable
-from hybridlm.openai_batch.batch_file import batch_file
 from hybridlm.rows.snapshot import StateKind, nothing_consumed
-from hybridlm.score_files.score_file import score_file
 
 
 @pytest.fixture
@@ -44,9 +42,9 @@ def test_it_is_refused_before_anything_is_read(locked: Path):
     for name in ("older.jsonl", "new.jsonl"):
         for write in (
             lambda output: replaceable(output),
-            lambda output: score_file(TOY, absent, output),
+            lambda output: run_toy(TOY, absent, output),
             lambda output: prefix.save(output),
-            lambda output: batch_file(NO_MODEL, locked.parent / "in.jsonl", output, window=8),
+            lambda output: run_toy(NO_MODEL, locked.parent / "in.jsonl", output, window=8),
         ):
             with pytest.raises(PermissionError, match="no file can be made in this directory") as raised:
                 write(locked / name)

@@ -84,7 +84,7 @@ def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, ot
     assert same(lm, trained)
     assert logprobs(lm) == logprobs(trained) != old
     assert lm.stats["compiled"] == compiled and lm.certificates == certificates
-    assert lm.fingerprint != before == lm._source_fingerprint
+    assert lm.fingerprint != before == lm._weights.source_fingerprint
     assert (lm.fingerprint == trained.fingerprint) == (form == "directory")
 
 
@@ -116,7 +116,7 @@ def test_the_fingerprint_is_that_of_every_bit(lm: hybridlm.LM, trained: hybridlm
     moved = np.array(trained.params[PARAMETER])
     moved[-1, -1] = np.nextafter(moved[-1, -1], np.float32(9))
     lm.update({PARAMETER: moved}, partial=True)
-    assert lm.fingerprint not in seen and lm._origin()["model"] == lm.fingerprint
+    assert lm.fingerprint not in seen and lm.text_model.origin()["model"] == lm.fingerprint
 
 
 def test_a_digest_knows_places_and_dtypes() -> None:

@@ -49,7 +49,7 @@ def same(a: hybridlm.LM, b: hybridlm.LM) -> bool:
 def test_the_same_bits(text_lm: hybridlm.LM, saved: Path):
     lm = hybridlm.load(saved, **SETTINGS)
     assert same(lm, text_lm) and lm.fingerprint == text_lm.fingerprint and lm.eos_token_ids == text_lm.eos_token_ids
-    assert lm._origin() == text_lm._origin() and lm.config == text_lm.config
+    assert lm.text_model.origin() == text_lm.text_model.origin() and lm.config == text_lm.config
     assert lm.path == saved and lm.tokenizer is not None and text_lm.tokenizer is not None
     # The steps are the same, and take the parameters as arguments.
     lm.engine.runner.programs = text_lm.engine.programs

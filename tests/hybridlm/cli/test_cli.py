@@ -32,6 +32,7 @@ from hybridlm.programs.origin import Origin
 from hybridlm.programs.shapes import Shape
 from hybridlm.session import Event
 from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text_model import TextModel
 
 
 @pytest.fixture(scope="module")
@@ -626,17 +627,17 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    scores, calls = hybridlm.LM._scores, iter([True])
+    scores, calls = TextModel.scores, iter([True])
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         if next(calls, False):
             return scores(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hybridlm.LM, "_scores", interrupted)
+    monkeypatch.setattr(TextModel, "scores", interrupted)
     assert "3 rows are kept in" in refused(*command, status=130)
     assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
-    monkeypatch.setattr(hybridlm.LM, "_scores", scores)
+    monkeypatch.setattr(TextModel, "scores", scores)
     result = run(*command)
     assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
     found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())

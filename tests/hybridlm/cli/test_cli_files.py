@@ -26,7 +26,7 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, with a head of three classes."""
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
-    monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad", "ugly")))
+    monkeypatch.setattr(text_lm.text_model, "classifier", Classifier(weight, ("good", "bad", "ugly")))
     monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
     return text_lm
 
@@ -90,7 +90,9 @@ def test_classify(lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
 
 
 def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm, "_classifier", Classifier(np.ones((1, lm.config.hidden_size), np.float32), ("reward",)))
+    monkeypatch.setattr(
+        lm.text_model, "classifier", Classifier(np.ones((1, lm.config.hidden_size), np.float32), ("reward",))
+    )
     (tmp_path / "in.txt").write_text("Ada\n")
     assert run("classify", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl").exit_code == 0
     (row,) = lines(tmp_path / "out.jsonl")

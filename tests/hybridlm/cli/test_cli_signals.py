@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm import lm as lm_module
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.cli import options
 from hybridlm.cli.main import app
 from hybridlm.cli.signals import Ended, ended_by_signals
 from hybridlm.files.parts import Parts
+from hybridlm.openai_batch import batch_task
 from hybridlm.session import Event
 
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
@@ -37,9 +37,9 @@ def hangup() -> Iterator[None]:
 def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, with a head of two classes; a batch has parts of three lines."""
     weight = np.ones((2, text_lm.config.hidden_size), np.float32)
-    monkeypatch.setattr(text_lm, "_classifier", Classifier(weight, ("good", "bad")))
+    monkeypatch.setattr(text_lm.text_model, "classifier", Classifier(weight, ("good", "bad")))
     monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
-    monkeypatch.setattr(lm_module, "BATCH_LINES_PER_LANE", 1)
+    monkeypatch.setattr(batch_task, "LINES_PER_LANE", 1)
     return text_lm
 
 

@@ -49,7 +49,7 @@ def bits(found: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:
 
 
 def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
-    (prompts,) = [lm._decider.encode(REQUESTS[2])]
+    (prompts,) = [lm.text_model.decider().encode(REQUESTS[2])]
     found = lm.decide(**REQUESTS[2])
     assert list(found) == list(QUESTIONS)
     labels = {"tone": "AB", "urgent": "ABC", "spam": "TF"}
@@ -71,7 +71,7 @@ def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.M
     long = {"state": "a long story " * 8, "questions": QUESTIONS}
     shared = bits(lm.decide_requests([long]))
     gained = {name: lm.stats[name] - before[name] for name in before}
-    tokens = sum(len(prompt.token_ids) for prompt in lm._decider.encode(long))
+    tokens = sum(len(prompt.token_ids) for prompt in lm.text_model.decider().encode(long))
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == tokens
     assert gained["prefix_tokens_saved"] > tokens / 3
     monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
@@ -131,7 +131,7 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             raise KeyboardInterrupt
         return read_hidden(*args, **options)
 
-    monkeypatch.setattr("hybridlm.lm.read_hidden", interrupted)
+    monkeypatch.setattr("hybridlm.text_model.read_hidden", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
     monkeypatch.undo()

@@ -105,7 +105,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(tmp_path: Path) -> None:
         first = [
             Intervention.add(vector, hidden_state=1, positions=2), Intervention.replace_state(0, value, positions=4)
         ]  # fmt: skip
-        probing = over._probing(  # type: ignore[attr-defined]
+        probing = over.text_model.probing(  # type: ignore[attr-defined]
             ProbeSettings(interventions=[first, other, other, []]), [ScoredIds((*text,)) for text in TEXTS[:4]], None
         )
         return [one.logprobs for one in scores(over.engine, [(*text,) for text in TEXTS[:4]], probing=probing)]

@@ -105,7 +105,7 @@ def test_lanes_have_their_own_forms_and_change_no_others(
         for number, one in enumerate(asked):
             prompt = one.get("prompt", PROMPT)
             rest = {key: value for key, value in one.items() if key != "prompt"}
-            request = text_lm._inputs.request(number, prompt, SamplingParams(**rest))
+            request = text_lm.text_model.inputs.request(number, prompt, SamplingParams(**rest))
             running.add(type(request)(**{**vars(request), "sampling_index": 0}))
         while running.busy:
             found |= {event.index: event.completion for event in running.step() if event.completion is not None}

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from toy_scorer import NO_MODEL
+from toy_scorer import NO_MODEL, run_toy
 
 import hybridlm
 from hybridlm.grammars import grammar_text
 from hybridlm.openai_batch.answers import BatchModel
-from hybridlm.openai_batch.batch_file import batch_file
+from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import read_request
 from hybridlm.openai_batch.response import _message
 from hybridlm.session import Session
@@ -31,14 +31,14 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
 
 
 def model_of(lm: hybridlm.LM) -> BatchModel:
-    return BatchModel(lm._inputs, lm.session, lm._scores, "tiny")
+    return BatchModel(lm.text_model.inputs, lm.session, lm.text_model.scores, "tiny")
 
 
 def answered(model: BatchModel, lines: Sequence[Any], folder: Path, window: int = 64) -> list[dict[str, Any]]:
     """The lines of the output; a line of the input that is no object is written as it is."""
     text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
     (folder / "in.jsonl").write_text(text + "\n")
-    report = batch_file(model, folder / "in.jsonl", folder / "out.jsonl", window)
+    report = run_toy(batch_rows(model, {}), folder / "in.jsonl", folder / "out.jsonl", window=window)
     rows = [json.loads(row) for row in (folder / "out.jsonl").read_text().splitlines()]
     assert (report.responses, report.bad_lines) == (
         sum(row["error"] is None for row in rows),
@@ -153,7 +153,7 @@ def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path
 
 
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
-    inputs = dataclasses.replace(text_lm._inputs, tokenizer=None)
+    inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=None)
     model = dataclasses.replace(
         model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, None, inputs.request, None)
     )
@@ -257,7 +257,9 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
         name: value if value is True else [7.0] if name == "stop_token_ids" else float(value)
         for name, value in whole.items()
     }
-    read = [read_request(line("a", endpoint, **start, **fields), text_lm._inputs) for fields in (whole, floats)]
+    read = [
+        read_request(line("a", endpoint, **start, **fields), text_lm.text_model.inputs) for fields in (whole, floats)
+    ]
     assert read[0] == read[1]
     params = read[1].requests[0].params
     assert [type(number) for number in (params.max_tokens, params.seed, params.top_k, params.min_tokens)] == [int] * 4
@@ -288,17 +290,17 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
 )
 def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
     with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
-        read_request(line("a", prompt="x", **{name: value}), text_lm._inputs)
+        read_request(line("a", prompt="x", **{name: value}), text_lm.text_model.inputs)
 
 
 def test_stop_strings_and_ids(text_lm: hybridlm.LM):
-    found = read_request(line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm._inputs)
+    found = read_request(line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm.text_model.inputs)
     params = found.requests[0].params
     assert params.stop_strings == ("\n",) and params.stop_token_ids == {7, *text_lm.eos_token_ids}
     # As OpenAI has it: temperature 1, sixteen tokens of a completion, a chat up to the end of the context.
     assert (params.temperature, params.max_tokens) == (1.0, 3)
-    assert read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params.max_tokens == 16
-    chat = read_request(line("a", CHAT, messages=[{"role": "user", "content": "hi"}]), text_lm._inputs)
+    assert read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params.max_tokens == 16
+    chat = read_request(line("a", CHAT, messages=[{"role": "user", "content": "hi"}]), text_lm.text_model.inputs)
     assert chat.requests[0].params.max_tokens == text_lm.context
 
 
@@ -344,12 +346,12 @@ def test_no_room(tmp_path: Path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
     try:
         with pytest.raises(OSError) as raised:
-            batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+            run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl.parts" / "whole"))
     assert (tmp_path / "out.jsonl").read_text() == "older"
-    report = batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    report = run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     assert (report.bad_lines, report.kept) == (40, 40)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
@@ -358,8 +360,8 @@ def test_no_room(tmp_path: Path):
 def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
     (tmp_path / "in.jsonl").write_bytes(content)
     (tmp_path / "out.jsonl").write_text("older")
-    with pytest.raises(ValueError, match=r"in\.jsonl: holds no requests; expected at least one line"):
-        batch_file(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
+    with pytest.raises(ValueError, match=r"in\.jsonl: holds no lines; expected at least one line"):
+        run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     assert (tmp_path / "out.jsonl").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
@@ -390,9 +392,9 @@ def every_default(chat: bool) -> dict[str, Any]:
 def test_fields_that_ask_for_nothing_change_nothing(text_lm: hybridlm.LM, chat: bool):
     said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
     url = CHAT if chat else COMPLETIONS
-    plain = read_request(line("a", url, seed=3, user="u", **said), text_lm._inputs)
+    plain = read_request(line("a", url, seed=3, user="u", **said), text_lm.text_model.inputs)
     for fields in (every_default(chat), dict.fromkeys(every_default(chat)) | {"seed": 3, "user": "u"}):
-        assert read_request(line("a", url, **said, **fields), text_lm._inputs) == plain
+        assert read_request(line("a", url, **said, **fields), text_lm.text_model.inputs) == plain
 
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
@@ -404,7 +406,7 @@ def test_tools_are_shown_by_a_template_that_has_them(text_lm: hybridlm.LM, choic
     assert text_lm.tokenizer is not None
     backend = text_lm.tokenizer._backend
     template = WITH_TOOLS + "{% for message in messages %}{{ message.content }}{% endfor %}"
-    inputs = dataclasses.replace(text_lm._inputs, tokenizer=Tokenizer(backend, {}, {"default": template}))
+    inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=Tokenizer(backend, {}, {"default": template}))
     messages = [{"role": "user", "content": "hi"}]
     found = read_request(line("a", CHAT, messages=messages, tools=[TOOL], tool_choice=choice), inputs)
     expected = "[lookup]hi" if shown else "hi"
@@ -415,10 +417,10 @@ def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
     asked = {"repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2}
     texts = {"skip_special_tokens": False, "keep_tool_markers": True, "think_end": "</t>"}
     more = {"logit_bias": {"3": 2}, "bad_words": [[4, 5]], "thinking_token_budget": 7}
-    params = read_request(line("a", prompt="x", **asked, **texts, **more), text_lm._inputs).requests[0].params
+    params = read_request(line("a", prompt="x", **asked, **texts, **more), text_lm.text_model.inputs).requests[0].params
     assert {name: getattr(params, name) for name in (asked | texts)} == asked | texts
     assert (params.logit_bias, params.bad_words, params.thinking_budget) == (((3, 2.0),), ((4, 5),), 7)
-    plain = read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params
+    plain = read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params
     assert not plain.changes_logits and plain.skip_special_tokens and plain.thinking_budget is None
 
 
@@ -442,9 +444,9 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
     ids=lambda value: "-".join(value),
 )
 def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
-    found = read_request(line("a", prompt="x", **fields), text_lm._inputs).requests[0].params.grammar
+    found = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
     assert found is not None and found.text == grammar_text(form)
-    assert read_request(line("a", prompt="x"), text_lm._inputs).requests[0].params.grammar is None
+    assert read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params.grammar is None
 
 
 @pytest.mark.parametrize(
@@ -460,7 +462,7 @@ def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: di
 )
 def test_forms_that_are_refused(text_lm: hybridlm.LM, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        read_request(line("a", prompt="x", **fields), text_lm._inputs)
+        read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs)
 
 
 def test_answers_have_their_forms(text_lm: hybridlm.LM, tmp_path: Path) -> None:
@@ -496,10 +498,10 @@ def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:
     ]
     fields: dict[str, Any] = {"chat_template": template, "documents": [{"title": "T"}]}
     fields["chat_template_kwargs"] = {"more": "!"}
-    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
     assert text_lm.tokenizer.decode(found) == "a bc;dcity=Parishm;T!A:"
     fields |= {"add_generation_prompt": False, "continue_final_message": True}
-    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm._inputs).requests[0].prompt
+    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
     assert text_lm.tokenizer.decode(found) == "a bc;d"
 
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from text_checkpoint import write_text_checkpoint
-from toy_scorer import NO_MODEL
+from toy_scorer import NO_MODEL, run_toy
 
 import hybridlm
-from hybridlm.openai_batch.batch_file import batch_file
+from hybridlm.files.parts import Parts
 from hybridlm.progress import progress_line
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"
@@ -39,44 +40,63 @@ def write_bad_lines(path: Path, count: int) -> Path:
 def test_another_input_or_model_is_refused_and_restart_begins_again(tmp_path: Path):
     source, output = write_bad_lines(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
 
-    def interrupted(done: int, total: int, kept: int) -> None:
+    add = Parts.add
+
+    def interrupted(parts: Parts, *arguments: Any, **counts: Any) -> None:
+        add(parts, *arguments, **counts)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridlm.openai_batch.batch_file.file_progress", lambda *_: _Given(interrupted))
+        patch.setattr(Parts, "add", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
-            batch_file(NO_MODEL, source, output, window=2)
+            run_toy(NO_MODEL, source, output, window=2)
     assert any("2 lines are kept" in note for note in caught.value.__notes__)
     write_bad_lines(source, 7)
     with pytest.raises(ValueError, match="input: sha256"):
-        batch_file(NO_MODEL, source, output, window=2)
+        run_toy(NO_MODEL, source, output, window=2)
     with pytest.raises(ValueError, match="window: 2 lines"):
-        batch_file(NO_MODEL, write_bad_lines(source, 6), output, window=3)
-    assert batch_file(NO_MODEL, source, output, window=3, restart=True).kept == 0
+        run_toy(NO_MODEL, write_bad_lines(source, 6), output, window=3)
+    assert run_toy(NO_MODEL, source, output, window=3, restart=True).kept == 0
     assert len(output.read_text().splitlines()) == 6 and not list(tmp_path.glob("*.parts"))
-
-
-class _Given:
-    def __init__(self, value: object):
-        self._value = value
-
-    def __enter__(self) -> object:
-        return self._value
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 def test_a_pipe_is_read_once(tmp_path: Path):
     source = write_bad_lines(tmp_path / "in.jsonl", 5)
-    batch_file(NO_MODEL, source, tmp_path / "file.jsonl", window=2)
+    run_toy(NO_MODEL, source, tmp_path / "file.jsonl", window=2)
     read, write = os.pipe()
     os.write(write, source.read_bytes())
     os.close(write)
-    report = batch_file(NO_MODEL, f"/dev/fd/{read}", tmp_path / "pipe.jsonl", window=2)
+    report = run_toy(NO_MODEL, f"/dev/fd/{read}", tmp_path / "pipe.jsonl", window=2)
     os.close(read)
     assert report.bad_lines == 5 and len(report.first_errors) == 3
     assert (tmp_path / "pipe.jsonl").read_bytes() == (tmp_path / "file.jsonl").read_bytes()
+
+
+def test_shards_and_strict_runs(tmp_path: Path):
+    """Shards of a batch have the lines of the whole output; a strict run ends at the first line with a fault."""
+    source = write_bad_lines(tmp_path / "in.jsonl", 5)
+    run_toy(NO_MODEL, source, tmp_path / "out.jsonl", window=2)
+    for i in range(2):
+        assert run_toy(NO_MODEL, source, tmp_path / "out.jsonl", window=2, shard=f"{i}/2").bad_lines == (2, 3)[i]
+    shards = [tmp_path / f"out-0000{i}-of-00002.jsonl" for i in range(2)]
+    assert b"".join(path.read_bytes() for path in shards) == (tmp_path / "out.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"in\.jsonl: line 1: method: is missing"):
+        run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
+    source.write_text(source.read_text() + source.read_text())
+    with pytest.raises(ValueError, match=r"line 6: custom_id: '0' is that of line 1, too"):
+        run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
+
+
+def test_a_changed_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, add = write_bad_lines(tmp_path / "in.jsonl", 5), Parts.add
+
+    def changing(parts: Parts, *arguments: Any, **counts: Any) -> None:
+        add(parts, *arguments, **counts)
+        source.touch()
+
+    monkeypatch.setattr(Parts, "add", changing)
+    with pytest.raises(ValueError, match="was changed while it was read"):
+        run_toy(NO_MODEL, source, tmp_path / "out.jsonl", window=2)
 
 
 def test_line_of_progress():

@@ -2,18 +2,21 @@
 
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_scorer import run_toy
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
-from hybridlm.openai_batch.answers import BatchLine, BatchModel
-from hybridlm.openai_batch.batch_file import batch_file
+from hybridlm.errors import GrammarError
+from hybridlm.files.parts import Parts
+from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_task import batch_rows
+from hybridlm.openai_batch.request import OpenAIRequest
 
 SHOTS = ["".join(random.Random(i).choices("abcdefgh ", k=90)) for i in range(3)]
 
@@ -43,27 +46,23 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def stopping(calls: int) -> Any:
-    """A bar that interrupts the run after so many parts."""
+    """A writer of parts that interrupts the run after so many parts."""
+    add, seen = Parts.add, []
 
-    @contextmanager
-    def progress(*_: object) -> Iterator[Any]:
-        seen = []
+    def added(parts: Parts, *arguments: Any, **counts: Any) -> None:
+        add(parts, *arguments, **counts)
+        seen.append(1)
+        if len(seen) == calls:
+            raise KeyboardInterrupt
 
-        def bar(*_: object) -> None:
-            seen.append(1)
-            if len(seen) == calls:
-                raise KeyboardInterrupt
-
-        yield bar
-
-    return progress
+    return added
 
 
 @pytest.mark.slow
 def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridlm.openai_batch.batch_file.MIN_SAVED", 2.0)
+        patch.setattr("hybridlm.score_files.order.MIN_SAVED", 2.0)
         plain = cached_lm.batch_file(source, tmp_path / "plain.jsonl", window=6)
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     found, expected = rows(tmp_path / "out.jsonl"), rows(tmp_path / "plain.jsonl")
@@ -84,14 +83,14 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
     source = write(tmp_path / "in.jsonl")
     whole = cached_lm.batch_file(source, tmp_path / "whole.jsonl", window=6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridlm.openai_batch.batch_file.file_progress", stopping(parts))
+        patch.setattr(Parts, "add", stopping(parts))
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     assert report.kept == 6 * parts and report.prefix_tokens_saved == whole.prefix_tokens_saved
     assert rows(tmp_path / "out.jsonl") == rows(tmp_path / "whole.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hybridlm.openai_batch.batch_file.file_progress", stopping(1))
+        patch.setattr(Parts, "add", stopping(1))
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
         patch.setattr(cached_lm.engine, "options", replace(cached_lm.engine.options, prefix_cache=None))
@@ -105,17 +104,22 @@ def test_the_sort_window_says_how_many_lines_are_sorted(
 ) -> None:
     """Six lines of three prompts by turns: together they are sorted, in windows of two they have nothing in common."""
     source, seen = write(tmp_path / "in.jsonl", 7), list[list[int]]()
-    source.write_text("".join(source.read_text().splitlines(keepends=True)[:6]))
+    lines = [json.loads(line) for line in source.read_text().splitlines()[:6]]
+    for line in lines:
+        line["body"] |= {"prompt": list(line["body"]["prompt"].encode()), "return_token_ids": True}
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def answered(model: object, lines: list[BatchLine], created: int) -> Iterator[tuple[BatchLine, None]]:
-        seen.append([line.number - 1 for line in lines])
-        return ((line, None) for line in lines)
+    numbers = {f"{SHOTS[i % 3]}{i}": i for i in range(6)}
 
-    monkeypatch.setattr("hybridlm.openai_batch.batch_file.answers", answered)
+    def answered(model: object, requests: Sequence[OpenAIRequest], created: int) -> list[GrammarError]:
+        seen.append([numbers["".join(map(chr, one.prompts[0].token_ids))] for one in requests])
+        return [GrammarError("x", 0, "none") for _ in requests]
+
+    monkeypatch.setattr("hybridlm.openai_batch.batch_task.answers", answered)
     nothing: Any = None
-    model = BatchModel(Inputs(None, 300, 256, (), nothing), nothing, nothing, "tiny")
-    batch_file(model, source, tmp_path / "out.jsonl", 2, sort_window=size)
+    task = batch_rows(BatchModel(Inputs(None, 300, 256, (), nothing), nothing, nothing, "tiny"), {})
+    run_toy(task, source, tmp_path / "out.jsonl", window=2, sort_window=size)
     found = sorted(map(sorted, seen))
     assert found == ([[0, 3], [1, 4], [2, 5]] if size > 1 else [[0, 1], [2, 3], [4, 5]])
     with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):
-        batch_file(model, source, tmp_path / "out.jsonl", 2, sort_window=-1)
+        run_toy(task, source, tmp_path / "out.jsonl", sort_window=-1)

@@ -32,7 +32,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **asked: Any) -> np.ndarray:
     """Change logits token by token, in the order of transformers; presence and frequency as OpenAI defines them."""
-    params, history = lm._inputs.request(0, prompt, SamplingParams(**asked)).params, prompt + output
+    params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params, prompt + output
     logits = logits.astype(np.float32).copy()
     for token, bias in params.logit_bias:
         logits[token] += np.float32(bias)
@@ -51,7 +51,7 @@ def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybr
 
 def expected(lm: hybridlm.LM, prompt: list[int], count: int, **asked: Any) -> list[int]:
     """Return the greedy tokens by `forward` and `reference`."""
-    ends = lm._inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
+    ends = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
     output: list[int] = []
     for _ in range(count):
         done = prompt + output
@@ -139,7 +139,7 @@ def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, mon
 
 
 def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
-    request = text_lm._inputs.request(0, PROMPT, SamplingParams(repetition_penalty=2.0))
+    request = text_lm.text_model.inputs.request(0, PROMPT, SamplingParams(repetition_penalty=2.0))
     with pytest.raises(AssertionError, match="needs all of its sampled tokens"):
         logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
 
@@ -180,7 +180,7 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
         words = [[int(rng.integers(3, 30))], [*output[-1:], int(rng.integers(3, 30))], [4, 5, 6]]
         penalty, least = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
         asked: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
-        request = text_lm._inputs.request(0, prompt, SamplingParams(min_tokens=least, **asked))
+        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=least, **asked))
         sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=output)
         logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
         changes = logit_changes([None, sequence], vocab)

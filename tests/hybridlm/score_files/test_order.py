@@ -5,7 +5,6 @@ import json
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_scorer import TOY, read_lines, score, write_lines
+from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.score_files import order
 from hybridlm.score_files.formats import open_source
-from hybridlm.score_files.order import MAX_PART_WINDOWS, Limits, beginning, common_length, plan, sorted_parts
+from hybridlm.score_files.order import MAX_PART_WINDOWS, beginning, common_length, plan, sorted_parts
 from hybridlm.score_files.rows import START, InputRow
-from hybridlm.score_files.score_file import score_file
-from hybridlm.score_files.score_rows import Scorer
-from hybridlm.score_files.survey import RowWindow
-from hybridlm.scoring.items import ScoredIds
+from hybridlm.score_files.survey import Limits, RowWindow
 from hybridlm.scoring.queue import ScoringQueue
 
 CHUNK = 8
@@ -45,8 +41,13 @@ def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any
     return [{"id": i, **row} for i, row in enumerate(rows)]
 
 
-LONG = replace(TOY, encode=lambda item, where: [ScoredIds(tuple(item.encode()))])
-"""The toy scorer of texts of any length."""
+def long_ids(item: Any, where: str) -> tuple[int, ...]:
+    """Bytes of a text of any length."""
+    return tuple(item.encode())
+
+
+LONG = toy(encode=long_ids)
+"""The task of texts of any length."""
 
 
 class Counting:
@@ -54,7 +55,7 @@ class Counting:
 
     def __init__(self, chunk: int = CHUNK) -> None:
         self.computed, self.calls, self.chunk = 0, 0, chunk
-        self.scorer = replace(LONG, score=self.score)
+        self.scorer = toy(self.score, long_ids)
 
     def score(self, texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         self.calls += 1
@@ -83,7 +84,7 @@ def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows = shuffled(prompts(64, 200), 157, 20)[:10_000]
     texts, counted = write_lines(tmp_path / "in.jsonl", rows), Counting(4)
-    report = score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
+    report = run_toy(counted.scorer, texts, tmp_path / "out.jsonl", window=1000)
     assert report.texts == 10_000 and counted.calls >= 10
     assert counted.computed <= 1.3 * distinct(rows)
     assert [row["id"] for row in read_lines(tmp_path / "out.jsonl")] == list(range(10_000))
@@ -93,8 +94,8 @@ def test_unsorted_rows_take_more_and_give_the_same(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows = shuffled(prompts(16, 300), 16, 20)
     texts, counted, unsorted = write_lines(tmp_path / "in.jsonl", rows), Counting(), Counting()
-    score_file(counted.scorer, texts, tmp_path / "out.jsonl", window=64)
-    score_file(unsorted.scorer, texts, tmp_path / "unsorted.jsonl", window=64, sort_window=0)
+    run_toy(counted.scorer, texts, tmp_path / "out.jsonl", window=64)
+    run_toy(unsorted.scorer, texts, tmp_path / "unsorted.jsonl", window=64, sort_window=0)
     assert unsorted.computed > 1.5 * counted.computed
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "unsorted.jsonl").read_bytes()
 
@@ -111,8 +112,8 @@ def test_continues_with_the_same_bytes(
     rows[9] = b"no JSON"
     texts = write_lines(tmp_path / "in.jsonl", rows)
     asked: dict[str, Any] = {"window": 4, "sort_window": 5000}
-    score_file(LONG, texts, tmp_path / f"whole-{output}", **asked)
-    score_file(LONG, texts, tmp_path / f"plain-{output}", window=4, sort_window=0)
+    run_toy(LONG, texts, tmp_path / f"whole-{output}", **asked)
+    run_toy(LONG, texts, tmp_path / f"plain-{output}", window=4, sort_window=0)
     seen = []
 
     def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
@@ -122,10 +123,10 @@ def test_continues_with_the_same_bytes(
         return score(texts)
 
     with pytest.raises(KeyboardInterrupt):
-        score_file(replace(LONG, score=some), texts, tmp_path / output, **asked)
+        run_toy(toy(some, long_ids), texts, tmp_path / output, **asked)
     with pytest.raises(ValueError, match="sort window: 5000 bytes there, 0 bytes now"):
-        score_file(LONG, texts, tmp_path / output, window=4, sort_window=0)
-    report = score_file(LONG, texts, tmp_path / output, **asked)
+        run_toy(LONG, texts, tmp_path / output, window=4, sort_window=0)
+    report = run_toy(LONG, texts, tmp_path / output, **asked)
     assert (report.kept, report.texts, report.errors) == (4 * parts, 38, 2)
     assert (tmp_path / output).read_bytes() == (tmp_path / f"whole-{output}").read_bytes()
     if output == "out.jsonl":
@@ -157,15 +158,15 @@ def test_saved_tokens_of_earlier_runs_count(
 ) -> None:
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
     whole = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
-    scorer, calls = text_lm._scorer, itertools.count()
+    scores, calls = text_lm.text_model.scores, itertools.count()
 
     def some(*given: Any, **settings: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        return scorer.score(*given, **settings)
+        return scores(*given, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(text_lm), "_scorer", replace(scorer, score=some))
+        patch.setattr(text_lm.text_model, "scores", some)
         with pytest.raises(KeyboardInterrupt):
             text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
     report = text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
@@ -244,5 +245,4 @@ def test_sort_window_is_checked(tmp_path: Path) -> None:
     texts = write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
     for wrong in (-1, True, "64MB"):
         with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):
-            score_file(TOY, texts, tmp_path / "out.jsonl", sort_window=wrong)  # type: ignore[arg-type]
-    assert isinstance(TOY, Scorer)
+            run_toy(TOY, texts, tmp_path / "out.jsonl", sort_window=wrong)  # type: ignore[arg-type]

@@ -59,16 +59,16 @@ def test_rows_have_what_score_returns(
 ) -> None:
     """Windows that hold few rows; a row that cannot be scored has an error, and the others are as without it."""
     monkeypatch.setattr(probed_rows, "MAX_CAPTURED_BYTES", 100_000 if positions == "all" else 20_000)
-    output, whole, windows = texts.parent / f"out.{ending}", text_lm._scores, list[int]()
+    output, whole, windows = texts.parent / f"out.{ending}", text_lm.text_model.scores, list[int]()
 
     def counted(ids: Any, **more: Any) -> Any:
         windows.append(len(ids))
         return whole(ids, **more)
 
-    monkeypatch.setattr(text_lm, "_scores", counted)
+    monkeypatch.setattr(text_lm.text_model, "scores", counted)
     report = text_lm.score_file(texts, output, positions=positions, **READ)
     assert max(windows) == (1 if positions == "all" else 2) and sum(windows) == 4
-    monkeypatch.setattr(text_lm, "_scores", whole)
+    monkeypatch.setattr(text_lm.text_model, "scores", whole)
     rows = {row["id"]: row for row in read_back(output)}
     assert list(rows) == [line["id"] for line in LINES] and (report.texts, report.errors) == (4, 2)
     assert "600" in rows["c"]["error"] and "one completion" in rows["e"]["error"]
@@ -87,7 +87,7 @@ def test_a_run_goes_on_with_the_same_settings_alone(
     text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, runs = texts.parent / "out.jsonl", []
-    whole = text_lm._scores
+    whole = text_lm.text_model.scores
 
     def stops(*given: Any, **more: Any) -> Any:
         runs.append(given)
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_the_same_settings_alone(
             raise KeyboardInterrupt
         return whole(*given, **more)
 
-    monkeypatch.setattr(text_lm, "_scores", stops)
+    monkeypatch.setattr(text_lm.text_model, "scores", stops)
     with pytest.raises(KeyboardInterrupt):
         text_lm.score_file(texts, output, window=3, hidden_states=[1])
     with pytest.raises(ValueError, match="parts"):
@@ -161,7 +161,7 @@ def test_interventions_of_all_rows_beside_what_is_read(text_lm: hybridlm.LM, tex
 
 
 def _interrupted(lm: hybridlm.LM, texts: Path, first: list[Intervention], then: list[Intervention]) -> None:
-    whole, output, calls = lm._scores, texts.parent / "parts.jsonl", []
+    whole, output, calls = lm.text_model.scores, texts.parent / "parts.jsonl", []
 
     def stops(*given: Any, **more: Any) -> Any:
         calls.append(given)
@@ -170,7 +170,7 @@ def _interrupted(lm: hybridlm.LM, texts: Path, first: list[Intervention], then: 
         return whole(*given, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm, "_scores", stops)
+        patch.setattr(lm.text_model, "scores", stops)
         with pytest.raises(KeyboardInterrupt):
             lm.score_file(texts, output, window=3, interventions=first)
     lm.score_file(texts, output, window=3, interventions=then)

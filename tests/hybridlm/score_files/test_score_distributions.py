@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import hybridlm
-from hybridlm.lm import LM
 from hybridlm.requests.token_logprobs import TokenLogprobs
 from hybridlm.score_files.jsonl import JsonLines
 from hybridlm.score_files.rows import Mark, RowFields
+from hybridlm.text_model import TextModel
 
 ROWS = [
     {"id": "a", "text": "a text over several chunks", "wanted": [5, 6, 7]},
@@ -105,15 +105,15 @@ def test_ids_for_all_rows_and_common_beginnings(text_lm: hybridlm.LM, tmp_path: 
 def test_a_run_continues_with_the_same_questions_only(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out, scored = tmp_path / "in.jsonl", tmp_path / "out.parquet", LM._scores
+    path, out, scored = tmp_path / "in.jsonl", tmp_path / "out.parquet", TextModel.scores
     path.write_text("".join(json.dumps({"text": one}) + "\n" for one in ["abc", "full", "stop"]))
 
-    def interrupted(lm: LM, ids: Any, *args: Any, **options: Any) -> list[hybridlm.Score]:
+    def interrupted(model: TextModel, ids: Any, *args: Any, **options: Any) -> list[hybridlm.Score]:
         if len(ids[0]) > 3:
             raise KeyboardInterrupt
-        return scored(lm, ids, *args, **options)
+        return scored(model, ids, *args, **options)
 
-    monkeypatch.setattr(LM, "_scores", interrupted)
+    monkeypatch.setattr(TextModel, "scores", interrupted)
     with pytest.raises(KeyboardInterrupt):
         text_lm.score_file(path, out, window=1, top=2)
     monkeypatch.undo()

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_scorer import TOY, read_lines, write_lines
+from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.errors import MissingExtra
-from hybridlm.progress import file_progress, progress_line
-from hybridlm.score_files.score_file import ScoreFileReport, score_file
+from hybridlm.progress import progress_line
+from hybridlm.score_files.report import ScoreFileReport
+from hybridlm.text_model import TokenCounts
 
 
 def run(folder: Path, lines: Iterable[Any], **settings: Any) -> tuple[list[dict[str, Any]], ScoreFileReport]:
     """Score lines, objects or raw bytes, with a model that is none; returns the rows, read as strict JSON."""
-    report = score_file(TOY, write_lines(folder / "in.jsonl", lines), folder / "out.jsonl", **settings)
+    report = run_toy(TOY, write_lines(folder / "in.jsonl", lines), folder / "out.jsonl", **settings)
     return read_lines(folder / "out.jsonl"), report
 
 
@@ -102,16 +103,15 @@ def test_ids_used_twice(tmp_path: Path):
 
 
 def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hybridlm.score_files.score_file.MAX_WINDOW_BYTES", 60)
+    monkeypatch.setattr("hybridlm.score_files.run_file.MAX_WINDOW_BYTES", 60)
     sizes: list[int] = []
 
-    def score(texts: Any) -> list[hybridlm.Score]:
+    def counted(texts: Any) -> list[hybridlm.Score]:
         sizes.append(len(texts))
-        return TOY.score(texts)
+        return score(texts)
 
-    scorer = type(TOY)(TOY.encode, score, TOY.origin)
     write_lines(tmp_path / "in.jsonl", [{"text": "a", "note": "31 bytes.."}] * 5)
-    score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    run_toy(toy(counted), tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert sizes == [2, 2, 1] and len(read_lines(tmp_path / "out.jsonl")) == 5
 
 
@@ -134,14 +134,14 @@ def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert report.errors == 0
     assert [row["token_ids"] for row in rows] == [[97], list(text.encode())]
     (tmp_path / "in.jsonl").write_bytes(b'{"text": "a"}\n{"text": "b"}')
-    assert score_file(TOY, tmp_path / "in.jsonl", tmp_path / "out.jsonl").texts == 2
+    assert run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "out.jsonl").texts == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf\n"])
 def test_empty_file(tmp_path: Path, content: bytes):
     (tmp_path / "in.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=r"in\.jsonl: holds no rows; expected at least one"):
-        score_file(TOY, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+        run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -160,23 +160,23 @@ def test_refuses_to_replace(tmp_path: Path, output: str):
     write_lines(tmp_path / "in.jsonl", [{"text": "a"}])
     is_input = output in ("in.jsonl", "link.jsonl")
     with pytest.raises(ValueError, match="the input" if is_input else "expected a regular file"):
-        score_file(TOY, tmp_path / "in.jsonl", tmp_path / output)
+        run_toy(TOY, tmp_path / "in.jsonl", tmp_path / output)
     assert (tmp_path / "in.jsonl").read_text() == '{"text": "a"}\n'
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
 def test_refuses_names_and_pipes(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"nowhere"):
-        score_file(TOY, tmp_path / "in.jsonl", tmp_path / "nowhere" / "out.jsonl")
+        run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "nowhere" / "out.jsonl")
     with pytest.raises(FileNotFoundError, match=r"no\.jsonl"):
-        score_file(TOY, tmp_path / "no.jsonl", tmp_path / "out.jsonl")
+        run_toy(TOY, tmp_path / "no.jsonl", tmp_path / "out.jsonl")
     for input, output in (("in.csv", "out.jsonl"), ("in.jsonl", "out")):
         write_lines(tmp_path / input, [{"text": "a"}])
         with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl.* or \."):
-            score_file(TOY, tmp_path / input, tmp_path / output)
+            run_toy(TOY, tmp_path / input, tmp_path / output)
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ValueError, match="expected a regular file"):
-        score_file(TOY, tmp_path / "pipe.jsonl", tmp_path / "out.jsonl")
+        run_toy(TOY, tmp_path / "pipe.jsonl", tmp_path / "out.jsonl")
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
@@ -195,7 +195,7 @@ def test_shards_are_the_whole(tmp_path: Path, count: int, monkeypatch: pytest.Mo
     lines = [{"id": i, "text": str(i)} for i in range(23)]
     run(tmp_path, lines, window=3)
     outputs = [
-        score_file(TOY, tmp_path / "in.jsonl", tmp_path / "part.jsonl", window=3, shard=f"{i}/{count}").output
+        run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "part.jsonl", window=3, shard=f"{i}/{count}").output
         for i in range(count)
     ]
     assert outputs[1].name == f"part-00001-of-{count:05}.jsonl" and outputs == sorted(outputs)
@@ -215,9 +215,9 @@ def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", ["score", "batch"])
+@pytest.mark.parametrize("verb", ["scoring", "answering"])
 def test_lines_of_progress_come_while_a_window_is_computed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ):
     """One window may take hours; the number of tokens says that something happens."""
     tokens, written = itertools.count(), threading.Event()
@@ -227,22 +227,17 @@ def test_lines_of_progress_come_while_a_window_is_computed(
             written.set()
         return progress_line(*given)
 
-    def score(texts: Any) -> list[hybridlm.Score]:
+    def waiting(texts: Any) -> list[hybridlm.Score]:
         assert written.wait(60)
-        return TOY.score(texts)
+        return score(texts)
 
     monkeypatch.setattr("hybridlm.progress.SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr("hybridlm.progress.progress_line", line)
-    if kind == "score":
-        write_lines(tmp_path / "in.jsonl", [{"text": "ab"}] * 12)
-        scorer = replace(TOY, score=score, computed=lambda: next(tokens))
-        score_file(scorer, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")
-    else:
-        with file_progress("lines", "answering", lambda: next(tokens), 100) as advance:
-            assert written.wait(60)
-            advance(100, 100, 0)
+    write_lines(tmp_path / "in.jsonl", [{"text": "ab"}] * 12)
+    task = replace(toy(waiting), counts=lambda: TokenCounts(computed=next(tokens)), verb=verb)
+    run_toy(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"(scoring|answering): 0% after \d+ s, \d+ tokens", lines[0]), lines
+    assert re.fullmatch(rf"{verb}: 0% after \d+ s, \d+ tokens", lines[0]), lines
     assert " 100% after" in lines[-1] and not any(" 100% after" in one for one in lines[:-1])
 
 
@@ -261,10 +256,10 @@ def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
     report = lm.score_file(tmp_path / "in.jsonl", str(tmp_path / "out.jsonl"))
     rows = read_lines(tmp_path / "out.jsonl")
     assert report == ScoreFileReport(tmp_path / "out.jsonl", texts=4, errors=4, tokens=17 + 1 + 7 + 3, kept=0)
-    for row, score in zip(rows, lm.score([*texts, [4, 5, 96]]), strict=False):
-        assert row["token_ids"] == score.token_ids and row["logprobs"][0] is None
-        assert row["logprobs"][1:] == score.logprobs[1:].tolist() and row["sum_logprob"] == score.sum_logprob
-        assert row["perplexity"] == (score.perplexity if len(score.token_ids) > 1 else None)
+    for row, own in zip(rows, lm.score([*texts, [4, 5, 96]]), strict=False):
+        assert row["token_ids"] == own.token_ids and row["logprobs"][0] is None
+        assert row["logprobs"][1:] == own.logprobs[1:].tolist() and row["sum_logprob"] == own.sum_logprob
+        assert row["perplexity"] == (own.perplexity if len(own.token_ids) > 1 else None)
     faults = [row["error"] for row in rows[4:]]
     assert faults[0] == "line 5: token_ids: token id 97 at index 0 is outside the vocabulary [0, 97)"
     assert faults[1].startswith("line 6: text: has 257 tokens, the context holds 256")
@@ -275,7 +270,7 @@ def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
 def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Everything that may be given in another way names itself; flags of XLA change bits, their order does not."""
     monkeypatch.setenv("XLA_FLAGS", "--b=1  --a=2")
-    origin = text_lm._origin()
+    origin = text_lm.text_model.origin()
     assert origin["XLA_FLAGS"] == "--a=2 --b=1"
     assert origin["model"] == text_lm.fingerprint and (origin["lanes"], origin["chunk"]) == ("3", "5")
     assert origin["dtypes"] == "float32" and str(origin["device"]).startswith("cpu")
@@ -284,7 +279,7 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     options = replace(text_lm.engine.options, mesh=hybridlm.mesh(data=2), kernels="interpret")
     monkeypatch.setattr(text_lm.engine, "options", options)
     monkeypatch.setattr(text_lm.engine.programs, "certify", "off")
-    origin = text_lm._origin()
+    origin = text_lm.text_model.origin()
     assert (origin["mesh"], origin["steps"]) == ("data=2, model=1, expert=1", "as they are")
     assert origin["kernels"] == "interpret"
 
@@ -292,7 +287,7 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'needs pyarrow.*pip install "hybridlm\[data\]"'):
-        score_file(TOY, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+        run_toy(TOY, tmp_path / "in.parquet", tmp_path / "out.jsonl")
 
 
 def test_scoring_lines_needs_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

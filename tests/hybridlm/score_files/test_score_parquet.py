@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_scorer import TOY, read_lines, write_lines
+from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
-from hybridlm.score_files.score_file import score_file
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -31,7 +30,7 @@ def table(columns: dict[str, Any], path: Path, **settings: Any) -> Path:
 def scored(path: Path, ending: str = ".jsonl", **settings: Any) -> list[dict[str, Any]]:
     """The rows of the output of a file."""
     output = path.with_name(f"out{ending}")
-    score_file(TOY, path, output, **settings)
+    run_toy(TOY, path, output, **settings)
     return read_lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
 
 
@@ -172,17 +171,17 @@ def test_continues_inside_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyP
         {"id": list(range(40)), "text": [str(i) for i in range(40)]}, tmp_path / "in.parquet", row_group_size=7
     )
     output, chance = tmp_path / "out.parquet", random.Random(0)
-    score_file(TOY, path, tmp_path / "whole.parquet", window=3)
+    run_toy(TOY, path, tmp_path / "whole.parquet", window=3)
 
     def failing(texts: Any) -> list[hybridlm.Score]:
         if chance.random() < 0.4:
             raise ZeroDivisionError
-        return TOY.score(texts)
+        return score(texts)
 
     runs = 1
     while True:
         try:
-            score_file(type(TOY)(TOY.encode, failing, TOY.origin), path, output, window=3)
+            run_toy(toy(failing), path, output, window=3)
             break
         except ZeroDivisionError:
             runs += 1
@@ -195,14 +194,14 @@ def test_continues_inside_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_shards(tmp_path: Path):
     """Together they hold the rows of the whole file; one without rows is a file that can be read."""
     path = table({"id": list(range(7)), "text": [str(i) for i in range(7)]}, tmp_path / "in.parquet")
-    outputs = [score_file(TOY, path, tmp_path / "out.parquet", window=3, shard=f"{i}/4").output for i in range(4)]
+    outputs = [run_toy(TOY, path, tmp_path / "out.parquet", window=3, shard=f"{i}/4").output for i in range(4)]
     assert [pq.read_table(output).column("id").to_pylist() for output in outputs] == [[], [0, 1, 2], [3, 4, 5], [6]]
     assert len({str(pq.read_schema(output)) for output in outputs}) == 1
 
 
 def test_a_list_of_completions_is_an_error_and_not_its_first_one(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "completion": ["b", "c"]}, {"text": "ab"}]
-    report = score_file(TOY, write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    report = run_toy(TOY, write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
     several, one = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert (report.texts, report.errors) == (1, 1) and several["logprobs"] is None and one["error"] is None
     assert "write .jsonl" in several["error"]

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_scorer import TOY, read_lines, score, write_lines
+from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.files.parts import Parts
-from hybridlm.score_files.score_file import score_file
-from hybridlm.score_files.score_rows import Scorer
+from hybridlm.score_files.task import RowTask
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 
@@ -36,7 +35,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_lines(tmp_path / "in.jsonl", LINES)
 
 
-def stopping(windows: int, error: BaseException | None = None) -> Scorer:
+def stopping(windows: int, error: BaseException | None = None) -> RowTask:
     """Raises after so many windows."""
     seen = []
 
@@ -46,13 +45,13 @@ def stopping(windows: int, error: BaseException | None = None) -> Scorer:
             raise error or Stopped
         return score(texts)
 
-    return replace(TOY, score=some)
+    return toy(some)
 
 
 def interrupt(texts: Path, output: Path, windows: int = 2, **settings: Any) -> Path:
     """Score so many windows; returns the folder of the parts."""
     with pytest.raises(Stopped):
-        score_file(stopping(windows), texts, output, window=3, **settings)
+        run_toy(stopping(windows), texts, output, window=3, **settings)
     return output.with_name(output.name + ".parts")
 
 
@@ -68,14 +67,14 @@ def test_killed_at_every_moment(tmp_path: Path):
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("windows", [1, 2])
 def test_continues(texts: Path, output: str, windows: int):
-    score_file(TOY, texts, texts.with_name(f"whole-{output}"), window=3)
+    run_toy(TOY, texts, texts.with_name(f"whole-{output}"), window=3)
     path = texts.with_name(output)
     path.write_text("older")
     folder = interrupt(texts, path, windows)
     assert path.read_text() == "older" and len(list(folder.glob("part-*"))) == windows
     scored = []
-    rest = replace(TOY, score=lambda texts: [scored.append(one) or score([one])[0] for one in texts])
-    report = score_file(rest, texts, path, window=3)
+    rest = toy(lambda texts: [scored.append(one) or score([one])[0] for one in texts])
+    report = run_toy(rest, texts, path, window=3)
     assert (report.kept, report.texts, len(scored)) == (3 * windows, 9, 9 - 3 * windows)
     assert path.read_bytes() == texts.with_name(f"whole-{output}").read_bytes() and not folder.exists()
 
@@ -86,18 +85,18 @@ def test_continues_with_a_model(texts: Path, text_lm: hybridlm.LM, monkeypatch: 
     write_lines(texts, lines)
     whole, output = texts.with_name("whole.jsonl"), texts.with_name("out.jsonl")
     text_lm.score_file(texts, whole, window=64)
-    real, kept = type(text_lm)._scores, []
+    real, kept = text_lm.text_model.scores, []
     for windows in (1, 2):
         calls = iter([True] * windows)
         monkeypatch.setattr(
-            type(text_lm),
-            "_scores",
+            text_lm.text_model,
+            "scores",
             lambda *given, calls=calls, **options: real(*given, **options) if next(calls, False) else 1 / 0,
         )
         with pytest.raises(ZeroDivisionError) as raised:
             text_lm.score_file(texts, output, window=64)
         kept.append(raised.value.__notes__[-1].split(" rows")[0])
-    monkeypatch.setattr(type(text_lm), "_scores", real)
+    monkeypatch.setattr(text_lm.text_model, "scores", real)
     assert kept == ["64", "192"] and text_lm.score_file(texts, output, window=64).kept == 192
     assert output.read_bytes() == whole.read_bytes() and [row["id"] for row in read_lines(output)] == list(range(300))
 
@@ -120,10 +119,10 @@ def test_refuses_to_continue(texts: Path, case: str):
     scorer = replace(TOY, origin=changes.get("origin", TOY.origin))
     window = changes.get("window", 3)
     with pytest.raises(ValueError, match=message) as raised:
-        score_file(scorer, texts, output, window=window)
+        run_toy(scorer, texts, output, window=window)
     assert "--restart" in str(raised.value) and not hasattr(raised.value, "__notes__")
     assert {path.name: path.read_bytes() for path in folder.glob("[pm]*")} == before
-    report = score_file(scorer, texts, output, window=window, restart=True)
+    report = run_toy(scorer, texts, output, window=window, restart=True)
     assert report.kept == 0 and len(read_lines(output)) == report.texts and not folder.exists()
 
 
@@ -134,10 +133,10 @@ def test_parts_that_others_may_write_are_not_continued(texts: Path, mode: int):
     assert parts.stat().st_mode & 0o777 == 0o700
     parts.chmod(mode)
     with pytest.raises(ValueError, match=f"mode {mode:o}.*chmod go-w"):
-        score_file(TOY, texts, output, window=3)
+        run_toy(TOY, texts, output, window=3)
     assert not output.exists()
     parts.chmod(0o700)
-    score_file(TOY, texts, output, window=3)
+    run_toy(TOY, texts, output, window=3)
     assert len(read_lines(output)) == len(LINES)
 
 
@@ -148,13 +147,13 @@ def test_parts_by_a_link_are_not_continued(texts: Path):
     parts.rename(parts.with_name("moved"))
     parts.symlink_to("moved")
     with pytest.raises(ValueError, match="is a link; rm"):
-        score_file(TOY, texts, output, window=3)
+        run_toy(TOY, texts, output, window=3)
 
 
 def test_touched_input_continues(texts: Path):
     interrupt(texts, texts.with_name("out.jsonl"))
     os.utime(texts, (1, 1))
-    assert score_file(TOY, texts, texts.with_name("out.jsonl"), window=3).kept == 6
+    assert run_toy(TOY, texts, texts.with_name("out.jsonl"), window=3).kept == 6
 
 
 def test_input_changed_meanwhile(texts: Path):
@@ -163,7 +162,7 @@ def test_input_changed_meanwhile(texts: Path):
         return score(ids)
 
     with pytest.raises(ValueError, match=r"in\.jsonl: was changed while it was read"):
-        score_file(replace(TOY, score=changing), texts, texts.with_name("out.jsonl"), window=3)
+        run_toy(toy(changing), texts, texts.with_name("out.jsonl"), window=3)
     assert not texts.with_name("out.jsonl").exists()
 
 
@@ -173,11 +172,11 @@ def test_one_process_at_a_time(texts: Path):
 
     def second(ids: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
         with pytest.raises(ValueError) as raised:
-            score_file(TOY, texts, output, window=3, restart=True)
+            run_toy(TOY, texts, output, window=3, restart=True)
         messages.append(str(raised.value))
         return score(ids)
 
-    assert score_file(replace(TOY, score=second), texts, output, window=3).texts == 9
+    assert run_toy(toy(second), texts, output, window=3).texts == 9
     assert len(messages) == 3 and all("another process is writing" in message for message in messages)
 
 
@@ -186,18 +185,18 @@ def test_strict_stops_and_goes_on(texts: Path):
     write_lines(texts, [*LINES[:4], {"id": "long", "text": "123456789"}, *LINES[4:]])
     output = texts.with_name("out.jsonl")
     with pytest.raises(ValueError, match="line 5: text: has 9 tokens") as raised:
-        score_file(TOY, texts, output, strict=True, window=3)
+        run_toy(TOY, texts, output, strict=True, window=3)
     assert raised.value.__notes__ == [f"3 rows are kept in {output}.parts: the same command continues"]
     interrupt(texts, output, windows=1)
     with pytest.raises(ValueError, match="line 5: text: has 9 tokens"):
-        score_file(TOY, texts, output, strict=True, window=3)
-    report = score_file(TOY, texts, output, window=3)
+        run_toy(TOY, texts, output, strict=True, window=3)
+    report = run_toy(TOY, texts, output, window=3)
     assert (report.kept, report.texts, report.errors) == (6, 9, 1)
 
 
 def test_nothing_is_left_of_nothing(texts: Path):
     with pytest.raises(Stopped) as raised:
-        score_file(stopping(0), texts, texts.with_name("out.jsonl"))
+        run_toy(stopping(0), texts, texts.with_name("out.jsonl"))
     assert not hasattr(raised.value, "__notes__") and [path.name for path in texts.parent.iterdir()] == ["in.jsonl"]
 
 
@@ -209,8 +208,8 @@ def test_damaged_part(texts: Path, damage: str):
     if damage == "gone":
         part.unlink()
     with pytest.raises(ValueError, match=r"part-000001\.jsonl: is not what was written"):
-        score_file(TOY, texts, texts.with_name("out.jsonl"), window=3)
-    assert score_file(TOY, texts, texts.with_name("out.jsonl"), window=3, restart=True).texts == 9
+        run_toy(TOY, texts, texts.with_name("out.jsonl"), window=3)
+    assert run_toy(TOY, texts, texts.with_name("out.jsonl"), window=3, restart=True).texts == 9
 
 
 def test_torn_manifest(texts: Path):
@@ -219,13 +218,13 @@ def test_torn_manifest(texts: Path):
     manifest = interrupt(texts, output) / "manifest.jsonl"
     whole = manifest.read_bytes()
     manifest.write_bytes(whole[:-9])
-    assert score_file(TOY, texts, output, window=3).kept == 3
+    assert run_toy(TOY, texts, output, window=3).kept == 3
     interrupt(texts, output)
     for content in (whole.replace(b'"format": 1', b'"format": 2'), b"no json\n" + whole):
         manifest.write_bytes(content)
         with pytest.raises(ValueError, match=r"format of the manifest: 2 there, 1 now|manifest\.jsonl: cannot be read"):
-            score_file(TOY, texts, output, window=3)
-    assert score_file(TOY, texts, output, window=3, restart=True).kept == 0
+            run_toy(TOY, texts, output, window=3)
+    assert run_toy(TOY, texts, output, window=3, restart=True).kept == 0
 
 
 def test_somebody_elses_folder(texts: Path):
@@ -234,7 +233,7 @@ def test_somebody_elses_folder(texts: Path):
     (folder / "notes.txt").write_text("mine")
     for restart in (False, True):
         with pytest.raises(ValueError, match=r"found notes\.txt and no manifest"):
-            score_file(TOY, texts, texts.with_name("out.jsonl"), restart=restart)
+            run_toy(TOY, texts, texts.with_name("out.jsonl"), restart=restart)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
@@ -244,10 +243,10 @@ def test_finished_run_is_not_done_again(texts: Path, monkeypatch: pytest.MonkeyP
     leave = Parts.leave
     for origin in ("toy", "other"):
         monkeypatch.setattr(Parts, "leave", lambda self: None)
-        score_file(TOY, texts, output, window=3)
+        run_toy(TOY, texts, output, window=3)
         (folder / "part-000000.jsonl").unlink()
         monkeypatch.setattr(Parts, "leave", leave)
-        report = score_file(
+        report = run_toy(
             replace(stopping(0 if origin == "toy" else 9), origin={"model": origin}), texts, output, window=3
         )
         assert (report.texts, report.kept) == (9, 9 if origin == "toy" else 0) and not folder.exists()
@@ -262,18 +261,18 @@ def test_no_room(texts: Path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
     try:
         with pytest.raises(OSError) as raised:
-            score_file(TOY, texts, output, window=3)
+            run_toy(TOY, texts, output, window=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG and Path(raised.value.filename).name == "part-000003.jsonl"
     assert "9 rows are kept in" in raised.value.__notes__[-1] and output.read_text() == "older"
-    assert score_file(TOY, texts, output, window=3).kept == 9
+    assert run_toy(TOY, texts, output, window=3).kept == 9
 
 
 def test_full_disk(texts: Path, monkeypatch: pytest.MonkeyPatch):
     """Whichever write fails."""
     whole = texts.with_name("whole.jsonl")
-    score_file(TOY, texts, whole, window=3)
+    run_toy(TOY, texts, whole, window=3)
     fsync = os.fsync
     for failing in range(20):
         calls = iter(range(100))
@@ -286,12 +285,12 @@ def test_full_disk(texts: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(os, "fsync", full)
         output = texts.with_name("out.jsonl")
         try:
-            score_file(TOY, texts, output, window=3)
+            run_toy(TOY, texts, output, window=3)
             break
         except OSError as error:
             assert error.errno == errno.ENOSPC and error.filename is not None
         monkeypatch.setattr(os, "fsync", fsync)
-        assert score_file(TOY, texts, output, window=3).texts == 9 and output.read_bytes() == whole.read_bytes()
+        assert run_toy(TOY, texts, output, window=3).texts == 9 and output.read_bytes() == whole.read_bytes()
         output.unlink()
     assert 8 < failing < 19
 
@@ -309,7 +308,7 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
     monkeypatch.setattr(os, "fsync", sync)
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("rename"), rename(*paths)))
-    score_file(TOY, texts, texts.with_name("out.jsonl"), window=5)
+    run_toy(TOY, texts, texts.with_name("out.jsonl"), window=5)
     folder = "out.jsonl.parts"
     assert order[:8] == [
         "manifest.jsonl", folder,

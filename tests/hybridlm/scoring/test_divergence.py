@@ -162,7 +162,10 @@ def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM
 
 
 def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    sides = ComparedModel(text_lm.engine, text_lm._structure), ComparedModel(other.engine, other._structure)
+    sides = (
+        ComparedModel(text_lm.engine, text_lm.text_model.structure),
+        ComparedModel(other.engine, other.text_model.structure),
+    )
     rng = np.random.default_rng(0)
     hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, other)]
     args = (text_lm.engine.params, other.engine.params, *hidden)

@@ -226,7 +226,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
     def run(first: list[Intervention]) -> list[Any]:
         settings = ProbeSettings([1], [[3, 9]] * 4, True, None, [first, other, [], first])
         texts = [(*text,) for text in TEXTS[:4]]
-        probing = lm._probing(settings, [hybridlm.scoring.items.ScoredIds(text) for text in texts], None)  # type: ignore[attr-defined]
+        probing = lm.text_model.probing(settings, [hybridlm.scoring.items.ScoredIds(text) for text in texts], None)  # type: ignore[attr-defined]
         return scores(lm.engine, texts, probing=probing)
 
     mild = run(

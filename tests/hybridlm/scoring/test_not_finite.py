@@ -68,7 +68,7 @@ def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hyb
 def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
     """An infinite logit of another token leaves a log-probability of -inf, which is no NaN."""
     with changed(text_lm, "lm_head", infinite_logit):
-        scores = text_lm._scores([tuple(text) for text in TEXTS])
+        scores = text_lm.text_model.scores([tuple(text) for text in TEXTS])
         infinite = [np.isneginf(score.logprobs).any() for score in scores]
         assert any(infinite)
         assert all(score.first_wrong is not None for score, wrong in zip(scores, infinite, strict=True) if wrong)
@@ -152,7 +152,7 @@ class _Head:
 @pytest.mark.parametrize("scores", [[np.nan, 0.0], [np.inf, 0.0]], ids=["nan", "inf"])
 def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
     """Vectors are finite, but a row of the head is not."""
-    prompts: Any = text_lm._prompts
+    prompts: Any = text_lm.text_model.prompts
     read = ReadText(0, (5, 0), question=Reading([(0,)], 4), asked=(0,))
     decider = Decider(prompts, _Head(scores), lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})

@@ -119,7 +119,7 @@ def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return pooled(*args, **options)
 
-    monkeypatch.setattr("hybridlm.lm.pooled", interrupted)
+    monkeypatch.setattr("hybridlm.score_files.text_tasks.pooled", interrupted)
     with pytest.raises(KeyboardInterrupt):
         text_lm.embed_file(path, out, pooling="mean", window=3)
     monkeypatch.undo()

@@ -1,6 +1,6 @@
 """Score a file and answer a batch on a disk that is too small, then make room and do it again.
 
-    SQLITE_TMPDIR=FOLDER/disk unshare --mount python full_disk.py FOLDER
+    unshare --mount python full_disk.py FOLDER
 
 in a mount namespace of its own, where it may mount. Prints for each output which files did not fit, and how often.
 """
@@ -17,11 +17,9 @@ from typing import Any
 from unittest.mock import patch
 
 import typer
-from toy_scorer import CONTEXT, NO_MODEL, TOY, write_lines
+from toy_scorer import CONTEXT, NO_MODEL, TOY, run_toy, write_lines
 
 from hybridlm.cli.options import reported
-from hybridlm.openai_batch.batch_file import batch_file
-from hybridlm.score_files.score_file import score_file
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LINES = [{"id": i, "text": "a" * (i % CONTEXT + 1), "note": "x" * 700} for i in range(60)]
@@ -93,18 +91,12 @@ def main(folder: pathlib.Path) -> None:
     texts = write_lines(folder / "in.jsonl", LINES)
     for name in ("out.jsonl", "out.parquet"):
         output = disk / name
-        print(name, dict(sweep(disk, output, lambda output=output: score_file(TOY, texts, output, window=5))))
-    requests = [{"custom_id": f"{i:0100}", "url": "/v1/nothing"} for i in range(40_000)]
-    small, all = write_lines(folder / "some.jsonl", requests[:50]), write_lines(folder / "all.jsonl", requests)
+        print(name, dict(sweep(disk, output, lambda output=output: run_toy(TOY, texts, output, window=5))))
+    requests = [{"custom_id": f"{i:0100}", "url": "/v1/nothing"} for i in range(50)]
+    batch = write_lines(folder / "batch.jsonl", requests)
     with patch("time.time", lambda: 0):
         output = disk / "answers.jsonl"
-        print(output.name, dict(sweep(disk, output, lambda: batch_file(NO_MODEL, small, output, window=8))))
-        # The ids of many lines are kept in a file that SQLite makes.
-        mount(disk, 1 << 20)
-        said = failed(lambda: batch_file(NO_MODEL, all, folder / "out.jsonl", window=1000)) or ""
-        assert said.startswith("error: temporary file") and "full" in said and "SQLITE_TMPDIR" in said, said
-        assert not (folder / "out.jsonl").exists() and not list(folder.glob(".*partial"))
-        subprocess.run(["umount", disk], check=True)
+        print(output.name, dict(sweep(disk, output, lambda: run_toy(NO_MODEL, batch, output, window=8))))
 
 
 if __name__ == "__main__":

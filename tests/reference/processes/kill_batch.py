@@ -11,9 +11,7 @@ import signal
 import sys
 
 from kill_scoring import kill_at
-from toy_scorer import NO_MODEL
-
-from hybridlm.openai_batch.batch_file import batch_file
+from toy_scorer import NO_MODEL, run_toy
 
 # The last one has a custom_id that an earlier part has answered.
 NAMES = ["a", "b", "c", "d", "a"]
@@ -24,7 +22,7 @@ def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         passed = kill_at(moment)
-        batch_file(NO_MODEL, output.with_name("in.jsonl"), output, window=2, progress=False)
+        run_toy(NO_MODEL, output.with_name("in.jsonl"), output, window=2, progress=False)
         os._exit(min(passed[0], 255))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return (status, 0) if status < 0 else (0, status)

@@ -9,16 +9,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from toy_scorer import TOY, write_lines
+from toy_scorer import encode, run_toy, toy, write_lines
 
 from hybridlm.files import parts
-from hybridlm.score_files.score_file import score_file
 
 LINES = [{"id": i, "text": "ab"[i % 2] * 70 + (str(i) if i % 5 else "too long for it")} for i in range(5)]
-SCORER = replace(TOY, encode=lambda item, where: TOY.encode(item[70:], where))
+SCORER = toy(encode=lambda item, where: encode(item[70:], where))
 """A text has the tokens of its last characters, and rows of one beginning are scored together."""
 
 
@@ -64,7 +62,7 @@ def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         passed = kill_at(moment)
-        score_file(SCORER, output.with_name("in.jsonl"), output, window=2, progress=False)
+        run_toy(SCORER, output.with_name("in.jsonl"), output, window=2, progress=False)
         os._exit(min(passed[0], 255))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return (status, 0) if status < 0 else (0, status)

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from toy_scorer import run_toy, toy
 
 import hybridlm
-from hybridlm.score_files.score_file import score_file
-from hybridlm.score_files.score_rows import Scorer
-from hybridlm.scoring.items import ScoredIds
 
 TOKENS = 16
 ROWS = 200_000
@@ -35,9 +33,9 @@ def write(path: Path) -> None:
             file.writelines(json.dumps({"id": i, "text": text.decode()}) + "\n" for i, text in enumerate(texts))
 
 
-def encode(item: Any, where: str) -> list[ScoredIds]:
+def encode(item: Any, where: str) -> tuple[int, ...]:
     """The first tokens of a text."""
-    return [ScoredIds(tuple(item[:TOKENS].encode()))]
+    return tuple(item[:TOKENS].encode())
 
 
 def score(texts: Any) -> list[hybridlm.Score]:
@@ -56,5 +54,5 @@ def resident(name: str) -> int:
 if __name__ == "__main__":
     input, output = Path(sys.argv[1]), Path(sys.argv[2])
     before = resident("VmRSS")
-    report = score_file(Scorer(encode, score, {"model": "toy"}), input, output, progress=False)
+    report = run_toy(toy(score, encode), input, output, progress=False)
     print(json.dumps({"before": before, "peak": resident("VmHWM"), "rows": report.texts}))

@@ -1,8 +1,8 @@
-"""A scorer and a batch without a model, for tests of files: a log-probability tells which token it belongs to."""
+"""Tasks without a model, for tests of files: a log-probability tells which token it belongs to."""
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +11,12 @@ import numpy as np
 import hybridlm
 from hybridlm.engine.inputs import Inputs
 from hybridlm.openai_batch.answers import BatchModel
+from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.requests.finite import first_not_finite
-from hybridlm.score_files.score_rows import Scorer
+from hybridlm.score_files.options import FileOptions
+from hybridlm.score_files.run_file import run_file
+from hybridlm.score_files.score_task import scored_rows
+from hybridlm.score_files.task import RowTask
 from hybridlm.scoring.items import ScoredIds
 
 CONTEXT = 8
@@ -42,7 +46,24 @@ def score(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
     return [score_of(ids) for ids in texts]
 
 
-TOY = Scorer(lambda item, where: [ScoredIds(encode(item, where))], score, {"model": "toy"})
+def toy(
+    score: Callable[[Sequence[tuple[int, ...]]], list[hybridlm.Score]] = score,
+    encode: Callable[[Any, str], tuple[int, ...]] = encode,
+) -> RowTask:
+    """The task of scores, by functions of token ids and of texts."""
+
+    def scores(texts: Sequence[tuple[int, ...]], question: Any, probes: Any) -> list[hybridlm.Score]:
+        return score(texts)
+
+    return scored_rows(lambda item, where: [ScoredIds(encode(item, where))], scores, {"model": "toy"})
+
+
+TOY = toy()
+
+
+def run_toy(task: RowTask, input: str | Path, output: str | Path, **options: Any) -> Any:
+    """Run a task over a file; returns its report."""
+    return run_file(task, input, output, FileOptions(**options))
 
 
 class NoRequests:
@@ -57,8 +78,9 @@ class NoRequests:
         pass
 
 
-NO_MODEL = BatchModel(
-    Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"
+NO_MODEL = batch_rows(
+    BatchModel(Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"),
+    {},
 )
 """Answers a batch whose lines are all wrong."""
 

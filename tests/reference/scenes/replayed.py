@@ -61,7 +61,7 @@ class Replayed:
         """Ask for a text; returns the number of the request. It is sampled by the text's key, whichever that is."""
         text, index = self.texts[number], session._submitted
         asked: Any = {**text.settings, "max_tokens": most, **settings}
-        request = self.lm._inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
+        request = self.lm.text_model.inputs.request(index, text.prompt, hybridlm.SamplingParams(**asked))
         session.add(dataclasses.replace(request, sampling_index=number))
         return index
 

@@ -115,7 +115,9 @@ def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone
         settings: Any = _free(asked.settings)
         with lm.session() as session:
             priority = settings.pop("priority", 0)
-            session.add(lm._inputs.request(index, asked.prompt, hybridlm.SamplingParams(**settings), priority))
+            session.add(
+                lm.text_model.inputs.request(index, asked.prompt, hybridlm.SamplingParams(**settings), priority)
+            )
             ended = [event.completion for _ in range(MOST_STEPS) for event in session.step() if event.completion]
         found += [Alone(one.token_ids, one.finish_reason) for one in ended]
     return found

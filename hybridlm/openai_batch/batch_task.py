@@ -1,0 +1,189 @@
+"""The task of OpenAI Batch files: one response per request, in the same order."""
+
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hybridlm.files.finished import FinishedTexts
+from hybridlm.files.json_lines import MAX_WINDOW_BYTES, parse_object
+from hybridlm.files.parts import Origin, Parts
+from hybridlm.grammars import compiler_version
+from hybridlm.openai_batch.answers import Answer, BatchModel, answer_row, answers
+from hybridlm.openai_batch.request import OpenAIRequest, read_request
+from hybridlm.score_files.formats import check_output
+from hybridlm.score_files.jsonl import TextLines
+from hybridlm.score_files.options import FileOptions
+from hybridlm.score_files.report import total
+from hybridlm.score_files.rows import InputRow, Mark
+from hybridlm.score_files.task import RowTask, Task
+from hybridlm.text_model import TextModel
+from hybridlm.worker import open_session
+
+FORMAT = 2
+"""Version of the output's rows: parts of another version are not continued."""
+LINES_PER_LANE = 16
+"""Lines of a part per lane: more lines lose more work in a kill, fewer lines leave lanes idle."""
+MAX_FIRST_ERRORS = 3
+"""Errors that a report repeats."""
+
+
+@dataclass(frozen=True)
+class BatchFileReport:
+    """Result of `LM.batch_file`.
+
+    Attributes:
+        responses: lines that were answered.
+        bad_lines: lines that have an error instead.
+        prompt_tokens, completion_tokens: of the responses.
+        kept: how many of these lines an earlier, interrupted run had done.
+        prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
+            too; with a prefix cache, and for prompts with log-probabilities.
+        first_errors: some of the errors, the first ones of their parts.
+    """
+
+    responses: int
+    bad_lines: int
+    prompt_tokens: int
+    completion_tokens: int
+    kept: int = 0
+    first_errors: tuple[str, ...] = ()
+    prefix_tokens_saved: int = 0
+
+
+class BatchLines(TextLines):
+    """A file of requests, one JSON object per line, without the blank lines.
+
+    Args:
+        path: the file; the content of a pipe is copied to a temporary file.
+    """
+
+    def __init__(self, path: Path):
+        self._copy: Any = None
+        if not stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as pipe:
+                self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115  # closed by `close`
+                shutil.copyfileobj(pipe, self._copy)
+            self._copy.flush()
+            path = Path(self._copy.name)
+        super().__init__(path)
+
+    def close(self) -> None:
+        """Delete the copy of a pipe."""
+        if self._copy is not None:
+            self._copy.close()
+
+    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
+        """Yield every line from `start` on that is not blank."""
+        return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
+
+    def repeated(self, row: InputRow, first: int) -> str:
+        """Return the fault of a line with the custom_id of an earlier line."""
+        return f"custom_id: {row.id!r} is that of line {first}, too"
+
+    def _row(self, number: int, line: bytes) -> InputRow:
+        if not line.strip():
+            return InputRow(number, None, "", None, 0)
+        try:
+            value = parse_object(line)
+        except ValueError as error:
+            return InputRow(number, None, "", None, len(line), str(error))
+        custom_id = value.get("custom_id")
+        return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, len(line))
+
+
+def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
+    """Return the path of the output; check the files without opening a pipe."""
+    path = check_output(input, output, options)
+    if input.is_dir() or not input.exists():
+        input.open("rb").close()  # raises OSError
+    return path
+
+
+@dataclass(frozen=True)
+class BatchTask(Task):
+    """Answers to OpenAI Batch requests, one per line, as `vllm run-batch` takes them (docs/batch.md).
+
+    A line of the input is `{"custom_id", "method": "POST", "url", "body"}`, with the url /v1/completions or
+    /v1/chat/completions. A line of the output has id, custom_id, response (status_code, request_id, body) and error,
+    which is null if the line was answered.
+    """
+
+    check: ClassVar[Any] = staticmethod(check_batch_file)
+
+    def on(self, model: TextModel) -> RowTask:
+        """Return the task with a model."""
+        engine = model.engine
+        inputs = model.inputs
+        batch = BatchModel(
+            inputs,
+            lambda: open_session(engine, model.tokenizer, inputs.request, None, "as loaded"),
+            model.scores,
+            model.path.name,
+            engine.clear_prefix_cache,
+        )
+        origin = {**model.origin(), "prefix_cache": engine.options.texts()["prefix_cache"]}
+        return batch_rows(batch, origin, counts=model.counts, window=LINES_PER_LANE * engine.lanes)
+
+
+def batch_rows(model: BatchModel, origin: Origin, **others: Any) -> RowTask:
+    """Return the task of requests with a model.
+
+    Args:
+        model: answers the requests.
+        origin: everything that the answers depend on in addition to the requests.
+        **others: other fields of `RowTask`.
+    """
+    run = _Run(model)
+    return RowTask(
+        columns={},
+        read=lambda row: read_request(row.item, model.inputs),
+        run=run.answers,
+        origin={**origin, "name": model.name, "llguidance": compiler_version()},
+        window_bytes=MAX_WINDOW_BYTES,
+        during=run.part,
+        check=check_batch_file,
+        open=lambda path, fields, request: BatchLines(path),
+        output=answer_row,
+        format=f"openai batch {FORMAT}",
+        rows="lines",
+        verb="answering",
+        report=_report,
+        **others,
+    )
+
+
+@dataclass
+class _Run:
+    """A run over a file.
+
+    Attributes:
+        model: answers the requests.
+        created: time of all responses, in seconds since 1970: the begin of the first run.
+    """
+
+    model: BatchModel
+    created: int = field(default=0)
+
+    @contextmanager
+    def part(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
+        """Compute a part, independent of earlier parts."""
+        del finished
+        self.created = parts.begun
+        self.model.begin()
+        yield
+
+    def answers(self, requests: Sequence[OpenAIRequest]) -> list[Answer]:
+        """Return the answers to requests, in order."""
+        return answers(self.model, requests, self.created)
+
+
+def _report(output: Path, parts: Parts, kept: int) -> BatchFileReport:
+    del output
+    rows, read, errors, generated, saved = total(parts, "rows", "tokens", "errors", "generated", "saved")
+    first = [part.error for part in parts.done if part.error is not None][:MAX_FIRST_ERRORS]
+    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first), saved)

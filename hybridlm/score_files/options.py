@@ -1,0 +1,80 @@
+"""Options of a run over a file: documentation, checks, help of the command line."""
+
+import re
+from dataclasses import dataclass
+from typing import TypedDict
+
+from hybridlm.engine.config import option
+from hybridlm.keywords import suggests_fields
+from hybridlm.progress import FileProgress
+from hybridlm.requests.validation import check_count
+from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
+
+DEFAULT_WINDOW = 4096
+"""Rows that are computed together, if they are short."""
+
+
+@suggests_fields
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Options of a run over a file: keyword arguments of `LM.run_file` and `LM.score_file`.
+
+    A run that was killed continues when it is called again with the same arguments. Until all rows are done, finished
+    rows are in the folder `OUTPUT.parts`. The output has the bytes of an undisturbed run. It appears, or replaces an
+    older file, once it is complete.
+
+    Attributes:
+        strict: raise at the first row that cannot be answered.
+        window: maximum number of rows that are computed together and saved as a part; long rows make smaller parts.
+            None for 4096, or for 16 per lane in a file of OpenAI Batch requests.
+        shard: "i/n", from "0/n" to "n-1/n": compute this share of the windows only. The name of the output gets the
+            shard.
+        restart: delete the parts of an earlier run and begin again.
+        progress: True shows a bar. "lines" prints a line every 30 seconds if standard error is no terminal. None shows
+            a bar if standard error is a terminal.
+        sort_window: bytes of consecutive rows that are sorted by their beginnings, so that a common beginning is
+            computed once. The output keeps the order of the input. 0 sorts nothing.
+
+    Raises:
+        ValueError: an option is wrong.
+    """
+
+    strict: bool = option(False, "Stop at the first row that cannot be answered.")
+    window: int | None = option(
+        None, "Most rows computed together and kept as a part.", show_default="4096, or 16 per lane of batch"
+    )
+    sort_window: int = option(
+        DEFAULT_SORT_WINDOW, "Bytes of consecutive rows that are sorted by their beginnings; 0 sorts nothing."
+    )
+    shard: str | None = option(
+        None, "Compute shard I of N only, from 0/N; the name of OUTPUT gets the shard.", metavar="I/N"
+    )
+    restart: bool = option(False, "Delete the parts of an interrupted run and begin again.")
+    progress: FileProgress = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            check_count(self.window, "window")
+        size = self.sort_window
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {size!r}")
+        _ = self.share
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Index of the shard and number of shards; (0, 1) without a shard."""
+        match = re.fullmatch(r"(\d+)/(\d+)", "0/1" if self.shard is None else self.shard)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ValueError(f"shard: expected i/n, of 0/n to n-1/n, got {self.shard!r}")
+        return int(match[1]), int(match[2])
+
+
+class FileSettings(TypedDict, total=False):
+    """The fields of `FileOptions` as keywords."""
+
+    strict: bool
+    window: int | None
+    sort_window: int
+    shard: str | None
+    restart: bool
+    progress: FileProgress

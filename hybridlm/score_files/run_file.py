@@ -1,0 +1,145 @@
+"""A run over the rows of a file, part by part; a killed run continues."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from hybridlm.files.parts import Origin, Parts, parts_of
+from hybridlm.score_files.formats import format_version, target_for
+from hybridlm.score_files.jsonl import JsonScores
+from hybridlm.score_files.options import FileOptions
+from hybridlm.score_files.order import Limits, SortWindow, in_windows, plan
+from hybridlm.score_files.row_progress import Amount, score_progress
+from hybridlm.score_files.rows import Columns, InputRow, OutputRow, ScoreTarget
+from hybridlm.score_files.survey import MAX_WINDOW_BYTES, Survey, identity, survey
+from hybridlm.score_files.task import RowTask, run_rows
+from hybridlm.text_model import TokenCounts
+
+MAX_WINDOW_IDS = 1 << 24
+"""Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+MAX_SORT_IDS = 1 << 26
+"""Ids reported about a sort window; its rows are put back into their places together."""
+
+SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
+"""Fault of a row with several completions."""
+
+
+def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.PathLike[str], options: FileOptions) -> Any:
+    """Compute every row of a file; return the report of the task.
+
+    Args:
+        task: computes the rows.
+        input, output: the files.
+        options: of the run.
+
+    Raises:
+        ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or
+            not a regular file; its parts belong to another process, or were made from another input, by
+            another model or with other settings.
+        MissingExtra: Parquet without pyarrow.
+        OSError: a file cannot be read or written; parts that were written stay.
+    """
+    input, (index, count) = Path(input), options.share
+    path = task.check(input, Path(output), options)
+    limits = _limits(task, options)
+    with (
+        closing(task.open(input, task.row_fields, task.request)) as source,
+        parts_of(path) as parts,
+        score_progress(options.progress, task.verb, lambda: task.counts().computed) as bar,
+    ):
+        version = identity(source.path)
+        surveyed = survey(input, source, limits, options.strict, bar.read, task.rows)
+        columns: Columns = {**task.columns, **(task.prompt_columns if surveyed.prompts else {})}
+        target = (JsonScores if task.format else target_for(path))(surveyed.ids, columns)
+        parts.resume(_origin(task, path, surveyed, limits, options.shard), options.restart)
+        kept = sum(part.rows for part in parts.done)
+        if options.strict:
+            _refuse(input, (part.error for part in parts.done))
+        windows = surveyed.windows
+        windows = windows[len(windows) * index // count : len(windows) * (index + 1) // count]
+        try:
+            total = Amount(sum(window.rows for window in windows), sum(window.size for window in windows))
+            bar.begin(total, Amount(kept, sum(part.size for part in parts.done)))
+            order, number = list[SortWindow](), 0
+            for sort, rows_of_parts in () if parts.joined else plan(source, windows, limits):
+                order.append(sort)
+                if number + sort.parts <= len(parts.done):
+                    number += sort.parts
+                    continue
+                for rows in rows_of_parts:
+                    number += 1
+                    if number <= len(parts.done):
+                        continue
+                    size = sum(row.size for row in rows)
+                    finished = parts.finished()
+                    bar.begin_part(Amount(len(rows), size), lambda finished=finished: finished.tokens)
+                    begin = task.counts()
+                    with task.during(parts, finished):
+                        computed = run_rows(task, _checked(target, surveyed, rows), source.unit)
+                    if options.strict:
+                        _refuse(input, _errors(rows, computed))
+                    _add(parts, target, computed, size, task.counts().since(begin))
+                    bar.end_part()
+            if identity(source.path) != version:
+                raise ValueError(
+                    f"{input}: was changed while it was read; give it the content that it had, or --restart"
+                )
+            if not parts.joined:
+                parts.join(lambda contents, file: target.join(in_windows(contents, order), file))
+        except BaseException as error:
+            parts.note(error, task.rows)
+            raise
+        return task.report(path, parts, kept)
+
+
+def _limits(task: RowTask, options: FileOptions) -> Limits:
+    rows = task.window if options.window is None else options.window
+    rows = rows if task.most_rows is None else min(rows, task.most_rows)
+    size = task.window_bytes or min(MAX_WINDOW_BYTES, MAX_WINDOW_IDS // task.ids)
+    return Limits(rows, size, min(options.sort_window, MAX_SORT_IDS // task.ids))
+
+
+def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:
+    """Return everything that the bytes of the output depend on."""
+    return {
+        "input": f"sha256 {surveyed.sha256}",
+        **task.origin,
+        "window": f"{limits.rows} {task.rows}, {limits.bytes} bytes",
+        "sort window": f"{limits.sorted} bytes",
+        # Parts of another format have an entry for a shard only.
+        **({"shard": shard or "none"} if shard or task.format is None else {}),
+        "output": task.format or format_version(output),
+    }
+
+
+def _checked(target: ScoreTarget, surveyed: Survey, rows: list[InputRow]) -> list[InputRow]:
+    """Return the same rows, with faults for several completions and repeated ids."""
+    faults = {row.number: SEVERAL for row in rows if row.several and not target.several}
+    faults |= {row.number: surveyed.repeated[row.number] for row in rows if row.number in surveyed.repeated}
+    return [row._replace(fault=row.fault or faults.get(row.number)) for row in rows] if faults else rows
+
+
+def _errors(rows: Sequence[InputRow], computed: Sequence[OutputRow]) -> list[str | None]:
+    """Return the errors of computed rows in the order of the input."""
+    pairs = sorted(zip(rows, computed, strict=True), key=lambda pair: pair[0].number)
+    return [output.error for _, output in pairs]
+
+
+def _refuse(input: Path, errors: Iterable[str | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise ValueError(f"{input}: {error}")
+
+
+def _add(parts: Parts, target: ScoreTarget, rows: list[OutputRow], size: int, counts: TokenCounts) -> None:
+    errors = [row.error for row in rows if row.error is not None]
+    tokens, shifted, generated = (
+        sum(getattr(row, name) for row in rows) for name in ("tokens", "shifted", "generated")
+    )
+    parts.add(
+        target.part(rows), len(rows), tokens, len(errors), errors[0] if errors else None,
+        saved=counts.saved, shifted=shifted, generated=generated, size=size,
+        step_tokens=counts.step_tokens, step_places=counts.step_places,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The task of scores: log-probabilities of rows, distributions, and reads and changes inside the model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hybridlm.engine.config import option
+from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm.engine.probing import TextProbing, probe_sites
+from hybridlm.files.parts import Origin
+from hybridlm.requests.interventions import Intervention, read_interventions
+from hybridlm.requests.probes import Probe, interventions_of
+from hybridlm.requests.results import Score
+from hybridlm.score_files.probed_rows import ProbedRows
+from hybridlm.score_files.rows import InputRow, RowFields
+from hybridlm.score_files.score_columns import PROMPTS, score_columns, score_fields
+from hybridlm.score_files.task import RowTask, RowValues, Task
+from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, Question, TextQuestion, about
+from hybridlm.scoring.items import ScoredIds, own
+from hybridlm.text_model import TextModel
+from ir_passes.files.strict_json import parse_json
+
+
+def _ids(text: str) -> str | list[int]:
+    """Return the token ids of an option, or the name of their field."""
+    parts = text.split(",")
+    numbers = all(part.strip().removeprefix("-").isdecimal() for part in parts)
+    return [int(part) for part in parts] if numbers else text
+
+
+def _changes(text: str) -> str | list[Intervention]:
+    """Return the interventions of an option, or the name of their field."""
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"interventions: expected a field's name or a JSON list: {error}") from error
+    return read_interventions(value, "interventions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTask(Task):
+    """Log-probability of every token of each row, as `LM.score` computes them.
+
+    Columns are "token_ids", "logprobs" (the first of a text is null), "sum_logprob", "perplexity", and "boundary_shift"
+    for an input with prompts.
+
+    Attributes:
+        token_ids: ids with log-probabilities and ranks in the output: a list for all positions of all rows, or the name
+            of the field or column with the ids of each row.
+        top, start, temperature, entropy: as for `LM.score`, for all rows.
+        hidden_states, states, positions: as for `LM.score`, at the last token or at all tokens of each row: columns
+            "positions", "hidden_states[i]" and the names of the states, with the numbers of all positions one after
+            another. Not for lists of completions.
+        interventions: changes inside the model: a list for all rows, or the name of the field or column with the
+            changes of each row: objects with `kind` and the arguments of the method of `Intervention` with this name;
+            null for none. Rows with changes share no beginnings.
+    """
+
+    token_ids: str | Sequence[int] | None = option(
+        None,
+        "Also write the log-probabilities and ranks of these ids at each position: 5,6,7 for all rows, or the name of "
+        "the field or column that has them for each row.",
+        metavar="IDS",
+        read=_ids,
+    )
+    top: int = option(0, "Also write this many most likely ids of each position.")
+    start: int | None = option(None, "First token of a text or completion to report on.")
+    temperature: float = option(1.0, "Divides the logits.")
+    entropy: bool = option(False, "Also write the entropy at each position.")
+    hidden_states: Sequence[int] = option(
+        (), "Also write these hidden states: 0,8 (0 is after the embedding).", metavar="INDICES", read=_ids
+    )
+    states: bool = option(False, "Also write the recurrent states and convolutions.")
+    positions: str = option("last", "Where they are read: last or all.")
+    interventions: str | Sequence[Intervention] | None = option(
+        None,
+        "Change what is inside the model (docs/research.md): the name of the field or column that has a list of "
+        "objects for each row, or such a list, as JSON, for all rows.",
+        metavar="FIELD",
+        read=_changes,
+    )
+
+    def on(self, model: TextModel) -> RowTask:
+        """Return the task with a model."""
+        vocab_size = model.config.vocab_size
+        settings = DistributionSettings(self.token_ids, self.top, self.start, self.temperature, self.entropy)
+
+        def scores(
+            ids: Sequence[tuple[int, ...]], question: Question | None, probes: Sequence[Probe | None]
+        ) -> list[Score]:
+            probing = None
+            if any(probe is not None for probe in probes):
+                lengths = [len(text) for text in ids]
+                probing = TextProbing(model.engine, probe_sites(model.engine, "score_file"), None, probes, lengths)
+            return model.scores(ids, question=question, probing=probing, full_lanes=True)
+
+        return scored_rows(
+            model.items.read, scores, model.origin(), settings.of_file(vocab_size), vocab_size, self._probed(model),
+            counts=model.counts, during=model.keeping,
+        )  # fmt: skip
+
+    def _probed(self, model: TextModel) -> ProbedRows | None:
+        settings = ProbeSettings(self.hidden_states, self.positions, self.states)
+        if not settings.given and self.interventions is None:
+            return None
+        sites = probe_sites(model.engine, "score_file")
+        capture = sites.capture(self.hidden_states, self.states)
+        changes = self.interventions
+        if not isinstance(changes, str):
+            (changes,) = interventions_of(changes, 1, "rows")
+        return ProbedRows(sites, capture, self.positions, changes)
+
+
+class _ScoredRow(NamedTuple):
+    """Texts of a row, one per completion, with their questions and probes."""
+
+    texts: list[ScoredIds]
+    questions: list[TextQuestion]
+    probes: list[Probe | None]
+    several: bool
+
+
+def scored_rows(
+    encode: Callable[[Any, str], list[ScoredIds]],
+    scores: Callable[[Sequence[tuple[int, ...]], Question | None, Sequence[Probe | None]], list[Score]],
+    origin: Origin,
+    settings: DistributionSettings = NOTHING_ASKED,
+    vocab_size: int = 0,
+    probed: ProbedRows | None = None,
+    **others: Any,
+) -> RowTask:
+    """Return the task of scores.
+
+    Args:
+        encode: (text, token ids or object, name in messages) -> token ids that the model can score, for each
+            completion; raises ValueError or TypeError.
+        scores: (token ids, questions, reads and changes inside the model) -> scores, in order, a function of their
+            order and content.
+        origin: everything that the scores depend on in addition to the settings.
+        settings: questions about the distributions; its `token_ids` may be the name of a field of the rows.
+        vocab_size: chosen ids are below it.
+        probed: reads and changes inside the model; None for none.
+        **others: other fields of `RowTask`.
+    """
+    chosen = settings.token_ids
+    field = chosen if isinstance(chosen, str) else None
+
+    def read(row: InputRow) -> _ScoredRow:
+        texts, questions, probes = encode(row.item, row.key), list[TextQuestion](), list[Probe | None]()
+        if settings.given:
+            ids = (chosen if field is None else row.chosen) or ()
+            questions = [about(text, settings.start, ids, field or "token_ids", vocab_size) for text in texts]
+        if probed is not None:
+            probes = probed.probes(texts, row.interventions, row.key)
+        return _ScoredRow(texts, questions, probes, row.several)
+
+    def run(rows: Sequence[_ScoredRow]) -> list[RowValues]:
+        question = (
+            settings.together([question for row in rows for question in row.questions]) if settings.given else None
+        )
+        ids = [text.token_ids for row in rows for text in row.texts]
+        results = iter(scores(ids, question, [probe for row in rows for probe in row.probes]))
+        return [_values([own(next(results), ids) for ids in row.texts], row.several) for row in rows]
+
+    return RowTask(
+        columns={**score_columns(settings), **({} if probed is None else probed.columns)},
+        read=read,
+        run=run,
+        origin={
+            **origin,
+            **({"distributions": repr(settings)} if settings.given else {}),
+            **({} if probed is None else probed.origin),
+        },
+        prompt_columns=PROMPTS,
+        row_fields=RowFields(field, None if probed is None else probed.field),
+        ids=max(settings.top + (0 if chosen is None or isinstance(chosen, str) else len(chosen)), 1),
+        most_rows=None if probed is None else probed.most_rows,
+        **others,
+    )
+
+
+def _values(scores: list[Score], several: bool) -> RowValues:
+    wrong = next((score.first_wrong for score in scores if score.first_wrong is not None), None)
+    fields = score_fields(scores[0])
+    if several:
+        # A completion with a token that spans the boundary has fewer tokens of the prompt before it.
+        prompt = max(score.prefix_tokens for score in scores)
+        fields = {"prompt_tokens": prompt, "completions": list(map(score_fields, scores))}
+    shifted = sum(score.boundary_shift > 0 for score in scores)
+    return RowValues(fields, len(scores[0].token_ids), wrong, shifted)

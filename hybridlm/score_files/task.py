@@ -1,0 +1,173 @@
+"""Tasks: work for each row of a file, and the rows of a part computed in one call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from hybridlm.errors import NumericalError
+from hybridlm.files.finished import FinishedTexts
+from hybridlm.files.parts import Origin, Parts
+from hybridlm.score_files.formats import check_file, open_source
+from hybridlm.score_files.options import DEFAULT_WINDOW, FileOptions
+from hybridlm.score_files.report import file_report
+from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields, TextSource
+from hybridlm.text_model import TextModel, TokenCounts
+
+
+class RowValues(NamedTuple):
+    """Values of one row.
+
+    Attributes:
+        fields: field -> value.
+        tokens: number of tokens that they are of.
+        wrong: index of the first token with NaN or infinity; the fields have no meaning then.
+        shifted: number of completions that are scored from within the prompt.
+    """
+
+    fields: Mapping[str, Any]
+    tokens: int
+    wrong: int | None = None
+    shifted: int = 0
+
+
+def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
+    """Return a row of the output.
+
+    Args:
+        row: row of the input.
+        name: of the row in messages; None for messages without names.
+        result: values of the row, or its fault.
+    """
+    if isinstance(result, RowValues):
+        if result.wrong is None:
+            return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
+        result = str(NumericalError(name or row.key, result.wrong))
+    return OutputRow(row.id, None, result)
+
+
+def no_context(parts: Parts, finished: FinishedTexts) -> AbstractContextManager[Any]:
+    """Return an empty context, for tasks that keep no results of single texts."""
+    del parts, finished
+    return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTask:
+    """A task with its model: everything that a run over rows needs.
+
+    Attributes:
+        columns: fields of the output.
+        read: row of the input -> work; raises ValueError or TypeError for a wrong row.
+        run: works of several rows -> results of each, a function of their order and content.
+        origin: everything that the output depends on, except the input and the options of the run.
+        prompt_columns: further fields, for an input with prompts or messages.
+        request: fields of the input's objects if each is one request; None for texts and token ids.
+        row_fields: the fields or columns that rows have in addition to texts.
+        ids: number of ids that are reported about a position, at least 1: they are held until they are written.
+        most_rows: maximum number of rows of a window; None for no limit.
+        window: default of the option.
+        window_bytes: size at which a window ends; None for 1 MiB.
+        counts: returns the tokens and places so far.
+        during: context in which a part is computed.
+        check: (input, output, options) -> path of the output; checks that need no model.
+        open: (input, names of fields, fields of requests) -> rows of the input.
+        output: (row, its name, result or fault) -> row of the output.
+        format: version of the output's rows, JSON lines of another form; None for the format of the output's name.
+        rows: plural word for rows in messages.
+        verb: word for progress.
+        report: (output, parts, rows of an earlier run) -> result of the run.
+    """
+
+    columns: Columns
+    read: Callable[[InputRow], Any]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    origin: Origin
+    prompt_columns: Columns = field(default_factory=dict)
+    request: tuple[str, ...] | None = None
+    row_fields: RowFields = NO_FIELDS
+    ids: int = 1
+    most_rows: int | None = None
+    window: int = DEFAULT_WINDOW
+    window_bytes: int | None = None
+    counts: Callable[[], TokenCounts] = TokenCounts
+    during: Callable[[Parts, FinishedTexts], AbstractContextManager[Any]] = no_context
+    check: Callable[[Path, Path, FileOptions], Path] = check_file
+    open: Callable[[Path, RowFields, tuple[str, ...] | None], TextSource] = open_source
+    output: Callable[[InputRow, str | None, Any], OutputRow] = output_row
+    format: str | None = None
+    rows: str = "rows"
+    verb: str = "scoring"
+    report: Callable[[Path, Parts, int], Any] = file_report
+
+
+class Task(ABC):
+    """Settings of a task, for any model: `LM.run_file` and `hybridlm.ray.score_dataset` take one."""
+
+    check: ClassVar[Any] = staticmethod(check_file)
+
+    @abstractmethod
+    def on(self, model: TextModel) -> RowTask:
+        """Return the task with a model.
+
+        Raises:
+            TypeError, ValueError: a setting is wrong, or the model cannot do the task.
+        """
+
+
+def text_task(
+    model: TextModel,
+    columns: Columns,
+    encode: Callable[[Any, str], Any],
+    run: Callable[[Sequence[Any]], Sequence[RowValues]],
+    origin: Origin,
+    **others: Any,
+) -> RowTask:
+    """Return a task on texts and token ids.
+
+    Args:
+        model: computes the values.
+        columns, run: as for `RowTask`.
+        encode: (text, token ids or object, name in messages) -> work.
+        origin: settings that the output depends on in addition to the model.
+        **others: other fields of `RowTask`.
+    """
+    return RowTask(
+        columns=columns,
+        read=lambda row: encode(row.item, row.key),
+        run=run,
+        origin={**model.origin(), **origin},
+        counts=model.counts,
+        during=model.keeping,
+        **others,
+    )
+
+
+def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
+    """Return the rows of the output, in order; a wrong row gets its error.
+
+    Args:
+        task: computes all rows in one call.
+        rows: of the input, unchecked.
+        unit: the word before a row's number in messages; None for messages without numbers.
+    """
+    names = [None if unit is None else f"{unit} {row.number}" for row in rows]
+    works = [_read(task, row, name) for row, name in zip(rows, names, strict=True)]
+    results = iter(task.run([work for work, fault in works if fault is None]))
+    return [
+        task.output(row, name, next(results) if fault is None else fault)
+        for row, name, (_, fault) in zip(rows, names, works, strict=True)
+    ]
+
+
+def _read(task: RowTask, row: InputRow, name: str | None) -> tuple[Any, str | None]:
+    """Return the work of a row, and the fault of a wrong row."""
+    fault = row.fault
+    if fault is None:
+        try:
+            return task.read(row), None
+        except (ValueError, TypeError) as error:
+            fault = str(error)
+    return None, fault if name is None else f"{name}: {fault}"

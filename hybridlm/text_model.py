@@ -1,0 +1,285 @@
+"""A loaded model for scoring, decisions and files: limits, scores and the origin of results."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridlm.checkpoint import Adapter, Fingerprint
+from hybridlm.checkpoint.classifier import Classifier
+from hybridlm.decision_models.decide import Decider
+from hybridlm.decision_models.heads import LabelHead, RowsHead
+from hybridlm.decision_models.prompts import Prompts
+from hybridlm.decision_models.settings import read_settings
+from hybridlm.devices.machine import Machine
+from hybridlm.engine.config import STEP_OPTIONS
+from hybridlm.engine.engine import Engine
+from hybridlm.engine.inputs import Inputs
+from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm.engine.probing import TextProbing
+from hybridlm.files.finished import FinishedTexts
+from hybridlm.files.parts import Parts
+from hybridlm.programs.start import Start
+from hybridlm.requests.results import Score
+from hybridlm.requests.validation import to_items
+from hybridlm.scoring.distributions import DistributionSettings, Question
+from hybridlm.scoring.hidden import ReadText, read_hidden
+from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
+from hybridlm.scoring.perplexity import prefix_token
+from hybridlm.scoring.scorer import checked, scores
+from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.version import __version__
+from ir_passes.jaxpr.forked import require_threads
+from models.layers.embedding import embedding_rows
+from models.ops.quantised_weight import stored_form
+
+
+@dataclass(frozen=True)
+class LoadedFiles:
+    """Contents of the files of a model, without its weights.
+
+    Attributes:
+        path: directory of the checkpoint.
+        fingerprint: of the configuration and the weights.
+        tokenizer: None for a checkpoint without tokenizer.
+        eos_token_ids: tokens that end a completion.
+        adapters: merged into the weights.
+        classifier: head of texts; None without.
+        has_vocabulary_head: False for a model that computes no logits of tokens.
+    """
+
+    path: Path
+    fingerprint: Fingerprint
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    adapters: Sequence[Adapter] = ()
+    classifier: Classifier | None = None
+    has_vocabulary_head: bool = True
+
+
+class TokenCounts(NamedTuple):
+    """Tokens and places that a model has computed.
+
+    Attributes:
+        saved: tokens that were not prefilled because texts begin alike.
+        computed: tokens that were prefilled or generated.
+        step_tokens: tokens that the steps consumed.
+        step_places: places for tokens in these steps, lanes x chunk each.
+    """
+
+    saved: int = 0
+    computed: int = 0
+    step_tokens: int = 0
+    step_places: int = 0
+
+    def since(self, begin: "TokenCounts") -> "TokenCounts":
+        """Return the counts since an earlier moment."""
+        return TokenCounts(*(end - start for end, start in zip(self, begin, strict=True)))
+
+
+class TextModel:
+    """A loaded model for scoring, decisions and files.
+
+    Args:
+        engine: runs the steps.
+        files: contents of the checkpoint.
+        params: parameters in use, by dotted name.
+        start: times of the start, for the first answer.
+
+    Attributes:
+        path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
+        params, fingerprint: of the weights in use; `LM.update` replaces both.
+        config, options: of the whole model; of its engine.
+        structure: of the model, for compiled steps.
+    """
+
+    def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
+        self._engine, self.params, self._start = engine, params, start
+        self.path, self.tokenizer, self.eos_token_ids = files.path, files.tokenizer, files.eos_token_ids
+        self.classifier, self.has_vocabulary_head = files.classifier, files.has_vocabulary_head
+        self.fingerprint = files.fingerprint
+        self.config, self.structure, self.options = engine.config, engine.programs.structure, engine.options
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; raises ForkedProcessError in a process without JAX's threads."""
+        require_threads(f"{self.path}")
+        return self._engine
+
+    def require_vocabulary_head(self) -> None:
+        """Raise ValueError if the model computes no logits of tokens."""
+        if not self.has_vocabulary_head:
+            use = "embed (or decide, if it is a decision model)" if self.classifier is None else "classify or embed"
+            raise ValueError(f"{self.path}: expected a vocabulary head, this checkpoint has none; use {use}")
+
+    def require_classifier(self, method: str) -> Classifier:
+        """Return the head of texts; raise ValueError without one."""
+        if self.classifier is None:
+            raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
+        return self.classifier
+
+    @property
+    def text_inputs(self) -> Inputs:
+        """Limits of texts that need no vocabulary head."""
+        require, config = self.engine.moves.require, self.config
+        context = self.engine.context
+        return Inputs(self.tokenizer, config.vocab_size, context, self.eos_token_ids, require, config.placeholders)
+
+    @property
+    def inputs(self) -> Inputs:
+        """Limits of prompts and of texts that are scored."""
+        self.require_vocabulary_head()
+        return self.text_inputs
+
+    @property
+    def items(self) -> ItemReader:
+        """Reader of items that are scored."""
+        return ItemReader(self.inputs, self.first_token)
+
+    def first_token(self) -> int:
+        """Return the token before a text: the model's first token, or its end token."""
+        return prefix_token(self.tokenizer, self.eos_token_ids)
+
+    def scores(
+        self,
+        ids: Sequence[tuple[int, ...]],
+        top: int = 0,
+        prefix: Prefix | None = None,
+        question: Question | None = None,
+        probing: TextProbing | None = None,
+        full_lanes: bool = False,
+    ) -> list[Score]:
+        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.score`."""
+        began = time.perf_counter()
+        with nullcontext() if probing is None else probing:
+            computed = scores(self.engine, ids, top, prefix, question, probing, full_lanes)
+        if self._start is not None:
+            self._start.answered(time.perf_counter() - began)
+        return computed
+
+    def score(
+        self,
+        texts: Any,
+        top_logprobs: int,
+        prefix: Prefix | None,
+        distributions: DistributionSettings,
+        probes: ProbeSettings,
+    ) -> list[Score]:
+        """Return the scores of items; `LM.score` describes arguments and errors."""
+        inputs, vocab_size = self.inputs, self.config.vocab_size
+        most = inputs.max_logprobs
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
+            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        distributions.check(vocab_size)
+        if distributions.given and top_logprobs:
+            raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
+        probes.check()
+
+        def scores_of(ids: Sequence[ScoredIds]) -> list[Score]:
+            question = distributions.question(ids, vocab_size) if distributions.given else None
+            probing = self.probing(probes, ids, prefix) if probes.given else None
+            return self.scores([text.token_ids for text in ids], top_logprobs, prefix, question, probing)
+
+        if prefix is None:
+            scores = score_items(self.items, scores_of, to_items(texts, "texts"), "texts")
+        else:
+            scores = scores_of([ScoredIds(ids, len(prefix)) for ids in inputs.continuations(prefix, texts, "texts")])
+        return [replace(score, tokenizer=self.tokenizer) for score in checked(scores)]
+
+    def probing(self, settings: ProbeSettings, texts: Sequence[ScoredIds], prefix: Prefix | None) -> TextProbing:
+        """Return the reads and changes inside the model for texts."""
+        spans = [range(text.prompt, len(text.token_ids)) for text in texts]
+        return settings.of_texts(self.engine, spans, prefix)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """Prompts of decisions; raises ValueError without a tokenizer."""
+        if self.tokenizer is None:
+            raise ValueError("decide: the checkpoint has no tokenizer.json, which prompts need")
+        return Prompts(self.tokenizer, read_settings(self.path, self.config.hidden_size))
+
+    def decider(self, full_lanes: bool = False) -> Decider:
+        """Return the reader of decisions.
+
+        Args:
+            full_lanes: use all lanes for any number of texts.
+        """
+        settings = self.prompts.settings
+        if settings.head is None:
+            self.require_vocabulary_head()
+            dtype = np.dtype(jnp.dtype(self.engine.kind.dtype))
+            head = LabelHead(self.prompts.tokenizer, self._head_rows, dtype)
+        else:
+            head = RowsHead(settings.head)
+
+        def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
+            return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
+
+        return Decider(self.prompts, head, read, self.engine.context)
+
+    def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
+        """Return rows of the vocabulary head with every factor on logits, float64 [ids, hidden]."""
+        if max(ids) >= self.config.vocab_size:
+            raise ValueError(f"labels: token id {max(ids)} is outside the vocabulary [0, {self.config.vocab_size})")
+        head = self.params["embed_tokens" if self.config.tied else "lm_head"]
+        if isinstance(head, jax.Array) and not head.is_fully_addressable:
+            if not head.is_fully_replicated:
+                raise ValueError("decide: expected the vocabulary head whole in each process, the mesh divides it")
+            head = head.addressable_data(0)
+        rows = np.asarray(embedding_rows(head, jnp.asarray(ids, jnp.int32)), np.float64)
+        return rows * self.config.logits_multiplier
+
+    def counts(self) -> TokenCounts:
+        """Return the tokens and places so far."""
+        stats = self.engine.stats
+        computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
+        return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])
+
+    @contextmanager
+    def keeping(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
+        """Keep the results of single texts of a part, with one process."""
+        del parts
+        if self.engine.placement.several_processes:
+            yield
+            return
+        self.engine.finished = finished
+        try:
+            yield
+        except OSError:
+            raise  # nothing can be written
+        except BaseException:
+            finished.flush()
+            raise
+        finally:
+            self.engine.finished = None
+
+    def origin(self) -> dict[str, str | int]:
+        """Return everything except the texts that the bits of scores depend on."""
+        machine, engine = Machine.here(), self.engine
+        options = engine.options.texts()
+        return {
+            "model": str(self.fingerprint),
+            "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
+            "chat templates": "none" if self.tokenizer is None else self.tokenizer.chat_fingerprint,
+            # A text without a token in front of it begins behind one of these.
+            "end tokens": ", ".join(map(str, self.eos_token_ids)),
+            "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
+            **{name: options[name] for name in STEP_OPTIONS},
+            "steps of": f"{', '.join(map(str, engine.widths))} tokens",
+            # Certified steps are rewritten first, which changes rounding.
+            "steps": "as they are" if engine.runner.certify == "off" else "certified",
+            "products": engine.placement.kernels_name,
+            "hybridlm": __version__,
+            "jax": jax.__version__,
+            "device": machine.device,
+            # XLA flags select the generated code.
+            "XLA_FLAGS": machine.flags or "none",
+        }

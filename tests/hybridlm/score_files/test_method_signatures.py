@@ -1,0 +1,86 @@
+"""Methods of files have the fields of their task and of `FileOptions` as arguments; commands have them as options."""
+
+import inspect
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+import pytest
+from typer.main import get_command
+
+import hybridlm
+from hybridlm import LM
+from hybridlm.cli.groups import options_of
+from hybridlm.cli.main import app
+from hybridlm.score_files.options import FileSettings
+
+TASKS: dict[str, Any] = {
+    "score": hybridlm.ScoreTask,
+    "embed": hybridlm.EmbedTask,
+    "classify": hybridlm.ClassifyTask,
+    "divergence": hybridlm.DivergenceTask,
+    "decide": hybridlm.DecideTask,
+    "batch": hybridlm.BatchTask,
+}
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    return {one.name: inspect.Parameter.empty if one.default is MISSING else one.default for one in fields(cls)}
+
+
+def arguments(method: Any) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_methods_have_the_fields_of_their_task(name: str) -> None:
+    method, task = getattr(LM, f"{name}_file"), TASKS[name]
+    own = {key: default for key, default in arguments(method).items() if key not in ("self", "input", "output")}
+    assert own == defaults(task)
+    hints, types = get_type_hints(method), get_type_hints(task)
+    assert all(hints[key] == types[key] for key in own if key != "other"), "an LM in both, by its attribute"
+    assert hints["options"] == get_type_hints(LM.run_file)["options"]
+
+
+def test_keywords_of_files_are_the_options() -> None:
+    assert get_type_hints(FileSettings) == get_type_hints(hybridlm.FileOptions)
+
+
+@pytest.mark.parametrize("method", [LM.generate, LM.stream, LM.chat, LM.score])
+def test_methods_have_the_settings_of_probes(method: Any) -> None:
+    found = arguments(method)
+    groups = [hybridlm.ProbeSettings, *([hybridlm.DistributionSettings] if method is LM.score else [])]
+    assert all(
+        found[name] == default for group in groups for name, default in defaults(group).items() if name != "states"
+    )
+    assert found["states"] is False
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_commands_have_the_fields_as_options(name: str) -> None:
+    command: Any = get_command(app)
+    options = {one.name: one for one in command.commands[name].params}
+    for field in [*options_of(TASKS[name]), *options_of(hybridlm.FileOptions)] if fields(TASKS[name]) else []:
+        assert options[field.name].help == field.metadata["help"]
+        expected = None if field.default in (MISSING, ()) else field.default
+        assert options[field.name].default == expected
+
+
+@pytest.mark.parametrize("options", [{"windows": 3}, {"shrad": "0/2"}])
+def test_unknown_options_of_a_task_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="did you mean"):
+        hybridlm.FileOptions(**options)
+    with pytest.raises(TypeError, match="did you mean"):
+        LM.run_file(None, hybridlm.EmbedTask(), "in.jsonl", "out.jsonl", **options)  # type: ignore[arg-type]
+
+
+def test_settings_are_checked_before_a_model_is_used() -> None:
+    for options, words in (
+        ({"window": 0}, "window"),
+        ({"sort_window": True}, "sort_window"),
+        ({"shard": "2/2"}, "shard"),
+    ):
+        with pytest.raises(ValueError, match=f"{words}: expected"):
+            hybridlm.FileOptions(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pooling: expected one of"):
+        hybridlm.EmbedTask(pooling="cls")  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
         outer = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
         named = not body.consts and all(var in outer for var in ir.variables(select.invars))
         eqn = ir.renamed(select, outer) if named else eqn
-    is_select = eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and eqn.invars[0].aval.shape == ()
+    is_select = eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and ir.shape_of(eqn.invars[0]) == ()
     return list(eqn.invars) if is_select else []
 
 

@@ -1,7 +1,7 @@
 """Loops with a stop for each lane, and loops over active lanes.
 
-The number of iterations of `while any(active)` depends on all lanes, and the results do not: a lane's values stay as they are once its own
-condition is false, and then its condition stays false.
+The number of iterations of `while any(active)` depends on all lanes, and the results do not: a lane's values stay as
+they are once its own condition is false, and then its condition stays false.
 """
 
 from collections.abc import Sequence
@@ -49,9 +49,10 @@ def stops_by_lane(
 def active_counter(
     condition: ir.ClosedJaxpr, body: ir.ClosedJaxpr, outer: Sequence[Value], inner: int, carry: Sequence[Value]
 ) -> int | None:
-    """Return the carry that is the number of an active lane in every iteration of a loop; None without one.
+    """Return the index of a carry that counts active lanes; None without one.
 
-    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with the number of active lanes.
+    It begins at 0 or above, each iteration adds 1, and the condition is that it is below the number of active lanes. So
+    it is the number of an active lane in every iteration.
 
     Args:
         condition, body: programs of the loop.
@@ -70,18 +71,19 @@ def active_counter(
     if not isinstance(count.fact, ActiveCount) or k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
         return None
     step = _maker(body.jaxpr, outputs[k])
-    counts = step is not None and step.primitive.name == "add" and step.invars[0] is inputs[k]
-    by_one = counts and isinstance(step.invars[1], ir.Literal) and int(step.invars[1].val) == 1
-    start = carry[k].range
+    if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[k]:
+        return None
+    by, start = step.invars[1], carry[k].range
+    by_one = isinstance(by, ir.Literal) and int(by.val) == 1
     return k if by_one and start is not None and start[0] >= 0 else None
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:
     """Return the value under a conversion to its own dtype, which changes its weak type only."""
     eqn = _maker(jaxpr, atom)
-    same = eqn is not None and eqn.primitive.name == "convert_element_type"
-    same = same and ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom)
-    return eqn.invars[0] if same else atom
+    if eqn is None or eqn.primitive.name != "convert_element_type":
+        return atom
+    return eqn.invars[0] if ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom) else atom
 
 
 def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:

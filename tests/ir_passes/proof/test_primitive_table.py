@@ -26,7 +26,7 @@ from ir_passes.proof.rules.all import RULES
 
 ONLY_LATER = {"log2", "one_minus_square", "polynomial"}
 ONLY_EARLIER = {"empty"}
-UNREGISTERED = {"shard_map", "closed_call", "core_call", "checkpoint", "pjit"}
+UNREGISTERED = {"shard_map", "closed_call", "core_call", "checkpoint", "pjit", "platform_index"}
 """Primitives that cannot be batched by the table, and names of calls that only some versions use."""
 OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX}
 """Operations of the plain programs of kernels, which are not JAX's."""

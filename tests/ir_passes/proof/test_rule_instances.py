@@ -37,7 +37,7 @@ NOT_TRIED = {
     **dict.fromkeys((UNINITIALIZED, KERNEL_INDEX), "of kernels: tests/ir_passes/kernels and their mutants"),
     **dict.fromkeys("closed_call core_call pjit remat2".split(), "other names of calls that are tried"),
     "custom_linear_solve": "interprets its program: test_lane_loops",
-    **dict.fromkeys("create_token empty empty2".split(), "nobody's: has no operands"),
+    **dict.fromkeys("create_token empty empty2 platform_index".split(), "nobody's: has no operands"),
     **dict.fromkeys(
         "igamma igamma_grad_a igammac regularized_incomplete_beta random_gamma threefry2x32 threefry4x32 philox2x32 "
         "philox4x32 random_bits random_split random_fold_in lu lu_pivots_to_permutation triangular_solve tridiagonal "

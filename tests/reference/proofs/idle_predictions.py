@@ -167,7 +167,7 @@ def _faults_of(
             if look("number", differing(array, other.reshape(array.shape)) & both):
                 yield "has the value number of an array that holds something else for idle lanes"
     if value.kept is not None:
-        taken = views.taken(value.kept, where, lane=_lane(value))
+        taken = views.taken(value.kept, where, lane=getattr(value.owner, "lane", None))
         if taken is None:
             checked["kept by a view that is not followed"] = checked.get("kept by a view that is not followed", 0) + 1
         elif taken.shape != array.shape or taken.dtype != array.dtype:
@@ -180,11 +180,6 @@ def _with_calls(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
     """A body, and those of the calls in it."""
     called = [body.jaxpr for body in map(ir.body_of, jaxpr.eqns) if body is not None]
     return [jaxpr, *(inner for one in called for inner in _with_calls(one))]
-
-
-def _lane(value: Value) -> Any:
-    """Return the lane of an array of one lane; None for other arrays."""
-    return value.owner.lane if isinstance(value.owner, OneLane) else None
 
 
 class Views:
@@ -213,7 +208,8 @@ class Views:
             rest = self.subject.read(one.equation.invars)[1:]
             dtype = np.dtype(one.equation.invars[0].aval.dtype)
             self.reads.setdefault(
-                (dtype, steps, _lane(one.value)), lambda array: apply(one.equation, [array, *rest])[0]
+                (dtype, steps, getattr(one.value.owner, "lane", None)),
+                lambda array: apply(one.equation, [array, *rest])[0],
             )
 
     def _known_read(self, steps: list[Any], array: np.ndarray, lane: Any) -> tuple[np.ndarray, list[Any]] | None:

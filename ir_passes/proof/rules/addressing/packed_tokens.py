@@ -69,8 +69,8 @@ _MASK = (
     "(segment N), before they are reduced"
 )
 _ALONG_AN_AXIS = (
-    Clipped, NextLane, Offsets, PlacedToken, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound, TokenSpan,
-    WithinLane,
+    Clipped, NextLane, Offsets, PlacedToken, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound,
+    TokenSpan, WithinLane,
 )  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "

@@ -65,7 +65,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if isinstance(found, Mixed):
         return Value(found)
     if isinstance(found, LaneRows | OneLane) and found.split and not counts_within(site, access.columns[axis]):
-        message = f"each device along {', '.join(map(str, found.split))} writes the rows of its own lanes to its own copy of a pool"
+        along = ", ".join(map(str, found.split))
+        message = f"each device along {along} writes the rows of its own lanes to its own copy of a pool"
         remedy = "split lanes with a row pool, or write the pool outside of the shard_map"
         return Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE))
     content = site.join(updates.owner, access.owners(site, without=axis))

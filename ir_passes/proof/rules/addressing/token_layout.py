@@ -41,8 +41,8 @@ from ir_passes.proof.values import (
 )
 
 LAYOUT_FACTS = (
-    Begun, Clipped, LaneLimit, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound, TokenOf,
-    WithinLane,
+    Begun, Clipped, LaneLimit, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound,
+    TokenOf, WithinLane,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}

@@ -1,7 +1,11 @@
-"""Rules for shifted arrays of tokens and carries of loops over tokens.
+"""Rules for shifted arrays of tokens, parts of associative scans, and carries of loops over tokens.
 
 An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A mask `WithinLane` chooses
 it only where that token is of the same lane. Multiplying by the mask is not enough: zero times nan is nan.
+
+`lax.associative_scan` takes every second token, combines neighbours and puts results between each other. The facts
+`TokenSpan` and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element
+the lane of its last token (of its first token, in reverse): the flag is false only if no lane begins in between.
 """
 
 from dataclasses import replace
@@ -55,10 +59,10 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
     if isinstance(fact, Real):
-        blank = isinstance(owners[not fact.when], Common) and isinstance(row_owner, LaneRows)
+        is_shared = isinstance(owners[not fact.when], Common)
         owners[not fact.when] = row_owner  # padding may hold anything
         owner = site.join(mask.owner, *owners)
-        if blank and owner == row_owner and result.fact is None:
+        if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
             return result.but(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
     elif fact.token and owners[fact.when] == OneLane(neighbour(site, fact.token, fact.back < 0), packed=fact.layout):
         owners[fact.when] = row_owner
@@ -201,8 +205,8 @@ def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int
 
 def computed(site: Site, operands: list[Value], result: Value) -> Value:
     """Return an elementwise result of tokens and shared arrays."""
-    values = [(value, shape) for value, shape in zip(operands, site.shapes, strict=True)
-              if not isinstance(value.owner, Common)]  # fmt: skip
+    pairs = zip(operands, site.shapes, strict=True)
+    values = [(value, shape) for value, shape in pairs if not isinstance(value.owner, Common)]
     if site.name not in ELEMENTWISE or not isinstance(result.owner, Mixed) or not values:
         return result
     placed = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]

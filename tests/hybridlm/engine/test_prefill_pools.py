@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from instruction_sets import instruction_sets
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
@@ -128,3 +129,14 @@ def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:
     lm.generate([prompt(20)], max_tokens=6, ignore_eos=True)
     # One step of 32 places for 20 tokens, then five steps of one place.
     assert [lm.stats[name] - counts[name] for name in names] == [25, 37, 5, 5]
+
+
+@pytest.mark.skipif("amx" not in instruction_sets(), reason="without tiles, XLA computes products of more than 64 rows")
+def test_prompts_in_bfloat16_have_the_bits_of_prompts_alone(lm: hybridlm.LM) -> None:
+    """One step of 512 rows for all prompts, steps of 128 rows alone."""
+    narrow = hybridlm.load(lm.path, lanes=4, context=256, dtype="bfloat16", progress=False, certify="off")
+    prompts = [prompt(tokens) for tokens in (128, 50, 100, 33)]
+    together = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)
+    for completion, tokens in zip(together, prompts, strict=True):
+        (alone,) = narrow.generate([tokens], max_tokens=3, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == alone.token_ids and completion.logprobs == alone.logprobs

@@ -28,6 +28,7 @@ from ir_passes.contract.entries import (
     check_role,
 )
 from ir_passes.contract.layouts import check_layouts
+from ir_passes.contract.missing_entries import check_complete
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
 from ir_passes.contract.prefix import by_argument, spread
@@ -125,11 +126,12 @@ class LaneContract:
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
         check_names(self.opaque, trace.program)
-        arguments = by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters)
-        inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
         results = trace.results
         if type(self.outputs) is tuple and isinstance(results, tuple):
             results = tuple(results)  # a plain tuple of entries fits a named one
+        arguments = tuple(by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters))
+        check_complete(arguments, self.outputs, results, trace.parameters)
+        inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
         outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)

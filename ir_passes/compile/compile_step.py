@@ -74,4 +74,5 @@ def compile_step(
     parameters = FunctionSignature.of(fn, static_argnums, static_argnames)
     traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters, target=target)
     lowered = traced.prove(passes=passes, certify=certify, certificates=certificates).lower()
-    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes)
+    call = "compile_step(..., {})"
+    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes, call=call)

@@ -43,6 +43,7 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.hlo import HloError
+from ir_passes.xla_audit.pool_copies import COMPILE_CALL
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 
@@ -212,8 +213,15 @@ class LoweredStep(Stage):
         may_copy: Sequence[str] = (),
         temp_ratio: float = 1.5,
         axes: Sequence[str] = (),
+        call: str = COMPILE_CALL,
     ) -> CompiledStep:
-        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
+        """Compile and audit the step and make its certificate.
+
+        Settings and errors are those of `compile_step`.
+
+        Args:
+            call: spelling of the caller's call in remedies, with braces for an argument.
+        """
         require_threads("compile")
         clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
         given = self._trace.args, self._trace.kwargs
@@ -241,6 +249,7 @@ class LoweredStep(Stage):
                     scheduled=scheduled,
                     may_copy=may_copy,
                     temp_ratio=temp_ratio,
+                    call=call,
                 ),
             )
         certificate = make_certificate(

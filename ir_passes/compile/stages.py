@@ -35,6 +35,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
+from ir_passes.jaxpr.placement import check_donated
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
@@ -68,6 +69,7 @@ def trace_step(
 
     Raises:
         ContractError: the contract does not fit the function.
+        PlacementError: arguments of a `shard_map` do not lie on its mesh.
         SettingError: `jax_disable_jit` is on.
         TargetError: there is no such target, or its compiler is not installed.
     """
@@ -174,10 +176,14 @@ class ProvedStep(Stage):
         """Lower it to StableHLO, with its pools donated.
 
         Raises:
+            PlacementError: pools of a `shard_map` do not lie on its mesh, and the step is certified.
             SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
         """
         if self._step.certify != "off":
             require_donation()
+        if self._step.certify == "error":
+            trace = self._trace
+            check_donated(trace.program, trace.args, trace.kwargs, trace.parameters.positional, self.bound.successors)
         clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
         lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
         return LoweredStep(self._step, calling, lowered, clock)

@@ -219,7 +219,7 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
 
 
 def _conversion(bound: Bound, dtype: Any) -> str:
-    """Return the remedy for an array of another integer type or of integers for a mask; "" where there is none."""
+    """Return the remedy for an array of another integer type; "" for others."""
     if bound.dtype == dtype or not is_integer(bound.dtype):
         return ""
     return f"; convert it on the host: np.asarray(x, np.{'bool_' if dtype == np.bool_ else dtype.name})"

@@ -1,4 +1,4 @@
-"""Arguments and results without an entry, and a contract with an entry for each of them, as a line to type."""
+"""Missing entries of arguments and results, and a complete contract as a line to type."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -12,13 +12,12 @@ from ir_passes.contract.prefix import MISSING, is_entry
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.jaxpr.tracing import FunctionSignature
 
-
 Argument = tuple[str, Any, Any]
 """Path, entries and value of an argument."""
 
 
 def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, parameters: FunctionSignature) -> None:
-    """Raise ContractError if arguments, results or parts of them have no entry; name all of them.
+    """Raise ContractError with all arguments, results and parts of them without an entry.
 
     Args:
         arguments: from `by_argument`.
@@ -38,7 +37,7 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
             faults.append(ContractFault.PREFIX.fault(container, f"no entry for {listed}"))
     if not faults:
         return
-    bound = [one for _, entries, value in arguments for one in _placed(entries, value)]
+    bound = [array for _, entries, value in arguments for array in _placed(entries, value)]
     lanes = next((shape[axis] for entry, shape, _ in bound if (axis := _lane_axis(entry)) in range(len(shape))), None)
     pools = {(shape, dtype): _code(entry) for entry, shape, dtype in bound if isinstance(entry, Pool)}
 
@@ -48,7 +47,9 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
 
     typed = {path: _typed(entries, value, guess) for path, entries, value in arguments}
     line = [_tuple([code for path, code in typed.items() if path.startswith("args")]), _typed(outputs, results, guess)]
-    if keywords := [f"{path[len('kwargs[') : -1]}: {code}" for path, code in typed.items() if path.startswith("kwargs")]:
+    if keywords := [
+        f"{path[len('kwargs[') : -1]}: {code}" for path, code in typed.items() if path.startswith("kwargs")
+    ]:
         line.append(f"keywords={{{', '.join(keywords)}}}")
     advice = f"with new entries guessed from the types of arrays, the contract is LaneContract({', '.join(line)})"
     meaning = "Shared() is for what is the same for every lane, Lane() for what has an index for each lane"
@@ -56,22 +57,24 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
 
 
 def _children(node: Any) -> dict[Any, Any] | None:
-    """Return the children of a tuple, list or dict by index or key; None for other nodes."""
+    """Return children of a tuple, list or dict by index or key; None for others."""
     if type(node) is dict:
         return dict(node)
     return dict(enumerate(node)) if type(node) in (tuple, list) else None
 
 
 def _pairs(entries: Any, value: Any) -> dict[Any, tuple[Any, Any]] | None:
-    """Return entry and part of each child of a value; None where the entries stand for the whole or do not fit it."""
-    mine, theirs = _children(entries), _children(value)
-    if mine is None or theirs is None or not mine.keys() <= theirs.keys() or type(entries) is not type(value):
+    """Return entry and value of each child; None where entries stand for the whole or do not fit."""
+    entry_children, value_children = _children(entries), _children(value)
+    if entry_children is None or value_children is None or type(entries) is not type(value):
         return None
-    return {key: (mine.get(key, MISSING), part) for key, part in theirs.items()}
+    if not entry_children.keys() <= value_children.keys():
+        return None
+    return {key: (entry_children.get(key, MISSING), part) for key, part in value_children.items()}
 
 
 def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Yield the path of each container in which children have no entry, with the paths and values of these."""
+    """Yield the path of each incomplete container, with paths and values of children without entries."""
     pairs = _pairs(entries, value) or {}
     if missing := [(f"{path}[{key!r}]", part) for key, (entry, part) in pairs.items() if entry is MISSING]:
         yield path, missing
@@ -80,7 +83,7 @@ def _incomplete(entries: Any, value: Any, path: str) -> Iterator[tuple[str, list
 
 
 def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], Any]]:
-    """Yield entry, shape and dtype of each array that has an entry."""
+    """Yield entry, shape and dtype of each array with an entry."""
     pairs = _pairs(entries, value)
     for entry, part in (pairs or {}).values():
         yield from _placed(entry, part)
@@ -89,12 +92,12 @@ def _placed(entries: Any, value: Any) -> Iterator[tuple[Any, tuple[int, ...], An
 
 
 def _lane_axis(entry: Any) -> int:
-    """Return the axis of the lanes of an entry; -1 where it has none."""
+    """Return the lane axis of an entry; -1 for entries without lanes."""
     return entry.axis if isinstance(entry, Lane) else 0 if isinstance(entry, SlotMap) else -1
 
 
 def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
-    """Return entries as code, with a guess for each that is missing: None where parts of one type differ."""
+    """Return entries as code, with a guess for each missing entry."""
     if entries is MISSING:
         guesses = {guess(leaf) for leaf in jax.tree.leaves(value)}
         if len(guesses) == 1:
@@ -112,7 +115,7 @@ def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
 
 
 def _code(entry: Any) -> str:
-    """Return an entry as the shortest call that makes it."""
+    """Return an entry as the shortest call."""
     if not is_entry(entry) or not is_dataclass(entry):
         return repr(entry)
     values = [(field, getattr(entry, field.name)) for field in fields(entry)]

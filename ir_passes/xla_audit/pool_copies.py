@@ -21,10 +21,10 @@ CONVERSIONS = frozenset({"bitcast-convert", "convert", "reverse"})
 COMPILE_CALL = "lowered.compile({})"
 """Default spelling of the call that compiles a step; the braces stand for an argument."""
 REMEDY = (
-    "If one copy in each step is acceptable, allow it: {call}. To avoid it, read every row of the pool before the first "
-    "write to it, write all rows at once, and carry the pool through loops instead of scanning over it. XLA orders the "
-    "write after another reader of the old pool only if it is computed from what that reader reads; new rows that a sum "
-    "reads too, XLA may compute twice."
+    "If one copy in each step is acceptable, allow it: {call}. To avoid it, read every row of the pool before the "
+    "first write to it, write all rows at once, and carry the pool through loops instead of scanning over it. XLA "
+    "orders the write after another reader of the old pool only if it is computed from what that reader reads; new "
+    "rows that a sum reads too, XLA may compute twice."
 )
 REMEDY_CONVERTED = (
     " XLA:CPU has no scatter for bfloat16, float8 and int4: it converts the whole pool to a wider dtype and back. On a "
@@ -127,7 +127,7 @@ def findings(
     allowed: Sequence[str],
     call: str = COMPILE_CALL,
 ) -> Iterator[Finding]:
-    """Yield a finding for each rebuilt pool, and one finding for all copies that `allowed` does not permit.
+    """Yield a finding for each rebuilt pool and one finding for all copies without permission.
 
     A copy is permitted if the path of every copied pool matches a pattern of `allowed`.
 
@@ -167,15 +167,15 @@ def findings(
     )
 
 
-def _successors(bound: BoundContract, paths: Sequence[str]) -> Iterator[str]:
-    """Yield the entry that a result needs for each pool without a successor, if a result has its type."""
+def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
+    """Yield a remedy for each copied pool without a successor, if a result has its type."""
     for number, pool in enumerate(bound.inputs):
-        if pool.path not in paths or number in bound.successors or not isinstance(pool.entry, Pool):
+        if pool.path not in copied or number in bound.successors or not isinstance(pool.entry, Pool):
             continue
-        results = [one for one in bound.outputs if (one.shape, one.dtype) == (pool.shape, pool.dtype)]
-        if results := [one.path for one in results if not isinstance(one.entry, Pool)]:
+        results = [out for out in bound.outputs if (out.shape, out.dtype) == (pool.shape, pool.dtype)]
+        if paths := [out.path for out in results if not isinstance(out.entry, Pool)]:
             yield (
-                f"{pool.path} has no successor and is not donated: if {' or '.join(results)} is its next version, "
+                f"{pool.path} has no successor and is not donated: if {' or '.join(paths)} is its next version, "
                 f"declare it {pool.entry} in the contract. "
             )
 

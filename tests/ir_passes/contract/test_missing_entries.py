@@ -32,17 +32,21 @@ def rows(pool, slots, x, w):
 ARGUMENTS, PREFIX = ContractFault.ARGUMENTS, ContractFault.PREFIX
 KV = {"k": STATE, "v": STATE}
 SLOTS = jnp.arange(1, N + 1)
+HALF = LaneContract((P, L), (L, P))
+BY_NAME = [(ARGUMENTS, "kwargs['b']"), (ARGUMENTS, "kwargs['w']")]
+LAST_TWO = [(ARGUMENTS, "args[2]"), (ARGUMENTS, "args[3]")]
+KEY = LaneContract(({"k": P}, L), (L, {"k": P, "v": P}))
+RESULT = LaneContract((P, L, Shared(), Shared()), (L,))
+BOTH = LaneContract((P,), (L, {"k": P}))
+MAPPED = LaneContract((P, SlotMap("s", ROWS)), P)
 CASES = {
-    "two arguments": (step, (STATE, X, W, B), {}, LaneContract((P, L), (L, P)), [(ARGUMENTS, "args[2]"), (ARGUMENTS, "args[3]")]),
-    "by name": (step, (STATE, X), {"w": W, "b": B}, LaneContract((P, L), (L, P)), [(ARGUMENTS, "kwargs['b']"), (ARGUMENTS, "kwargs['w']")]),
-    "part of a dict": (cached, (KV, X), {}, LaneContract(({"k": P}, L), (L, {"k": P, "v": P})), [(PREFIX, "args[0]")]),
-    "a result": (step, (STATE, X, W, B), {}, LaneContract((P, L, Shared(), Shared()), (L,)), [(PREFIX, "result")]),
-    "argument and part of a result": (cached, (KV, X), {}, LaneContract((P,), (L, {"k": P})), [(ARGUMENTS, "args[1]"), (PREFIX, "result[1]")]),
-    "a dict behind a slot map": (
-        rows, (jnp.zeros((ROWS, D)), SLOTS, X, {"kernel": W}), {}, LaneContract((P, SlotMap("s", ROWS)), P),
-        [(ARGUMENTS, "args[2]"), (ARGUMENTS, "args[3]")],
-    ),
-}  # fmt: skip
+    "two arguments": (step, (STATE, X, W, B), {}, HALF, LAST_TWO),
+    "by name": (step, (STATE, X), {"w": W, "b": B}, HALF, BY_NAME),
+    "part of a dict": (cached, (KV, X), {}, KEY, [(PREFIX, "args[0]")]),
+    "a result": (step, (STATE, X, W, B), {}, RESULT, [(PREFIX, "result")]),
+    "argument and result": (cached, (KV, X), {}, BOTH, [(ARGUMENTS, "args[1]"), (PREFIX, "result[1]")]),
+    "a dict after a slot map": (rows, (jnp.zeros((ROWS, D)), SLOTS, X, {"kernel": W}), {}, MAPPED, LAST_TWO),
+}
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs", "contract", "faults"), CASES.values(), ids=CASES)
@@ -54,5 +58,5 @@ def test_all_missing_entries_are_named_and_the_line_is_proved(
     assert [(fault.id, fault.about) for fault in error.value.faults] == faults
     line = re.search(r"LaneContract\(.*\)(?=;)", str(error.value))
     assert line is not None
-    typed = eval(line[0], {name: getattr(ir_passes, name) for name in ("Lane", "LaneContract", "Pool", "Shared", "SlotMap")})
+    typed = eval(line[0], dict(vars(ir_passes)))
     assert prove_isolation(fn, args, typed, kwargs=kwargs).lanes == N

@@ -39,7 +39,7 @@ def check_complete(arguments: Sequence[Argument], outputs: Any, results: Any, pa
         return
     bound = [array for _, entries, value in arguments for array in _placed(entries, value)]
     lanes = next((shape[axis] for entry, shape, _ in bound if (axis := _lane_axis(entry)) in range(len(shape))), None)
-    pools = {(shape, dtype): _code(entry) for entry, shape, dtype in bound if isinstance(entry, Pool)}
+    pools = {(shape, dtype): entry_code(entry) for entry, shape, dtype in bound if isinstance(entry, Pool)}
 
     def guess(leaf: Any) -> str:
         shape = np.shape(leaf)
@@ -107,14 +107,14 @@ def _typed(entries: Any, value: Any, guess: Callable[[Any], str]) -> str:
     else:
         pairs = _pairs(entries, value)
     if pairs is None:
-        return "None" if entries is MISSING else _code(entries)
+        return "None" if entries is MISSING else entry_code(entries)
     parts = {key: _typed(entry, part, guess) for key, (entry, part) in pairs.items()}
     if type(value) is dict:
         return f"{{{', '.join(f'{key!r}: {part}' for key, part in parts.items())}}}"
     return _tuple(list(parts.values())) if type(value) is tuple else f"[{', '.join(parts.values())}]"
 
 
-def _code(entry: Any) -> str:
+def entry_code(entry: Any) -> str:
     """Return an entry as the shortest call."""
     if not is_entry(entry) or not is_dataclass(entry):
         return repr(entry)

@@ -111,7 +111,7 @@ def by_argument(
     places = {name: number for number, name in enumerate(parameters.positional)}
     for name in sorted(kwargs):
         where = f"kwargs[{name!r}]"
-        yield where, keywords[name] if name in keywords else left.pop(places.get(name), MISSING), kwargs[name]
+        yield where, keywords[name] if name in keywords else left.pop(places.get(name, -1), MISSING), kwargs[name]
     unused = [k for k in left if k >= len(parameters.positional) or parameters.positional[k] not in parameters.optional]
     if unused:
         raise ContractFault.ARGUMENTS.error(

@@ -107,7 +107,7 @@ class Ref:
 
 
 def run_body(
-    jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[int], copies: Copies | None = None
+    jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None
 ) -> list[Any]:
     """Run a kernel, or the program of a block's indices: its results are returned, its references changed.
 
@@ -115,7 +115,7 @@ def run_body(
         jaxpr: the program.
         args: arrays and `Ref`, one for each of its inputs.
         ids: the number of the step along each grid axis.
-        grid: the length of each grid axis.
+        grid: the length of each grid axis; an array where it is computed.
         copies: that run beside the program, where the machine has them; none is under way before it or after it.
 
     Raises:
@@ -139,7 +139,7 @@ class _Body:
     """
 
     ids: tuple[Any, ...]
-    grid: tuple[int, ...]
+    grid: tuple[Any, ...]
     made: dict[int, tuple[Any, ir.JaxprEqn, list[Any], int]] = field(default_factory=dict)
     copies: Copies | None = None
     dead: set[Any] = field(default_factory=set)
@@ -199,7 +199,8 @@ class _Body:
         return [self.ids[eqn.params["axis"]]]
 
     def _num_programs(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        return [np.int32(self.grid[eqn.params["axis"]])]
+        length = self.grid[eqn.params["axis"]]
+        return [np.int32(length) if isinstance(length, int) else length]
 
     def _broadcast_to(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [jnp.broadcast_to(args[0], eqn.params["shape"])]
@@ -208,6 +209,16 @@ class _Body:
         return [args[0]]
 
     _max_contiguous = _multiple_of
+
+    def _roll(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
+        """Rotate as `jnp.roll` does, which is how JAX itself defines `pltpu.roll` outside of a TPU."""
+        axis, stride = eqn.params["axis"], eqn.params["stride"]
+        if stride is None:
+            return [jnp.roll(args[0], args[1], axis)]
+        along = eqn.params["stride_axis"]
+        parts = jnp.split(args[0], args[0].shape[along], along)
+        rolled = [jnp.roll(part, args[1] + number * stride, axis) for number, part in enumerate(parts)]
+        return [jnp.concatenate(rolled, along)]
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, *indexers = args
@@ -393,7 +404,7 @@ class _Body:
         if is_constant(which):
             chosen = branches[min(max(int(which), 0), len(branches) - 1)]
             return self.run(chosen.jaxpr, chosen.consts, operands)
-        memory = _Memory.of(operands)
+        memory = Memory.of(operands)
         left: list[Any] = []
         self._landed(eqn)
 
@@ -408,7 +419,7 @@ class _Body:
             return run
 
         results, contents = lax.switch(which, [branch(one) for one in branches], memory.contents())
-        memory.set(contents, [_either(*holes) for holes in zip(*left, strict=True)])
+        memory.set(contents, [either(*holes) for holes in zip(*left, strict=True)])
         return results
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
@@ -417,7 +428,7 @@ class _Body:
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
         consts, carry, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
-        memory = _Memory.of(consts)
+        memory = Memory.of(consts)
         if any(isinstance(one, Ref) for one in (*carry, *xs)):
             raise UnreadableKernel(f"a loop that carries references at {at}")
         written_out = any(ref.has_holes for ref in memory.refs) or any(
@@ -457,7 +468,7 @@ class _Body:
         carry = args[of_condition + of_body :]
         if any(isinstance(one, Ref) for one in carry):
             raise UnreadableKernel(f"a loop that carries references at {ir.source_of(eqn)}")
-        memory = _Memory.of([*outer, *inner])
+        memory = Memory.of([*outer, *inner])
         self._landed(eqn)
 
         def goes_on(state: Any) -> Any:
@@ -505,14 +516,14 @@ def _counted(condition: Any, of_condition: int, body: Any, of_body: int) -> tupl
     return (number, end) if by_one and body.outvars[end] is carried[end] else None
 
 
-class _Memory:
+class Memory:
     """The memory that a loop or a branch works on."""
 
     def __init__(self, refs: Sequence[Ref]):
         self.refs = refs
 
     @classmethod
-    def of(cls, operands: Sequence[Any]) -> "_Memory":
+    def of(cls, operands: Sequence[Any]) -> "Memory":
         """The references among some operands, each once."""
         return cls(list({id(one): one for one in operands if isinstance(one, Ref)}.values()))
 
@@ -535,7 +546,7 @@ class _Memory:
         self.set(before, holes)
 
 
-def _either(*holes: np.ndarray | None) -> np.ndarray | None:
+def either(*holes: np.ndarray | None) -> np.ndarray | None:
     found = [one for one in holes if one is not None]
     return np.logical_or.reduce(found) if found else None
 

@@ -16,6 +16,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
+from ir_passes.proof.rules.declarations import declaration_code
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -37,8 +38,9 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         message = f"nothing is known of {exact or f'a {site.name} without a name'}"
         why = site.prover.unread.get(id(site.params.get("jaxpr")))
         message += f", and it cannot be read: {why}" if why else ""
+        code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
         remedy = (
-            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
+            f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
             if name
             else "give it a name, as by pallas_call(..., name=...)"
         )

@@ -41,7 +41,7 @@ class Blocks:
         squeezed: dimensions that the kernel does not see.
         index_map: program of the block's indices, of grid indices and prefetched scalars.
         far: whether the array stays in the device's memory, and no block of it is brought to a core.
-        unpadded: shape of the array, without memory behind it that the last blocks reach.
+        unpadded: shape of the array itself, without the memory that the last blocks reach beyond it.
         own: dimension -> grid axis, of dimensions that the kernel takes whole and that are read as if they were cut.
     """
 
@@ -85,11 +85,15 @@ class Blocks:
         if closed.consts:
             raise UnreadableKernel(f"{mapping.origin}: an index map with arrays of its own")
         depends = _dependencies(closed.jaxpr, len(grid))
-        numbers = [next((k for k, var in enumerate(closed.jaxpr.invars[: len(grid)]) if var is out), None)
-                   for out in closed.jaxpr.outvars]  # fmt: skip
-        shape = tuple(_rounded(full, block, 1 if _is_literal_zero(out) else 0 if number is None else grid[number])
-                      if pads else full
-                      for full, block, out, number in zip(unpadded, sizes, closed.jaxpr.outvars, numbers, strict=True))  # fmt: skip
+        outs, axes_of_grid = closed.jaxpr.outvars, closed.jaxpr.invars[: len(grid)]
+        numbers = [next((k for k, var in enumerate(axes_of_grid) if var is out), None) for out in outs]
+        shape = unpadded
+        if pads:
+            steps = [
+                int(_is_literal_zero(out)) if number is None else grid[number]
+                for out, number in zip(outs, numbers, strict=True)
+            ]
+            shape = tuple(map(_rounded, unpadded, sizes, steps))
         components: list[Component] = []
         taken: set[int] = set()
         for out, block, full, number in zip(closed.jaxpr.outvars, sizes, shape, numbers, strict=True):
@@ -136,7 +140,7 @@ class Blocks:
 
 
 def _rounded(full: int, block: int, steps: int) -> int:
-    """Return a length rounded up to whole blocks, if as many steps reach its end and no more."""
+    """Return a length rounded up to whole blocks, if the last step reaches beyond it."""
     return steps * block if full < steps * block < full + block else full
 
 

@@ -404,7 +404,7 @@ class _Body:
         if is_constant(which):
             chosen = branches[min(max(int(which), 0), len(branches) - 1)]
             return self.run(chosen.jaxpr, chosen.consts, operands)
-        memory = Memory.of(operands)
+        memory = _Memory.of(operands)
         left: list[Any] = []
         self._landed(eqn)
 
@@ -428,7 +428,7 @@ class _Body:
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
         consts, carry, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
-        memory = Memory.of(consts)
+        memory = _Memory.of(consts)
         if any(isinstance(one, Ref) for one in (*carry, *xs)):
             raise UnreadableKernel(f"a loop that carries references at {at}")
         written_out = any(ref.has_holes for ref in memory.refs) or any(
@@ -468,7 +468,7 @@ class _Body:
         carry = args[of_condition + of_body :]
         if any(isinstance(one, Ref) for one in carry):
             raise UnreadableKernel(f"a loop that carries references at {ir.source_of(eqn)}")
-        memory = Memory.of([*outer, *inner])
+        memory = _Memory.of([*outer, *inner])
         self._landed(eqn)
 
         def goes_on(state: Any) -> Any:
@@ -516,14 +516,14 @@ def _counted(condition: Any, of_condition: int, body: Any, of_body: int) -> tupl
     return (number, end) if by_one and body.outvars[end] is carried[end] else None
 
 
-class Memory:
+class _Memory:
     """The memory that a loop or a branch works on."""
 
     def __init__(self, refs: Sequence[Ref]):
         self.refs = refs
 
     @classmethod
-    def of(cls, operands: Sequence[Any]) -> "Memory":
+    def of(cls, operands: Sequence[Any]) -> "_Memory":
         """The references among some operands, each once."""
         return cls(list({id(one): one for one in operands if isinstance(one, Ref)}.values()))
 

@@ -139,9 +139,7 @@ class _Kernel:
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
-        return cls(
-            params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch, computed=computed
-        )
+        return cls(params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch, computed=computed)
 
     def guesses(self, kind: str, number: int) -> list[Blocks]:
         """Return ways to cut one array that its steps can be run with."""

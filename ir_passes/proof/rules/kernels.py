@@ -34,7 +34,8 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
     them. Elsewhere, as along the channels of a row or behind a shared array, the memory may be another lane's.
     """
     owner, lanes = array.owner, site.prover.bound.lanes
-    if owner == LaneRows(site.params["dim"]) and site.shapes[0][owner.axis] == lanes:
+    dim = site.params["dim"]
+    if owner == LaneRows(dim) and site.shapes[0][dim] == lanes:
         return [Value(owner)]
     return [
         Value(

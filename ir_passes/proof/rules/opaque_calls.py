@@ -156,7 +156,13 @@ class _Declared:
     def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
         """Operands that have a row for each lane: with their names, shapes and the axis of the rows."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
-            if isinstance(value.owner, PoolRows) or isinstance(declared, Shared):
+            owner = value.owner
+            if isinstance(owner, PoolRows) or isinstance(declared, Shared):
+                continue
+            if isinstance(declared, PageTable) and isinstance(owner, LaneRows) and owner.inner > 1:
+                # a flat table has the pages of a lane one after the other
+                rows = self.site.shapes[k][0] // owner.inner, *self.site.shapes[k][1:]
+                yield value.but(owner=replace(owner, inner=1)), f"operand {k}", rows, 0
                 continue
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 

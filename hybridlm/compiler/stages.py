@@ -3,11 +3,14 @@
 from ir_passes.compile.isolated import IsolatedStep
 from ir_passes.compile.refused_settings import SettingError
 from ir_passes.compile.stages import LoweredStep, ProvedStep, TracedStep
+from ir_passes.jaxpr.placement import PlacementError, Unplaced
 
 __all__ = [
     "IsolatedStep",
     "LoweredStep",
+    "PlacementError",
     "ProvedStep",
     "SettingError",
     "TracedStep",
+    "Unplaced",
 ]

@@ -67,6 +67,7 @@ def compile_step(
         IsolationError: the step is not proved; carries the user's source lines.
         AuditError: XLA's program does not do what the contract says.
         HloError: this version of JAX or XLA does not give out what the audit reads.
+        PlacementError: arguments of a `shard_map` do not lie on its mesh.
         ValueError: `certify` is none of the three.
         SettingError: `jax_disable_jit` is on; or `jax_debug_nans` or `jax_debug_infs`, unless `certify` is "off".
         TargetError: there is no such target, or its compiler is not installed.
@@ -74,4 +75,5 @@ def compile_step(
     parameters = FunctionSignature.of(fn, static_argnums, static_argnames)
     traced = trace_step(fn, args, contract, kwargs=kwargs, parameters=parameters, target=target)
     lowered = traced.prove(passes=passes, certify=certify, certificates=certificates).lower()
-    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes)
+    call = "compile_step(..., {})"
+    return lowered.compile(compiler_options, may_copy=may_copy, temp_ratio=temp_ratio, axes=axes, call=call)

@@ -213,7 +213,8 @@ class IsolatedStep:
             if found is None:
                 whole = _merged(args, static)
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
-                found = _Entry(*wanted, self.lower(*whole, **named).compile(**self._settings.compile))
+                call = "@isolated(contract, {})"
+                found = _Entry(*wanted, self.lower(*whole, **named).compile(**self._settings.compile, call=call))
                 self._made.append(found.step)
             self._entries[key] = (found, *(one for one in entries if one is not found))
             return found

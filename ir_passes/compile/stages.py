@@ -35,6 +35,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
+from ir_passes.jaxpr.placement import check_donated
 from ir_passes.jaxpr.timing import Clock, paused
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
@@ -43,6 +44,7 @@ from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.hlo import HloError
+from ir_passes.xla_audit.pool_copies import COMPILE_CALL
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 
@@ -67,6 +69,7 @@ def trace_step(
 
     Raises:
         ContractError: the contract does not fit the function.
+        PlacementError: arguments of a `shard_map` do not lie on its mesh.
         SettingError: `jax_disable_jit` is on.
         TargetError: there is no such target, or its compiler is not installed.
     """
@@ -173,10 +176,14 @@ class ProvedStep(Stage):
         """Lower it to StableHLO, with its pools donated.
 
         Raises:
+            PlacementError: pools of a `shard_map` do not lie on its mesh, and the step is certified.
             SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
         """
         if self._step.certify != "off":
             require_donation()
+        if self._step.certify == "error":
+            trace = self._trace
+            check_donated(trace.program, trace.args, trace.kwargs, trace.parameters.positional, self.bound.successors)
         clock, calling = Clock(self._clock), Calling.of(self._trace, self.bound)
         lowered = clock.time("lower", calling.lower, self.jaxpr, self._trace.args, self._trace.kwargs)
         return LoweredStep(self._step, calling, lowered, clock)
@@ -212,8 +219,15 @@ class LoweredStep(Stage):
         may_copy: Sequence[str] = (),
         temp_ratio: float = 1.5,
         axes: Sequence[str] = (),
+        call: str = COMPILE_CALL,
     ) -> CompiledStep:
-        """Compile it, audit what XLA made of it, and certify it; settings and errors are those of `compile_step`."""
+        """Compile and audit the step and make its certificate.
+
+        Settings and errors are those of `compile_step`.
+
+        Args:
+            call: spelling of the caller's call in remedies, with braces for an argument.
+        """
         require_threads("compile")
         clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
         given = self._trace.args, self._trace.kwargs
@@ -241,6 +255,7 @@ class LoweredStep(Stage):
                     scheduled=scheduled,
                     may_copy=may_copy,
                     temp_ratio=temp_ratio,
+                    call=call,
                 ),
             )
         certificate = make_certificate(

@@ -5,7 +5,7 @@ fits a function and its arguments and lays it out leaf by leaf; the proof and th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,12 @@ from ir_passes.contract.entries import (
     check_role,
 )
 from ir_passes.contract.layouts import check_layouts
+from ir_passes.contract.missing_entries import check_complete
 from ir_passes.contract.opaque import check_opaque
 from ir_passes.contract.opaque_names import check_names
 from ir_passes.contract.prefix import by_argument, spread
-from ir_passes.jaxpr.dtypes import dtype_of
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import dtype_of, is_integer
 from ir_passes.jaxpr.tracing import Trace, trace_function
 
 __all__ = [
@@ -125,11 +127,15 @@ class LaneContract:
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
         check_names(self.opaque, trace.program)
-        arguments = by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters)
-        inputs = tuple(one for where, entries, value in arguments for one in _bind(where, entries, value))
         results = trace.results
         if type(self.outputs) is tuple and isinstance(results, tuple):
             results = tuple(results)  # a plain tuple of entries fits a named one
+        arguments = tuple(by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters))
+        check_complete(arguments, self.outputs, results, trace.parameters)
+        bound = (one for where, entries, value in arguments for one in _bind(where, entries, value))
+        # JAX traces 64-bit arrays of NumPy as 32-bit arrays unless `jax_enable_x64` is on
+        dtypes = (ir.dtype_of(var) for var in trace.program.jaxpr.invars)
+        inputs = tuple(replace(one, dtype=dtype) for one, dtype in zip(bound, dtypes, strict=True))
         outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
@@ -196,7 +202,7 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
             continue
         if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
-            found = f"got {bound.dtype}{bound.shape}"
+            found = f"got {bound.dtype}{bound.shape}{_conversion(bound, np.dtype(np.int32))}"
             raise ContractFault.ARRAY.error(bound.path, f"{bound.entry} needs int32[{lanes}, pages], {found}")
     for bound in (*inputs, *outputs):
         role = getattr(bound.entry, "role", None)
@@ -206,10 +212,17 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         dtype = np.dtype(np.bool_ if role == "active" else np.int32)
         if (bound.shape, bound.dtype) != (shape, dtype):
             pages = isinstance(bound.entry, SlotMap) and len(bound.shape) > 1 and bound.shape[0] == lanes
-            hint = "; several pages for each lane are a PageTable" if pages else ""
+            hint = "; several pages for each lane are a PageTable" if pages else _conversion(bound, dtype)
             raise ContractFault.ARRAY.error(
                 bound.path, f"{bound.entry} needs {dtype}{list(shape)}, got {bound.dtype}{bound.shape}{hint}"
             )
+
+
+def _conversion(bound: Bound, dtype: Any) -> str:
+    """Return the remedy for an array of another integer type; "" for others."""
+    if bound.dtype == dtype or not is_integer(bound.dtype):
+        return ""
+    return f"; convert it on the host: np.asarray(x, np.{'bool_' if dtype == np.bool_ else dtype.name})"
 
 
 def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:

@@ -5,12 +5,16 @@ first place.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import jax
 
 from ir_passes.contract.entries import ENTRIES, ContractFault, Unspecified
 from ir_passes.jaxpr.tracing import FunctionSignature
+
+MISSING: Any = object()
+"""Stands for the entries of an argument that has none."""
 
 
 def is_entry(node: Any) -> bool:
@@ -83,7 +87,7 @@ def by_argument(
     kwargs: Mapping[str, Any],
     parameters: FunctionSignature,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield place, entries and value of each argument, in flattening order.
+    """Yield path, entries and value of each argument in flattening order; entries are `MISSING` where there are none.
 
     Args:
         inputs: one entry for all arguments, or a tuple with entries for each positional one.
@@ -93,7 +97,7 @@ def by_argument(
             entry of its position; the entry of an optional one that is not given is not used.
 
     Raises:
-        ContractError: there is not one entry for each argument.
+        ContractError: entries are left over, or `inputs` is no tuple of entries.
     """
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))
@@ -101,23 +105,13 @@ def by_argument(
         raise ContractFault.ARGUMENTS.error(
             "inputs", f"expected one entry or a tuple with one for each argument, got {inputs!r}"
         )
-    if len(inputs) < len(args):
-        raise ContractFault.ARGUMENTS.error(
-            "args", f"expected entries for {len(args)} arguments, the contract has {len(inputs)}"
-        )
-    for number, (entries, value) in enumerate(zip(inputs, args, strict=False)):
+    for number, (entries, value) in enumerate(zip_longest(inputs[: len(args)], args, fillvalue=MISSING)):
         yield f"args[{number}]", entries, value
     left = dict(enumerate(inputs[len(args) :], len(args)))
     places = {name: number for number, name in enumerate(parameters.positional)}
     for name in sorted(kwargs):
         where = f"kwargs[{name!r}]"
-        if name in keywords:
-            yield where, keywords[name], kwargs[name]
-        elif places.get(name) in left:
-            yield where, left.pop(places[name]), kwargs[name]
-        else:
-            known = ", ".join(keywords) or "none"
-            raise ContractFault.ARGUMENTS.error(where, f"the contract has no entry for it; keywords: {known}")
+        yield where, keywords[name] if name in keywords else left.pop(places.get(name, -1), MISSING), kwargs[name]
     unused = [k for k in left if k >= len(parameters.positional) or parameters.positional[k] not in parameters.optional]
     if unused:
         raise ContractFault.ARGUMENTS.error(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.placement import placement_error
 
 Static = tuple[tuple[int | str, Any], ...]
 """Place or name of each static argument, and its value."""
@@ -103,13 +104,19 @@ def trace_function(
         parameters: of the function; by default none is static.
 
     Raises:
+        PlacementError: arguments of a `shard_map` do not lie on its mesh.
         ValueError: a static argument cannot be hashed.
     """
     parameters = FunctionSignature.of(fn) if parameters is None else parameters
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})
     check_hashable(static)
     run = _with_static(fn, static) if static else fn
-    program, results = jax.make_jaxpr(run, return_shape=True)(*dynamic, **named)
+    try:
+        program, results = jax.make_jaxpr(run, return_shape=True)(*dynamic, **named)
+    except ValueError as error:
+        if (unplaced := placement_error(error, dynamic, named, parameters.positional)) is not None:
+            raise unplaced from error
+        raise
     return Trace(name_of(fn), program, dynamic, named, results, parameters)
 
 

@@ -36,11 +36,12 @@ class Blocks:
     """Blocks of one array.
 
     Attributes:
-        shape, dtype: of the array.
+        shape, dtype: of the array, rounded up to whole blocks.
         components: one for each dimension.
         squeezed: dimensions that the kernel does not see.
         index_map: program of the block's indices, of grid indices and prefetched scalars.
         far: whether the array stays in the device's memory, and no block of it is brought to a core.
+        unpadded: shape of the array itself, without the memory that the last blocks reach beyond it.
         own: dimension -> grid axis, of dimensions that the kernel takes whole and that are read as if they were cut.
     """
 
@@ -50,18 +51,24 @@ class Blocks:
     squeezed: tuple[int, ...]
     index_map: Any
     far: bool = False
+    unpadded: tuple[int, ...] = ()
     own: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mapping: Any, grid: tuple[int, ...]) -> "Blocks":
+    def of(cls, mapping: Any, grid: tuple[int, ...], pads: bool = False) -> "Blocks":
         """Read a block mapping of JAX.
+
+        Args:
+            grid: lengths of its axes.
+            pads: whether the last block along a dimension may reach beyond the array. A TPU loads anything there, and
+                drops what is stored there.
 
         Raises:
             UnreadableKernel: its blocks have no regular size.
         """
         if mapping.transforms:
             raise UnreadableKernel(f"{mapping.origin}: blocks with transforms {mapping.transforms}")
-        shape = tuple(int(size) for size in mapping.array_aval.shape)
+        unpadded = tuple(int(size) for size in mapping.array_aval.shape)
         sizes, squeezed = [], []
         for dim, one in enumerate(mapping.block_shape):
             kind = type(one).__name__
@@ -78,10 +85,18 @@ class Blocks:
         if closed.consts:
             raise UnreadableKernel(f"{mapping.origin}: an index map with arrays of its own")
         depends = _dependencies(closed.jaxpr, len(grid))
+        outs, axes_of_grid = closed.jaxpr.outvars, closed.jaxpr.invars[: len(grid)]
+        numbers = [next((k for k, var in enumerate(axes_of_grid) if var is out), None) for out in outs]
+        shape = unpadded
+        if pads:
+            steps = [
+                int(_is_literal_zero(out)) if number is None else grid[number]
+                for out, number in zip(outs, numbers, strict=True)
+            ]
+            shape = tuple(map(_rounded, unpadded, sizes, steps))
         components: list[Component] = []
         taken: set[int] = set()
-        for out, block, full in zip(closed.jaxpr.outvars, sizes, shape, strict=True):
-            number = next((k for k, var in enumerate(closed.jaxpr.invars[: len(grid)]) if var is out), None)
+        for out, block, full, number in zip(closed.jaxpr.outvars, sizes, shape, numbers, strict=True):
             covers = number is not None and grid[number] * block == full and number not in taken
             covers = covers and (grid[number or 0] > 1 or block == 1)
             axes = frozenset(axis for axis in depends(out) if grid[axis] > 1)
@@ -92,7 +107,8 @@ class Blocks:
             zero = not axes and block == full and _is_zero(out, number)
             components.append(Component(block, number if covers else None, axes, not zero))
         far = str(getattr(mapping.transformed_block_aval, "memory_space", "")) in ("any", "hbm")
-        return cls(shape, np.dtype(mapping.array_aval.dtype), tuple(components), tuple(squeezed), closed.jaxpr, far)
+        dtype = np.dtype(mapping.array_aval.dtype)
+        return cls(shape, dtype, tuple(components), tuple(squeezed), closed.jaxpr, far, unpadded)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -123,9 +139,18 @@ class Blocks:
         return one == two
 
 
+def _rounded(full: int, block: int, steps: int) -> int:
+    """Return a length rounded up to whole blocks, if the last step reaches beyond it."""
+    return steps * block if full < steps * block < full + block else full
+
+
+def _is_literal_zero(out: Any) -> bool:
+    return isinstance(out, ir.Literal) and int(out.val) == 0
+
+
 def _is_zero(out: Any, number: int | None) -> bool:
     """Whether the index of a block that depends on no step of more than one is 0."""
-    return number is not None or (isinstance(out, ir.Literal) and int(out.val) == 0)
+    return number is not None or _is_literal_zero(out)
 
 
 def _dependencies(jaxpr: Any, axes: int) -> Any:

@@ -107,7 +107,7 @@ class Ref:
 
 
 def run_body(
-    jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[int], copies: Copies | None = None
+    jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None
 ) -> list[Any]:
     """Run a kernel, or the program of a block's indices: its results are returned, its references changed.
 
@@ -115,7 +115,7 @@ def run_body(
         jaxpr: the program.
         args: arrays and `Ref`, one for each of its inputs.
         ids: the number of the step along each grid axis.
-        grid: the length of each grid axis.
+        grid: the length of each grid axis; an array where it is computed.
         copies: that run beside the program, where the machine has them; none is under way before it or after it.
 
     Raises:
@@ -139,7 +139,7 @@ class _Body:
     """
 
     ids: tuple[Any, ...]
-    grid: tuple[int, ...]
+    grid: tuple[Any, ...]
     made: dict[int, tuple[Any, ir.JaxprEqn, list[Any], int]] = field(default_factory=dict)
     copies: Copies | None = None
     dead: set[Any] = field(default_factory=set)
@@ -199,7 +199,8 @@ class _Body:
         return [self.ids[eqn.params["axis"]]]
 
     def _num_programs(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        return [np.int32(self.grid[eqn.params["axis"]])]
+        length = self.grid[eqn.params["axis"]]
+        return [np.int32(length) if isinstance(length, int) else length]
 
     def _broadcast_to(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [jnp.broadcast_to(args[0], eqn.params["shape"])]
@@ -208,6 +209,16 @@ class _Body:
         return [args[0]]
 
     _max_contiguous = _multiple_of
+
+    def _roll(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
+        """Rotate as `jnp.roll` does, which is how JAX itself defines `pltpu.roll` outside of a TPU."""
+        axis, stride = eqn.params["axis"], eqn.params["stride"]
+        if stride is None:
+            return [jnp.roll(args[0], args[1], axis)]
+        along = eqn.params["stride_axis"]
+        parts = jnp.split(args[0], args[0].shape[along], along)
+        rolled = [jnp.roll(part, args[1] + number * stride, axis) for number, part in enumerate(parts)]
+        return [jnp.concatenate(rolled, along)]
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, *indexers = args
@@ -408,7 +419,7 @@ class _Body:
             return run
 
         results, contents = lax.switch(which, [branch(one) for one in branches], memory.contents())
-        memory.set(contents, [_either(*holes) for holes in zip(*left, strict=True)])
+        memory.set(contents, [either(*holes) for holes in zip(*left, strict=True)])
         return results
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
@@ -535,7 +546,7 @@ class _Memory:
         self.set(before, holes)
 
 
-def _either(*holes: np.ndarray | None) -> np.ndarray | None:
+def either(*holes: np.ndarray | None) -> np.ndarray | None:
     found = [one for one in holes if one is not None]
     return np.logical_or.reduce(found) if found else None
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 
-UNINITIALIZED, KERNEL_INDEX = "uninitialized", "kernel_index"
+UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING = "uninitialized", "kernel_index", "kernel_padding"
 MAX_UNROLLED = 32
 """Steps of a grid axis, or rounds of a loop, that are written out one by one where a loop would lose what is known."""
 MAX_CONSTANT = 1 << 20
@@ -32,6 +32,19 @@ def within(index: Any, bound: int) -> Any:
     return _index_p.bind(jnp.asarray(index, jnp.int32), bound=int(bound))
 
 
+def padded(array: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array with foreign memory after its end along each dimension, up to a shape."""
+    for dim, size in enumerate(shape):
+        if size > array.shape[dim]:
+            array = _padding_p.bind(array, dim=dim, size=size)
+    return array
+
+
+def _with_anything(array: Any, *, dim: int, size: int) -> Any:
+    shape = (*array.shape[:dim], size - array.shape[dim], *array.shape[dim + 1 :])
+    return jnp.concatenate([array, _anything(shape=shape, dtype=array.dtype)], dim)
+
+
 def _anything(*, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.full(shape, jnp.nan, dtype)
@@ -40,3 +53,8 @@ def _anything(*, shape: tuple[int, ...], dtype: np.dtype) -> Any:
 
 _uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), _anything)
 _index_p = ir.new_primitive(KERNEL_INDEX, lambda index, *, bound: index, lambda index, *, bound: index)
+_padding_p = ir.new_primitive(
+    KERNEL_PADDING,
+    lambda array, *, dim, size: ir.ShapedArray((*array.shape[:dim], size, *array.shape[dim + 1 :]), array.dtype),
+    _with_anything,
+)

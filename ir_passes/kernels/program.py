@@ -11,6 +11,11 @@ is for, not what interpret mode does:
 * A result that is aliased to an operand is that operand's memory. Triton's kernels work in it, and a TPU's copies where
   a result stays in the device's memory; elsewhere a block is put together in other memory and written as a whole, what
   the kernel leaves out too.
+* A grid axis may have a computed length n. Its steps are then run up to the number M of blocks of an array, and a step
+  that is not below n changes nothing. This is what the kernel does if 0 <= n <= M, which has to be shown. A length that
+  differs between lanes makes every memory depend on them.
+* On a TPU the last block along a dimension may reach beyond the array. What it loads there is foreign memory
+  (`memory.padded`), and what it stores there is dropped.
 * A kernel may take an array whole, and each of its steps may work on a part of its own (`own_blocks`).
 
 More than 300 lines: the loops are one recursion.
@@ -26,9 +31,9 @@ from jax import lax
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import Blocks
-from ir_passes.kernels.body import Ref, memory_for, memory_of, run_body
+from ir_passes.kernels.body import Ref, either, memory_for, memory_of, run_body
 from ir_passes.kernels.copies import Copies
-from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, uninitialized, within
+from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
 from ir_passes.kernels.own_blocks import SCRATCH, NotItsOwn, guesses, own_part
 
 
@@ -91,6 +96,9 @@ class _Kernel:
         aliases: result -> the one of `inputs` whose memory it takes.
         scratch: shapes and dtypes.
         own_scratch: whether each step writes what it reads of it.
+        computed: the grid axes whose length is an operand, in the order of these operands, which come first; `grid` has
+            the greatest number of their steps.
+        lengths: of the grid axes, once the operands are known.
     """
 
     jaxpr: Any
@@ -105,18 +113,23 @@ class _Kernel:
     aliases: dict[int, int]
     scratch: tuple[tuple[tuple[int, ...], Any], ...]
     own_scratch: bool = False
+    computed: tuple[int, ...] = ()
+    lengths: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, eqn: ir.JaxprEqn) -> "_Kernel":
         params = eqn.params
         mapping = params["grid_mapping"]
-        if mapping.num_dynamic_grid_bounds or not all(isinstance(size, int) for size in mapping.grid):
-            raise UnreadableKernel(f"a grid whose size is computed: {mapping.grid}")
         if params.get("mesh") is not None:
             raise UnreadableKernel("it runs on a mesh of cores")
-        grid = tuple(int(size) for size in mapping.grid)
+        computed = tuple(axis for axis, size in enumerate(mapping.grid) if not isinstance(size, int))
+        if len(computed) != mapping.num_dynamic_grid_bounds or (computed and mapping.vmapped_dims):
+            raise UnreadableKernel(f"a grid whose size is computed: {mapping.grid}")
+        grid = tuple(_most_steps(mapping, k) if k in computed else int(size) for k, size in enumerate(mapping.grid))
         scalars = mapping.num_index_operands
-        cut = tuple(Blocks.of(one, grid) for one in mapping.block_mappings)
+        seen = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
+        machine = _machine(params["compiler_params"], len(grid), seen)
+        cut = tuple(Blocks.of(one, grid, pads=machine[-1]) for one in mapping.block_mappings)
         inputs, outputs = cut[: mapping.num_inputs], cut[mapping.num_inputs :]
         aliases = {}
         for operand, result in dict(params["input_output_aliases"]).items():
@@ -126,10 +139,7 @@ class _Kernel:
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
-        seen = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
-        machine = _machine(params["compiler_params"], len(grid), seen)
-        made = cls(params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch)
-        return made
+        return cls(params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch, computed=computed)
 
     def guesses(self, kind: str, number: int) -> list[Blocks]:
         """Return ways to cut one array that its steps can be run with."""
@@ -175,14 +185,25 @@ class _Kernel:
             NotItsOwn: a step works on another part of an array than the one that was guessed.
         """
         self._check_order()
-        scalars, arrays = list(operands[: self.scalars]), list(operands[self.scalars :])
+        bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
+        lengths: list[Any] = list(self.grid)
+        for axis, bound in zip(self.computed, bounds, strict=True):
+            lengths[axis] = within(bound, self.grid[axis] + 1)
+        return replace(self, lengths=tuple(lengths))._run(list(operands[: self.scalars]), operands[self.scalars :])
+
+    def _run(self, scalars: list[Any], operands: Sequence[Any]) -> list[Any]:
+        arrays = [padded(array, blocks.shape) for array, blocks in zip(operands, self.inputs, strict=True)]
         results = [
             arrays[self.aliases[k]] if k in self.aliases else uninitialized(one.shape, one.dtype)
             for k, one in enumerate(self.outputs)
         ]
         # an operand whose memory a result takes is read there
         inputs = [None if k in self.aliases.values() else array for k, array in enumerate(arrays)]
-        return self._inside(-1, inputs, _State(results, self._fresh()), [], scalars).results
+        results = self._inside(-1, inputs, _State(results, self._fresh()), [], scalars).results
+        return [
+            array if blocks.shape == blocks.unpadded else lax.slice(array, [0] * array.ndim, blocks.unpadded)
+            for array, blocks in zip(results, self.outputs, strict=True)
+        ]
 
     def _fresh(self) -> list[Ref]:
         return [Ref.fresh(*one) for one in self.scratch if one[1] is not None]
@@ -232,6 +253,14 @@ class _Kernel:
         size = self.grid[axis]
 
         def step(index: Any, inputs: list[Any], state: _State) -> _State:
+            after = run(index, inputs, state)
+            if axis not in self.computed:
+                return after
+            runs = lax.lt(jnp.asarray(index, jnp.int32), lax.convert_element_type(self.lengths[axis], jnp.int32))
+            results = [_chosen(runs, *pair) for pair in zip(after.results, state.results, strict=True)]
+            return _State(results, [_chosen(runs, *pair) for pair in zip(after.scratch, state.scratch, strict=True)])
+
+        def run(index: Any, inputs: list[Any], state: _State) -> _State:
             if self.sequential[axis] and not self.own_scratch:
                 return self._inside(axis, inputs, state, [*ids, index], scalars)
             fresh = _State(state.results, self._fresh())
@@ -342,7 +371,7 @@ class _Kernel:
             )
             for k, (blocks, part) in enumerate(zip(self.inputs, inputs, strict=True))
         ]
-        numbers, lengths = [ids[axis] for axis in self.seen], [self.grid[axis] for axis in self.seen]
+        numbers, lengths = [ids[axis] for axis in self.seen], [self.lengths[axis] for axis in self.seen]
         memory = iter(scratch)
         held = [memory_for(one) if one[1] is None else next(memory) for one in self.scratch]
         copies = Copies() if self.copies else None
@@ -356,7 +385,7 @@ class _Kernel:
         if not dims:
             return {}
         given = [*ids, *[np.int32(0)] * (len(self.grid) - len(ids))]
-        indices = run_body(blocks.index_map, [*given, *map(Ref, scalars)], given, self.grid)
+        indices = run_body(blocks.index_map, [*given, *map(Ref, scalars)], given, self.lengths)
         starts = {}
         for dim in dims:
             block, full = blocks.components[dim].block, blocks.shape[dim]
@@ -366,6 +395,31 @@ class _Kernel:
             at = lax.convert_element_type(at, jnp.int32)
             starts[dim] = at if block == 1 else lax.mul(at, np.int32(block))
         return starts
+
+
+def _most_steps(mapping: Any, axis: int) -> int:
+    """Return the least number of blocks along a dimension whose block has the number of a step.
+
+    Raises:
+        UnreadableKernel: no array has such a dimension.
+    """
+    counts = []
+    for blocks in mapping.block_mappings:
+        index_map = blocks.index_map_jaxpr.jaxpr
+        for out, full, block in zip(index_map.outvars, blocks.array_aval.shape, blocks.block_shape, strict=True):
+            size = 1 if type(block).__name__ == "Squeezed" or block is None else getattr(block, "block_size", block)
+            if out is index_map.invars[axis] and isinstance(size, int) and full % size == 0:
+                counts.append(int(full) // size)
+    if not counts:
+        raise UnreadableKernel(f"a grid whose size is computed, and no array has a block for each step: {mapping.grid}")
+    return min(counts)
+
+
+def _chosen(runs: Any, new: Any, old: Any) -> Any:
+    """Return memory or an array after a step that may not run."""
+    if isinstance(old, Ref):
+        return Ref(jnp.where(runs, new.value, old.value), either(new.holes, old.holes), new.known and old.known)
+    return jnp.where(runs, new, old)
 
 
 def _machine(params: Any, axes: int, seen: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:

@@ -159,7 +159,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract) -> Proof:
 def _not_by_lane(one: Violation) -> Violation:
     """Return the fault of a comparison with the number of active lanes that is used for other lanes than its own."""
     message = f"it is not shown that a lane behind the active ones keeps its rows: {one.message}"
-    remedy = "use arange(lanes) < count lane by lane: where(arange(lanes) < count, new, old)"
+    remedy = "use arange(lanes) < active_count lane by lane: where(arange(lanes) < active_count, new, old)"
     return replace(one, kind=ViolationKind.IDLE, message=message, remedy=remedy)
 
 

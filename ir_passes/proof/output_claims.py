@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ir_passes.contract.contract import Bound, Lane, Packed, Pool, Shared, Unspecified
+from ir_passes.contract.contract import Bound, BoundContract, Lane, Packed, Pool, Shared, Unspecified
 from ir_passes.jaxpr import ir
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.numbering import Leaf
@@ -17,6 +17,9 @@ IDLE_LANES = {
     "active_count": "a lane behind the active ones",
 }
 """Role of an input that says which lanes are idle -> a lane that is."""
+_BUSY = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < active_count"}
+"""Role of such an input -> the condition for lanes that are not idle, with the role for the array."""
+_DECLASSIFY = "; if all lanes may see this value, return declassify(value, reason)"
 
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: bool = False) -> list[Violation]:
@@ -29,6 +32,12 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
         pools: look at pools only.
     """
     donors = {after: before for before, after in prover.bound.successors.items()}
+    entries = [one.entry for one in prover.bound.outputs]
+    leaks = [
+        value.owner.cause
+        for entry, value in zip(entries, results, strict=True)
+        if isinstance(value.owner, Mixed) and not isinstance(entry, Shared | Unspecified)
+    ]
     found = []
     for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
         if pools and not isinstance(one.entry, Pool):
@@ -40,6 +49,8 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
                     prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned
                 )
                 cause = replace(at, fault=cause.message)
+            elif cause.kind is ViolationKind.CROSS_LANE and not any(cause is leak for leak in leaks):
+                cause = replace(cause, remedy=cause.remedy + _DECLASSIFY)
             found.append(cause)
             continue
         fault = _output_fault(prover, one, value, donors.get(k))
@@ -149,14 +160,21 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], sti
         else:
             kind, entry = ViolationKind.IDLE, prover.bound.inputs[before].entry
             mapped = isinstance(entry, Pool) and entry.group in prover.mapped
-            message = f"{path}: the row of {IDLE_LANES[prover.idle]} is not shown to stay as it is"
+            idle = f"{IDLE_LANES[prover.idle]} ({_idle_input(prover.bound, prover.idle)})"
+            message = f"{path}: the row of {idle} is not shown to stay as it is"
             old = "pool[slots]" if mapped else "the pool as it came in"
-            busy_lane = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < count"}[
-                prover.idle
-            ]
-            remedy = f"end with where({busy_lane}, new, old), old being {old}, or write past the end with mode='drop'"
+            remedy = (
+                f"end with where({_BUSY[prover.idle]}, new, old), old being {old}, or write past the end with "
+                "mode='drop'"
+            )
         found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
     return found
+
+
+def _idle_input(bound: BoundContract, role: str) -> str:
+    """Return path and entry of the input with a role, as "args[2], Lane(role='length')"."""
+    one = next(one for one in bound.inputs if getattr(one.entry, "role", None) == role)
+    return f"{one.path}, {type(one.entry).__name__}(role={role!r})"
 
 
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
@@ -180,7 +198,13 @@ def accepted(
         if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):
             continue
         if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
-            remedy = "end with where(length > 0, count, 0), and clip the count to 0 and the number of tokens"
+            roles = [
+                role for role in _BUSY if any(getattr(one.entry, "role", None) == role for one in prover.bound.inputs)
+            ]
+            guards = [
+                f"end with where({_BUSY[role]}, accepted, 0)" for role in ([prover.idle] if prover.idle else roles)
+            ]
+            remedy = ", and ".join([*guards, "clip accepted to 0 and the number of tokens"])
             message, about = f"{one.path} {why_not}", concerned(prover.bound, [(value.owner, one.shape)])
             found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, message, remedy, about))
     return found

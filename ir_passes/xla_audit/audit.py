@@ -20,7 +20,7 @@ from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.neighbours import Neighbours, neighbours
-from ir_passes.xla_audit.pool_copies import PoolCopy, whole_pools
+from ir_passes.xla_audit.pool_copies import COMPILE_CALL, PoolCopy, whole_pools
 from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.pools import io_aliases
 from ir_passes.xla_audit.program import CPU, GPU, TPU, Executable
@@ -98,6 +98,7 @@ def audit(
     may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
     scheduled: Sequence[Scheduled] = (),
+    call: str = COMPILE_CALL,
 ) -> AuditReport:
     """Audit a compiled step.
 
@@ -110,13 +111,14 @@ def audit(
         may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
         temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
         scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
+        call: spelling of the caller's call in remedies, with braces for an argument.
 
     Raises:
         HloError: this version of JAX or XLA does not give out what the audit reads.
     """
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
     started = time.perf_counter()
-    report = audit_executable(read(compiled, dump), bound, sizes, axes, may_copy, temp_ratio, scheduled, started)
+    report = audit_executable(read(compiled, dump), bound, sizes, axes, may_copy, temp_ratio, scheduled, started, call)
     return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
 
 
@@ -130,12 +132,14 @@ def audit_executable(
     temp_ratio: float = 1.5,
     scheduled: Sequence[Scheduled] = (),
     started: float | None = None,
+    call: str = COMPILE_CALL,
 ) -> AuditReport:
     """Audit an executable that has been read (see `audit`).
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest.
         started: `time.perf_counter()` when the audit began, if it began with reading.
+        call: spelling of the caller's call in remedies.
 
     Raises:
         HloError: the parts of the program do not fit together.
@@ -147,7 +151,7 @@ def audit_executable(
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
-        *pool_findings(wholes, executable, may_copy),
+        *pool_findings(wholes, executable, bound, may_copy, call),
         *overlaps(executable, live),
         *misplaced(executable, live),
         *_hazards(executable, live),

@@ -18,17 +18,18 @@ from ir_passes.xla_audit.program import CPU, Executable, Instruction
 
 MOVES, VIEWS = frozenset({"copy", "copy-start", "transpose"}), frozenset({"bitcast", "parameter", "reshape", "tuple"})
 CONVERSIONS = frozenset({"bitcast-convert", "convert", "reverse"})
+COMPILE_CALL = "lowered.compile({})"
+"""Default spelling of the call that compiles a step; the braces stand for an argument."""
 REMEDY = (
-    "Read every row of the pool before the first write to it, write all rows at once, and carry the pool through "
-    "loops instead of scanning over it. XLA orders the write after another reader of the old pool only if it is "
-    "computed from what that reader reads; new rows that a sum reads too, XLA may compute twice. If one copy in each "
-    "step is acceptable, for example of a cache whose rows are returned as a new array, allow it: "
-    "compile_step(..., may_copy={pools})."
+    "If one copy in each step is acceptable, allow it: {call}. To avoid it, read every row of the pool before the "
+    "first write to it, write all rows at once, and carry the pool through loops instead of scanning over it. XLA "
+    "orders the write after another reader of the old pool only if it is computed from what that reader reads; new "
+    "rows that a sum reads too, XLA may compute twice."
 )
 REMEDY_CONVERTED = (
-    "XLA:CPU has no scatter for bfloat16, float8 and int4: it converts the whole pool to a wider dtype and back. On a "
+    " XLA:CPU has no scatter for bfloat16, float8 and int4: it converts the whole pool to a wider dtype and back. On a "
     "CPU keep a pool that is scattered to in float32 or float16, or write its rows one after another by "
-    "jax.lax.dynamic_update_slice in a jax.lax.fori_loop, which XLA does in place for every dtype. "
+    "jax.lax.dynamic_update_slice in a jax.lax.fori_loop, which XLA does in place for every dtype."
 )
 
 
@@ -119,34 +120,64 @@ def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) 
     ]
 
 
-def findings(pools: Sequence[WholePool], executable: Executable, allowed: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding for each rebuilt pool and each copy that `allowed` does not permit.
+def findings(
+    pools: Sequence[WholePool],
+    executable: Executable,
+    bound: BoundContract,
+    allowed: Sequence[str],
+    call: str = COMPILE_CALL,
+) -> Iterator[Finding]:
+    """Yield a finding for each rebuilt pool and one finding for all copies without permission.
 
     A copy is permitted if the path of every copied pool matches a pattern of `allowed`.
+
+    Args:
+        call: spelling of the caller's call, with braces for an argument.
     """
+    refused: list[WholePool] = []
     for pool in pools:
         value, paths = pool.value, ", ".join(pool.pools)
-        instruction = where(value.instruction, executable.module)
         if not pool.copied:
             yield Finding(
                 FindingKind.SECOND_POOL,
-                instruction,
+                where(value.instruction, executable.module),
                 f"{value} has as many elements as {paths} and is computed in {value.slice}, not in the pool's bytes",
                 "Update the rows that the slot map names and leave the others where they are.",
                 pool.pools,
             )
-            continue
         # escape brackets: in a path they are indices, not sets of characters
-        if all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in pool.pools):
+        elif not all(any(fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in allowed) for path in pool.pools):
+            refused.append(pool)
+    if not refused:
+        return
+    paths = tuple(dict.fromkeys(path for pool in refused for path in pool.pools))
+    copies = [
+        f"{', '.join(pool.pools)} ({pool.type}): {pool.value.array.padded_bytes} bytes are copied"
+        f"{' in every iteration' if pool.looped else ''}"
+        for pool in refused
+    ]
+    remedy = "".join(_successors(bound, paths)) + REMEDY.format(call=call.format(f"may_copy={list(paths)}"))
+    converted = any(pool.converted for pool in refused) and executable.platform == CPU
+    yield Finding(
+        FindingKind.POOL_COPY,
+        "\n  at ".join(where(pool.value.instruction, executable.module) for pool in refused),
+        "\n  ".join(dict.fromkeys(copies)),
+        remedy + (REMEDY_CONVERTED if converted else ""),
+        paths,
+    )
+
+
+def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
+    """Yield a remedy for each copied pool without a successor, if a result has its type."""
+    for number, pool in enumerate(bound.inputs):
+        if pool.path not in copied or number in bound.successors or not isinstance(pool.entry, Pool):
             continue
-        advice = REMEDY_CONVERTED if pool.converted and executable.platform == CPU else ""
-        yield Finding(
-            FindingKind.POOL_COPY,
-            instruction,
-            f"a whole pool is copied ({paths}, {pool.type}): {pool.as_copy(executable)}",
-            advice + REMEDY.format(pools=list(pool.pools)),
-            pool.pools,
-        )
+        results = [out for out in bound.outputs if (out.shape, out.dtype) == (pool.shape, pool.dtype)]
+        if paths := [out.path for out in results if not isinstance(out.entry, Pool)]:
+            yield (
+                f"{pool.path} has no successor and is not donated: if {' or '.join(paths)} is its next version, "
+                f"declare it {pool.entry} in the contract. "
+            )
 
 
 def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolType]:

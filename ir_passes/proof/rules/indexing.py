@@ -10,7 +10,7 @@ from ir_passes.contract.contract import SlotMap
 from ir_passes.jaxpr import primitives
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Order, Owner, PoolRows, Symbol, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows
 from ir_passes.proof.rules.addressing.access import (
@@ -187,6 +187,8 @@ def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
             return replace(rows, axis=at, inner=rows.inner * index.fact.div, held=())
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
+    if isinstance(index.owner, Mixed) and index.fact is None:
+        return index.owner  # the fault is where the index was made
     return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
 
 

@@ -1,6 +1,7 @@
 """Kernels that are read: what their plain programs have beside plain operations."""
 
 from ir_passes.contract.contract import PageTable, SlotMap
+from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -17,6 +18,30 @@ def uninitialized(site: Site) -> list[Value]:
                 "lane's",
                 "write all of a block or of scratch before it is read or handed out; where a kernel keeps what was in "
                 "a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
+                ViolationKind.UNINITIALIZED,
+            )
+        )
+    ]
+
+
+@rule("kernel_padding", reads="dim", ignores="size")
+def kernel_padding(site: Site, array: Value) -> list[Value]:
+    """Take foreign memory behind the rows of all lanes for rows of lanes that do not exist.
+
+    Rows 0 to N - 1 of the result are those of the operand, one for each lane in order. The rows behind them hold
+    anything. They are rows N and more of an owner `LaneRows(axis)` from lane 0, which are no lane's: every rule keeps
+    row i of a result from the other rows, and no output has rows from N on. So the rows of the lanes do not depend on
+    them. Elsewhere, as along the channels of a row or behind a shared array, the memory may be another lane's.
+    """
+    owner, lanes = array.owner, site.prover.bound.lanes
+    dim = site.params["dim"]
+    if owner == LaneRows(dim) and site.shapes[0][dim] == lanes:
+        return [Value(owner)]
+    return [
+        Value(
+            site.mixed(
+                "the last block of a kernel reaches beyond its array, and loads foreign memory there",
+                "choose blocks that divide the array, pad the array before the kernel, or declare the kernel",
                 ViolationKind.UNINITIALIZED,
             )
         )

@@ -16,6 +16,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
+from ir_passes.proof.rules.declarations import declaration_code
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -37,8 +38,9 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         message = f"nothing is known of {exact or f'a {site.name} without a name'}"
         why = site.prover.unread.get(id(site.params.get("jaxpr")))
         message += f", and it cannot be read: {why}" if why else ""
+        code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
         remedy = (
-            f"declare it: LaneContract(..., opaque={{{name!r}: Opaque(inputs, outputs)}})"
+            f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
             if name
             else "give it a name, as by pallas_call(..., name=...)"
         )
@@ -154,7 +156,13 @@ class _Declared:
     def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
         """Operands that have a row for each lane: with their names, shapes and the axis of the rows."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
-            if isinstance(value.owner, PoolRows) or isinstance(declared, Shared):
+            owner = value.owner
+            if isinstance(owner, PoolRows) or isinstance(declared, Shared):
+                continue
+            if isinstance(declared, PageTable) and isinstance(owner, LaneRows) and owner.inner > 1:
+                # a flat table has the pages of a lane one after the other
+                rows = self.site.shapes[k][0] // owner.inner, *self.site.shapes[k][1:]
+                yield value.but(owner=replace(owner, inner=1)), f"operand {k}", rows, 0
                 continue
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 

@@ -13,7 +13,11 @@ from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 
-
+_CAPACITY = (
+    "; places in the buffers of experts couple lanes, since a capacity drops tokens by how many other lanes chose the "
+    "same expert: use the sorted form, which drops none: order = jnp.argsort(expert), groups = jnp.bincount(expert, "
+    "length=experts), y = jax.lax.ragged_dot(x[order], w, groups)[jnp.argsort(order)]"
+)
 _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
@@ -66,7 +70,8 @@ def running(site: Site, x: Value) -> list[Value]:
     """Reduce cumulatively along one axis."""
     owner = x.owner
     if axis_of(owner) == int(site.params["axis"]):
-        owner = site.mixed(f"it runs along axis {site.params['axis']}, which holds different lanes", _APART)
+        message = f"it runs along axis {site.params['axis']}, which holds different lanes"
+        owner = site.mixed(message, _APART + _CAPACITY if site.name == "cumsum" else _APART)
     # of zeros and ones the product is one of them
     within = site.name in ("cummax", "cummin") or (site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1)))
     return [Value(owner, range=x.range if within else None)]
@@ -84,7 +89,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     axis %= len(site.shape)
     owner = x.owner
     if axis_of(owner) == axis:
-        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART)
+        owner = site.mixed(f"it compares along axis {axis}, which holds different lanes", _APART + _CAPACITY)
     return [Value(owner, range=x.range), Value(owner, range=(0, site.shapes[0][axis] - 1))]
 
 

@@ -1,6 +1,5 @@
 """compile_step: pools meet their successors, faults raise or warn, certificates hold and are reused, exports run."""
 
-import re
 import sys
 import warnings
 from dataclasses import replace
@@ -13,14 +12,16 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.exported import ExportError, load_exported
+from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract import declared
+from ir_passes.contract.entries import ContractFault
 from ir_passes.contract.statements import Assumption, AuditClaim, NotCovered
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import without_layouts
@@ -196,9 +197,47 @@ def test_the_remedy_of_a_copied_pool_is_may_copy() -> None:
         return y, [new]
 
     args = [SHIFT_ARGS[0]], SHIFT_ARGS[1]
-    with pytest.raises(AuditError, match=re.escape("may_copy=['args[0][0]']")):
-        compile_step(step, args, SHIFT)
+    calls = {
+        "compile_step(..., {})": lambda: compile_step(step, args, SHIFT),
+        "@isolated(contract, {})": lambda: isolated(SHIFT)(step)(*args),
+        "lowered.compile({})": lambda: isolated(SHIFT)(step).lower(*args).compile(),
+    }
+    for spelling, compile in calls.items():
+        with pytest.raises(AuditError) as raised:
+            compile()
+        (finding,) = raised.value.findings
+        allowed = spelling.format("may_copy=['args[0][0]']")
+        assert finding.remedy.startswith(f"If one copy in each step is acceptable, allow it: {allowed}.")
     assert compile_step(step, args, SHIFT, may_copy=["args[0][0]"]).certificate.holds
+
+
+def test_a_copied_pool_that_is_returned_as_a_lane_is_named_with_its_result() -> None:
+    step = LaneContract((Pool("r"), Lane()), Lane())
+    with pytest.raises(AuditError) as raised:
+        compile_step(lambda state, x: (x, state), SHIFT_ARGS, step)
+    (finding,) = raised.value.findings
+    assert finding.kind is FindingKind.POOL_COPY and finding.pools == ("args[0]",)
+    assert "result[1] is its next version" in finding.remedy
+    returned = LaneContract((Pool("r"), Lane()), (Lane(), Pool("r")))
+    assert compile_step(lambda state, x: (x, state), SHIFT_ARGS, returned).certificate.holds
+
+
+def test_64_bit_slots_of_numpy_are_those_that_jax_traces() -> None:
+    """JAX takes them as int32, before the trace and in calls; under `jax_enable_x64` they are refused with a remedy."""
+    w, pool, _, x = args()
+    slots = np.array([3, 1, 2])
+    expected = compile_step(one_pool, args(), ONE)(*args()[:2], slots, x)
+    traced = compile_step(one_pool, (w, pool, slots, x), ONE)
+    assert traced.bound.inputs[2].dtype == np.int32
+    assert_same(traced(*args()[:2], slots, x), expected)
+    assert_same(isolated(ONE)(one_pool)(*args()[:2], slots, x), expected)
+    with jax.enable_x64(True):
+        for wide in (slots, jnp.asarray(slots), jax.ShapeDtypeStruct(slots.shape, slots.dtype)):
+            with pytest.raises(ContractError) as raised:
+                compile_step(one_pool, (w, pool, wide, x), ONE)
+            (fault,) = raised.value.faults
+            assert (fault.id, fault.about) == (ContractFault.ARRAY, "args[2]")
+            assert "np.asarray(x, np.int32)" in fault.sentence
 
 
 class Pair(NamedTuple):

@@ -36,6 +36,7 @@ from ir_passes.jaxpr.collectives import (
     schedule_hash,
     schedule_of,
 )
+from ir_passes.jaxpr.placement import PlacementError
 from ir_passes.xla_audit.audit import audit
 from ir_passes.xla_audit.findings import FindingKind
 
@@ -51,6 +52,27 @@ def placed(args: tuple[Any, ...], specs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
     split = [NamedSharding(mesh(2, 2), spec) for spec in specs]
     return tuple(jax.device_put(jnp.array(arg, copy=True), place) for arg, place in zip(args, split, strict=True))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_pool_that_does_not_lie_on_the_mesh_is_named_with_its_spec(kind: AxisType) -> None:
+    """Followed to the letter, the remedy is audited; JAX's own check of explicit axes stops at the first argument."""
+    devices = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
+
+    def local(pool: Array, x: Array) -> Any:
+        new = pool * 0.5 + x
+        return new, new.sum(1)
+
+    step = jax.shard_map(local, mesh=devices, in_specs=P("data"), out_specs=P("data"))
+    pool, x = jnp.zeros((4, 6)), jnp.ones((4, 6))
+    with pytest.raises(PlacementError) as raised:
+        compile_step(step, (pool, x), ROWS)
+    first = raised.value.arguments[0]
+    assert (first.path, first.name, first.type) == ("args[0]", "pool", "float32[4,6]")
+    spec = eval(first.spec, {"P": P})
+    assert spec[0] == "data" and f"jax.NamedSharding(mesh, jax.{first.spec})" in str(raised.value)
+    given = [jax.device_put(one, NamedSharding(devices, spec)) for one in (pool, x)]
+    assert compile_step(step, tuple(given), ROWS).certificate.holds
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ FAULTS = {
         (S, P, L),
         (L, P),
         ContractFault.ARGUMENTS,
-        "args",
+        "args[3]",
     ),
     "an entry for each output": (
         step,

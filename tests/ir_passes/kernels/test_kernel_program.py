@@ -10,8 +10,8 @@ import pytest
 from isolation_oracle import leaks
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from zoo.kernels import grid_kernels, whole_kernels
 from zoo.kernels import read_kernels as zoo
-from zoo.kernels import whole_kernels
 from zoo.program import LANES, VALUE, Program
 
 from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, ViolationKind
@@ -20,12 +20,14 @@ from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
 from ir_passes.proof.lane_proof import prove_isolation
 
+PROGRAMS = zoo.PROGRAMS + whole_kernels.PROGRAMS + grid_kernels.PROGRAMS
+
 
 def read(step: Any, *args: Any) -> Any:
     return read_kernels(ir.trace(step, *args), keep=lambda eqn: False)
 
 
-@pytest.mark.parametrize("program", zoo.PROGRAMS + whole_kernels.PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
@@ -37,7 +39,7 @@ def test_plain_form_computes_what_the_kernel_does(program: Program):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("program", zoo.PROGRAMS + whole_kernels.PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_right_kernels_are_proved_and_listed(program: Program):
     proof = prove_isolation(program.step, program.args(), program.contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]

@@ -4,8 +4,10 @@ docs/steps/your-step.md has the list. A kernel is traced as a user calls it; non
 """
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import ir_passes
 from ir_passes import IsolationError, Lane, LaneContract, Packed, PageTable, Pool, Shared, ViolationKind
-from ir_passes.contract.statements import Note
+from ir_passes.contract.statements import Assumption, Note
 from ir_passes.proof.lane_proof import prove_isolation
 
 
@@ -146,13 +149,16 @@ DECLARED = {
     "gpu.layer_norm, 100 channels": "uninitialized",
     "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
     "gpu.ragged_dot_mgpu": "nothing is known of body",
-    "tpu.paged_attention": "blocks of 128 along a dimension of 1",
+    "tpu.paged_attention": "a store to an operand whose memory no result takes",
     "tpu.ragged_paged_attention": "a semaphore whose index is computed",
     "tpu.megablox": "a grid whose size is computed",
 }
 """Kernels whose program cannot be read or proved, with the reason; the user declares such a kernel."""
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
+
+TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.megablox"]
+"""Kernels whose declaration stands in the error; packed tokens and pools have none."""
 
 
 FAULTS = {ViolationKind.OPAQUE, ViolationKind.UNINITIALIZED, ViolationKind.BOUNDS}
@@ -176,6 +182,33 @@ def test_kernel_wants_a_declaration(name: str) -> None:
     with pytest.raises(IsolationError, match=DECLARED[name]) as error:
         prove_isolation(*USES[name]())
     assert {one.kind for one in error.value.violations} <= FAULTS
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_the_declaration_of_an_unreadable_kernel_can_be_typed(name: str) -> None:
+    step, args, contract = USES[name]()
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, contract)
+    (violation,) = error.value.violations
+    code = re.search(r"opaque=({.*})\)", violation.remedy)
+    assert code is not None
+    declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
+    assert Assumption.OPAQUE in [one.id for one in prove_isolation(step, args, declared).assumed]
+
+
+def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
+    step, args, contract = USES["tpu.paged_attention"]()
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, contract)
+    code = re.search(r"opaque=({.*})\)", error.value.violations[0].remedy)
+    assert code is not None
+    declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
+
+    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
+        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
+
+    with pytest.raises(IsolationError):
+        prove_isolation(of_next, args, declared)
 
 
 def test_a_neighbours_pages_are_seen() -> None:

@@ -20,7 +20,7 @@ from ir_passes.jaxpr.primitives import (
     UNSUPPORTED,
     WITH_BODIES,
 )
-from ir_passes.kernels.memory import KERNEL_INDEX, UNINITIALIZED
+from ir_passes.kernels.memory import KERNEL_INDEX, KERNEL_PADDING, UNINITIALIZED
 from ir_passes.proof.dims.rules import DIMENSION_RULES
 from ir_passes.proof.rules.all import RULES
 
@@ -28,7 +28,7 @@ ONLY_LATER = {"log2", "one_minus_square", "polynomial"}
 ONLY_EARLIER = {"empty"}
 UNREGISTERED = {"shard_map", "closed_call", "core_call", "checkpoint", "pjit", "platform_index"}
 """Primitives that cannot be batched by the table, and names of calls that only some versions use."""
-OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX}
+OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING}
 """Operations of the plain programs of kernels, which are not JAX's."""
 OTHER_ELEMENTWISE = {"add_any", "clamp", "convert_element_type", "select_n"}
 """Elementwise primitives with a batching rule of their own."""

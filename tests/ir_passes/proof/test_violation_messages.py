@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, name_dims, prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, declassify, name_dims, prove_isolation
+from ir_passes.contract.statements import Assumption
 from ir_passes.proof.violations import ViolationKind
 
 N, ROWS, D, TAPS = 4, 9, 6, 3
@@ -196,3 +197,115 @@ def test_rows_that_are_split_off_and_cut_out_are_not_taken_for_all_rows() -> Non
 
     contract = LaneContract((Lane(), Pool("s"), SlotMap("s", size=8)), STEP.outputs)
     assert refused(step, (ARGS[0], jnp.ones((8, D)), ARGS[2]), contract).primitive == "reshape"
+
+
+KV = LaneContract((Lane(), Pool("s"), Pool("s"), SlotMap("s", size=ROWS)), (Lane(), Pool("s"), Pool("s")))
+
+
+def test_pools_that_are_written_by_one_wrong_index_are_one_fault() -> None:
+    def step(rows: Callable[[Array], Array], x: Array, k: Array, v: Array, slots: Array) -> Any:
+        index = rows(slots)
+        k = k.at[index].set(x)
+        v = v.at[index].set(x)
+        return x, k, v
+
+    args = ARGS[0], ARGS[1], ARGS[1], ARGS[2]
+    for wrong in (lambda slots: jnp.arange(N, dtype=jnp.int32), lambda slots: slots + 1):
+        violation = refused(partial(step, wrong), args, KV)
+        assert {"args[1]", "args[2]"} <= set(violation.concerned)
+    prove_isolation(partial(step, as_it_is), args, KV)
+
+
+SUMMARY = LaneContract((Lane(),), (Lane(), Shared()))
+
+
+@pytest.mark.parametrize("entry", [Shared(), None])
+def test_the_remedy_of_a_mean_that_all_lanes_may_see(entry: Any) -> None:
+    def step(mark: Callable[[Array], Array], x: Array) -> Any:
+        return x * 2.0, mark(x.mean())
+
+    contract = LaneContract((Lane(),), (Lane(), entry))
+    violation = refused(partial(step, as_it_is), ARGS[:1], contract)
+    assert "return declassify(value, reason)" in violation.remedy
+    proof = prove_isolation(partial(step, lambda x: declassify(x, "a statistic of the batch")), ARGS[:1], contract)
+    assert Assumption.DECLASSIFIED in [one.id for one in proof.assumed]
+
+
+def test_a_mean_that_lanes_read_is_not_to_be_declassified() -> None:
+    def step(x: Array) -> Any:
+        mean = x.mean()
+        return x - mean, mean
+
+    assert "declassify" not in refused(step, ARGS[:1], SUMMARY).remedy
+
+
+ROLES: dict[str, tuple[Any, Any, Callable[[Array], Array]]] = {
+    "length > 0": (Lane(role="length"), jnp.array([5, 0, 2, 1], jnp.int32), lambda length: length > 0),
+    "active": (Lane(role="active"), jnp.array([True, False, True, True]), as_it_is),
+    "arange(lanes) < active_count": (
+        Shared(role="active_count"),
+        jnp.int32(2),
+        lambda count: jnp.arange(N, dtype=jnp.int32) < count,
+    ),
+}
+
+
+@pytest.mark.parametrize("condition", ROLES)
+def test_idle_lanes_are_named_by_the_role_of_the_contract(condition: str) -> None:
+    entry, array, busy = ROLES[condition]
+    contract = LaneContract((Lane(), Pool("s"), entry), (Lane(role="accepted"), Pool("s")))
+
+    def step(guarded: bool, x: Array, pool: Array, idle: Array) -> Any:
+        mask, new = busy(idle), pool + x
+        accepted = jnp.where(x[:, 0] > 0, 1, 0).astype(jnp.int32)
+        return jnp.where(mask, accepted, 0), jnp.where(mask[:, None], new, pool) if guarded else new
+
+    args = ARGS[0], jnp.ones((N, D)), array
+    violation = refused(partial(step, False), args, contract)
+    assert violation.kind is ViolationKind.IDLE
+    assert (
+        f"where({condition}, new, old)" in violation.remedy
+        and f"(args[2], {type(entry).__name__}(role=" in violation.message
+    )
+    prove_isolation(partial(step, True), args, contract)
+
+    def unguarded(x: Array, pool: Array, idle: Array) -> Any:
+        return jnp.where(x[:, 0] > 0, 1, 0).astype(jnp.int32), pool
+
+    violation = refused(unguarded, args, contract)
+    assert violation.kind is ViolationKind.ACCEPTED and f"where({condition}, accepted, 0)" in violation.remedy
+
+
+EXPERTS, CAPACITY = 3, 2
+MOE = LaneContract((Lane(), Shared(), Shared()), Lane())
+
+
+def by_capacity(x: Array, router: Array, w: Array) -> Array:
+    expert = jnp.argmax(x @ router, -1)
+    chosen = jax.nn.one_hot(expert, EXPERTS, dtype=jnp.int32)
+    place = (jnp.cumsum(chosen, 0) * chosen).sum(1) - 1
+    fits = (place < CAPACITY)[:, None]
+    buffers = jnp.zeros((EXPERTS, CAPACITY, D)).at[expert, place].set(jnp.where(fits, x, 0.0), mode="drop")
+    return jnp.where(fits, jnp.einsum("ecd,edf->ecf", buffers, w)[expert, place], 0.0)
+
+
+def by_expert_choice(x: Array, router: Array, w: Array) -> Array:
+    weights, tokens = lax.top_k(jax.nn.softmax(x @ router).T, CAPACITY)
+    rows = jnp.einsum("ecd,edf->ecf", x[tokens], w) * weights[..., None]
+    return jnp.zeros_like(x).at[tokens.reshape(-1)].add(rows.reshape(-1, D))
+
+
+def in_sorted_form(x: Array, router: Array, w: Array) -> Array:
+    expert = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(expert)
+    return lax.ragged_dot(x[order], w, jnp.bincount(expert, length=EXPERTS))[jnp.argsort(order)]
+
+
+@pytest.mark.parametrize(("step", "operation"), [(by_capacity, "cumsum"), (by_expert_choice, "top_k")])
+def test_the_remedy_of_a_capacity_of_experts_is_the_sorted_form(step: Callable[..., Any], operation: str) -> None:
+    args = ARGS[0], jnp.ones((D, EXPERTS)), jnp.ones((EXPERTS, D, D))
+    violation = refused(step, args, MOE)
+    assert violation.primitive == operation and violation.source.startswith(__file__)
+    typed = "jax.lax.ragged_dot(x[order], w, groups)[jnp.argsort(order)]"
+    assert "capacity" in violation.remedy and typed in violation.remedy
+    prove_isolation(in_sorted_form, args, MOE)

@@ -77,7 +77,8 @@ def test_per_sequence_loop_copies_the_pool() -> None:
     with pytest.raises(AuditError) as raised:
         report.require()
     assert raised.value.findings == report.findings
-    assert str(raised.value).count(FindingKind.POOL_COPY.sentence) == len(report.copies)
+    assert [finding.kind for finding in report.findings] == [FindingKind.POOL_COPY]  # all copies in one finding
+    assert all(f"%{copy.instruction}" in report.findings[0].where for copy in report.copies)
     assert "audited_steps.py" in str(raised.value)
 
 

@@ -153,7 +153,9 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         message = f"rows of {path} are picked by a constant of the program" + (
             "" if constant is None else f", {constant}"
         )
-        violation = site.violation(ViolationKind.CONSTANT, message, "make the row an operand: an entry of a slot map")
+        remedy = "make the row an operand: an entry of a slot map"
+        # the index of several pools is one fault
+        violation = replace(site.violation(ViolationKind.CONSTANT, message, remedy), fault=index.number)
         site.prover.violations.append(violation)
         return Mixed(violation)
     tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]

@@ -17,7 +17,7 @@ from mutants import (
     unnamed,
     verification,
 )
-from mutants.kernels import declared, read_kernels, whole_kernels
+from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
 from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
@@ -42,6 +42,7 @@ THEMES = (
     pools,
     read_kernels,
     whole_kernels,
+    grid_kernels,
     unnamed,
     idle,
     lost_facts,

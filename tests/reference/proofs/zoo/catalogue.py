@@ -18,7 +18,7 @@ from zoo import (
     token_neighbours,
     verification,
 )
-from zoo.kernels import read_kernels, whole_kernels
+from zoo.kernels import grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
 from zoo.tokens import token_scans, token_sums
@@ -40,6 +40,7 @@ THEMES = (
     pages,
     read_kernels,
     whole_kernels,
+    grid_kernels,
     speculative,
     sharded,
     sharded_experts,

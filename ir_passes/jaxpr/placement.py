@@ -1,0 +1,135 @@
+"""Arguments of a `shard_map` that do not lie on its mesh."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.jaxpr import ir
+
+_SPECS_DIFFER = re.compile(
+    r"in_specs passed to shard_map: (?P<spec>.*?) does not match the specs of the input: .*? "
+    r"for arg: (?P<type>\w+\[[^\]]*\])",
+    re.DOTALL,
+)
+"""JAX's error for an argument of a mesh with explicit axes: the spec, and the type of the argument."""
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """An argument that does not lie on the devices of a mesh.
+
+    Attributes:
+        path: of the argument, as "args[0]".
+        name: of the parameter; "" if it is not known.
+        type: dtype and shape, as "float32[8,4]".
+        spec: the entry of `in_specs`, as "P('data', None)"; "" if it is not known.
+    """
+
+    path: str
+    name: str
+    type: str
+    spec: str
+
+    def __str__(self) -> str:
+        name = f"{self.name}, " if self.name else ""
+        return f"{self.path} ({name}{self.type}{f', in_specs {self.spec}' if self.spec else ''})"
+
+
+class PlacementError(ValueError):
+    """Arguments of a `shard_map` do not lie on its mesh as `in_specs` say.
+
+    Attributes:
+        arguments: the arguments that `in_specs` are known to split, then others that lie on no mesh.
+    """
+
+    def __init__(self, *arguments: Unplaced):
+        self.arguments = arguments
+        known = [argument for argument in arguments if argument.spec]
+        others = [argument for argument in arguments if not argument.spec]
+        first = known[0]
+        text = f"shard_map splits arguments that do not lie on its mesh: {', '.join(map(str, known))}"
+        if others:
+            text += f"; {', '.join(map(str, others))} lie on no mesh either: place those that in_specs split"
+        super().__init__(
+            f"{text}; place each before the call: {first.name or 'x'} = jax.device_put({first.name or 'x'}, "
+            f"jax.NamedSharding(mesh, jax.{first.spec})), with the mesh of the shard_map and its entry of in_specs"
+        )
+
+
+def placement_error(
+    error: ValueError, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> PlacementError | None:
+    """Return the error with the arguments of JAX's error about `in_specs`; None for others.
+
+    JAX names the type of the first argument only. Arguments of this type that lie on no mesh come first.
+
+    Args:
+        error: from the trace of a step.
+        args, kwargs: its arguments, without static ones.
+        names: of the positional parameters.
+    """
+    match = _SPECS_DIFFER.search(str(error))
+    if match is None:
+        return None
+    free = _free_arguments(args, kwargs, names)
+    spec = _code(match["spec"])
+    known = [replace(argument, spec=spec) for argument in free.values() if argument.type == match["type"]]
+    others = [argument for argument in free.values() if argument.type != match["type"]]
+    return PlacementError(*known, *others) if known else None
+
+
+def check_donated(
+    program: ir.ClosedJaxpr,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
+    donated: Collection[int],
+) -> None:
+    """Raise PlacementError for donated arrays on no mesh that a `shard_map` splits.
+
+    XLA moves such an array to the mesh in each call. It cannot be written in place. A `jax.ShapeDtypeStruct` may stand
+    for an array that lies on the mesh.
+
+    Args:
+        program: of the step.
+        args, kwargs, names: as for `placement_error`.
+        donated: indices of the flattened arguments.
+    """
+    leaves, free = jax.tree.leaves((tuple(args), dict(kwargs))), _free_arguments(args, kwargs, names)
+    free = {index: argument for index, argument in free.items() if not isinstance(leaves[index], jax.ShapeDtypeStruct)}
+    unplaced = []
+    for eqn in program.jaxpr.eqns:
+        if eqn.primitive.name != "shard_map":
+            continue
+        specs = dict(zip(eqn.invars, eqn.params["in_specs"], strict=True))
+        for index, var in enumerate(program.jaxpr.invars):
+            axes = [axis for part in specs.get(var, ()) for axis in (part if isinstance(part, tuple) else (part,))]
+            if index in donated and index in free and any(eqn.params["mesh"].shape.get(axis, 1) > 1 for axis in axes):
+                unplaced.append(replace(free[index], spec=_code(str(specs[var]))))
+    if unplaced:
+        raise PlacementError(*unplaced)
+
+
+def _code(spec: str) -> str:
+    """Return a spec as code, for all versions of JAX."""
+    return "P" + spec.removeprefix("PartitionSpec").removeprefix("P")
+
+
+def _free_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> dict[int, Unplaced]:
+    """Return the arrays on no mesh by their index among the flattened arguments."""
+    free = {}
+    for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path((tuple(args), dict(kwargs)))):
+        if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding) or not hasattr(leaf, "dtype"):
+            continue
+        key: Any = path[1]
+        is_positional = hasattr(key, "idx")
+        place = f"args[{key.idx}]" if is_positional else f"kwargs[{key.key!r}]"
+        name = str(names[key.idx]) if is_positional and key.idx < len(names) and len(path) == 2 else ""
+        dtype: Any = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        shape = ",".join(map(str, np.shape(leaf)))
+        free[index] = Unplaced(place + jax.tree_util.keystr(path[2:]), name, f"{dtype.name}[{shape}]", "")
+    return free

@@ -1,0 +1,106 @@
+"""Pallas kernels with a computed grid, with blocks beyond the last lane, and with rotated rows; for a TPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from zoo.kernels.read_kernels import Kernel, like
+from zoo.program import LANES, SLOTS, VALUE, Program, normal, slot_map
+
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+
+COUNTED = LaneContract((Shared(), Pool("seq"), SlotMap("seq", SLOTS), Lane()), (Pool("seq"),))
+TILED = LaneContract((Lane(),), (Lane(),))
+ROTATED = LaneContract((Lane(), Lane()), (Lane(),))
+TPU = pltpu.CompilerParams()
+
+
+def update_body(slots: Any, x: Any, pool: Any, new: Any) -> None:
+    new[...] = pool[...] * 0.5 + x[...]
+
+
+def _clipped(count: Array, x: Array) -> Array:
+    return jnp.clip(count, 0, LANES)
+
+
+def counted(
+    steps: Callable[[Array, Array], Array] = _clipped, row: Callable[..., Any] | None = None, alias: bool = True
+) -> Callable[..., Any]:
+    """Rows of the first lanes, as many as the host says."""
+    row = row or (lambda lane, slots: (slots[lane], 0))
+
+    def step(count: Array, pool: Array, slots: Array, x: Array) -> Any:
+        mine = pl.BlockSpec((1, VALUE), lambda lane, slots: (lane, 0))
+        picked = pl.BlockSpec((1, VALUE), row)
+        spec = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(steps(count, x),), in_specs=[mine, picked], out_specs=picked
+        )
+        call = pl.pallas_call(
+            update_body, grid_spec=spec, out_shape=like(pool)[0], input_output_aliases={2: 0} if alias else {},
+            compiler_params=TPU, interpret=True,
+        )  # fmt: skip
+        return (call(slots, x, pool),)
+
+    return step
+
+
+def draw_counted(rng: np.random.Generator) -> tuple[Any, ...]:
+    count = np.int32(rng.integers(0, LANES + 1))
+    return count, normal(rng, SLOTS, VALUE), slot_map(rng), normal(rng, LANES, VALUE)
+
+
+def norm_body(x: Any, out: Any) -> None:
+    out[...] = x[...] / (1.0 + jnp.max(jnp.abs(x[...]), axis=1, keepdims=True))
+
+
+def tiled(body: Kernel = norm_body, block: tuple[int, int] = (3, VALUE), width: int = VALUE) -> Callable[..., Any]:
+    """Blocks of several lanes or channels, of which the last one reaches beyond the array."""
+
+    def step(x: Array) -> Any:
+        grid = pl.cdiv(LANES, block[0]), pl.cdiv(VALUE, block[1])
+        spec = pl.BlockSpec(block, lambda rows, channels: (rows, channels))
+        out = spec if width == VALUE else pl.BlockSpec((block[0], width), lambda rows, channels: (rows, 0))
+        shape = like(x[:, :width])[0]
+        call = pl.pallas_call(
+            body, grid=grid, in_specs=[spec], out_specs=out, out_shape=shape, compiler_params=TPU, interpret=True
+        )
+        return (call(x),)
+
+    return step
+
+
+def draw_tiled(rng: np.random.Generator) -> tuple[Any, ...]:
+    return (normal(rng, LANES, VALUE),)
+
+
+def rotate_body(shifts: Any, x: Any, out: Any) -> None:
+    out[...] = pltpu.roll(x[...], shifts[pl.program_id(0)], 1) + pltpu.roll(x[...], 1, 1, stride=2, stride_axis=0)
+
+
+def rotated(body: Kernel = rotate_body, rows: int = 1) -> Callable[..., Any]:
+    """Rows that are rotated by the number of their lane."""
+
+    def step(shifts: Array, x: Array) -> Any:
+        spec = pl.BlockSpec((rows, VALUE), lambda lane, shifts: (lane, 0))
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(LANES // rows,), in_specs=[spec], out_specs=spec
+        )
+        call = pl.pallas_call(body, grid_spec=grid, out_shape=like(x)[0], compiler_params=TPU, interpret=True)
+        return (call(shifts, x),)
+
+    return step
+
+
+def draw_rotated(rng: np.random.Generator) -> tuple[Any, ...]:
+    return rng.integers(0, VALUE, LANES).astype(np.int32), normal(rng, LANES, VALUE)
+
+
+PROGRAMS = (
+    Program("kernel: a computed number of steps", counted(), COUNTED, draw_counted),
+    Program("kernel: blocks beyond the last lane", tiled(), TILED, draw_tiled),
+    Program("kernel: rotated rows", rotated(), ROTATED, draw_rotated),
+)

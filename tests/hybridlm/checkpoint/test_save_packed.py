@@ -56,6 +56,7 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
 
 
+@pytest.mark.slow
 def test_on_a_mesh(tmp_path: Path) -> None:
     """Arrays of one device and of a mesh are read on the other; `test_packed_mesh` compares their numbers."""
     write_random_checkpoint("sparse_base", tmp_path / "model")

@@ -43,7 +43,11 @@ class Fault:
     tests: list[str]
 
     def planted(self, source: str) -> str:
-        """Return the source with the fault; ValueError if `old` does not occur once."""
+        """Return the source with the fault.
+
+        Raises:
+            ValueError: `old` does not occur once.
+        """
         if source.count(self.old) != 1:
             raise ValueError(f"{FAULTS.name}: {self.name}: expected {self.old!r} once in {self.file}")
         return source.replace(self.old, self.new)
@@ -64,7 +68,7 @@ def pytest_options(default: bool) -> list[str]:
 
 
 def first_failure(tree: Path, tests: list[str], default: bool) -> str | None:
-    """Run the tests of a fault in a tree and return the id of the first that fails; None if all pass."""
+    """Return the id of the first test of a fault that fails in a tree; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *pytest_options(default), *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     try:
@@ -73,12 +77,15 @@ def first_failure(tree: Path, tests: list[str], default: bool) -> str | None:
         return f"a test that does not end in {SECONDS} seconds"
     if run.returncode in (0, 5):  # 5: no test was chosen
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
-    return found[1] if found else f"pytest, which ended with status {run.returncode}"
+    failure = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    return failure[1] if failure else f"pytest, which ended with status {run.returncode}"
 
 
 def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
-    """Yield each fault with the selection that finds it, "default", "--rest" or "none", and the test."""
+    """Yield each fault with the selection and the test that find it.
+
+    The selection is "default", "--rest" or "none".
+    """
     with tempfile.TemporaryDirectory(prefix="hybridlm-faults-") as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, ignore=NOT_COPIED)

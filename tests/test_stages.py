@@ -22,7 +22,10 @@ def default_marks(config: pytest.Config) -> str:
 
 
 def whole_tree(root: Path, config: pytest.Config) -> list[str]:
-    """Return the mark expressions of the stages that take tests of all files, but for those that other stages take."""
+    """Return the mark expressions of the stages that choose from all files.
+
+    Files that a stage ignores have another stage, as another test checks.
+    """
     expressions = []
     for line in lines_of(root, "run", "long"):
         if "pytest" not in line or line.lstrip().startswith("#"):

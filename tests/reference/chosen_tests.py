@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def chooses_nothing(config: pytest.Config) -> bool:
-    """Return True if the command line chooses no tests by path, mark, keyword or an option of this file."""
+    """Return True if no path, mark, keyword or option of this file chooses tests."""
     option = config.option
     return (
         config.args_source is pytest.Config.ArgsSource.TESTPATHS
@@ -38,7 +38,7 @@ def groups_of(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
 
 
 def hash_of(item: pytest.Item) -> int:
-    """Return a hash of the file and the first parameter: a fixture makes for these what several tests share."""
+    """Return a hash of the file and the first parameter, which fixtures are often made for."""
     file, _, test = item.nodeid.partition("::")
     return zlib.crc32(f"{file} {test.partition('[')[2].rstrip(']').partition('-')[0]}".encode())
 
@@ -50,7 +50,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], kept: set[pytest.
 
 
 def most_different(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
-    """Yield the sets of parameters of one test and the number of values that no earlier set has, the most first."""
+    """Yield the items of one test with the number of their new values, the highest first."""
     values = {
         item: {(name, id(value)) for name, value in item.callspec.params.items()}
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
@@ -71,7 +71,7 @@ def once_each(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def of_each(items: list[pytest.Item], count: int) -> set[pytest.Item]:
-    """Return at most `count` sets of parameters of each test: different values, chosen by `hash_of`."""
+    """Return at most `count` sets of parameters of each test, in the order of `hash_of`."""
     return {
         item
         for group in groups_of(items).values()
@@ -85,7 +85,7 @@ def default_tests(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def mark_products(items: list[pytest.Item]) -> None:
-    """Mark as `long` the sets of parameters that the default run leaves out of tests marked `each_value`."""
+    """Mark sets of parameters of `each_value` tests as `long` if all their values occur elsewhere."""
     products = [item for item in items if item.get_closest_marker("each_value") and not item.get_closest_marker("long")]
     for group in groups_of(products).values():
         for item in set(group) - set(once_each(group)):
@@ -94,7 +94,7 @@ def mark_products(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark the long ones of products; leave out tests by the options, after `-m` and `-k`."""
+    """Leave out tests by the options, after `-m` and `-k`."""
     mark_products(items)
     yield
     if chooses_nothing(config):

@@ -183,6 +183,7 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = hybridlm.load(demo.path(), lanes=2, compilation_cache=False)
     ours = EngineSide(lm, 2, 6)

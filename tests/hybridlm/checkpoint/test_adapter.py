@@ -216,6 +216,7 @@ def test_no_adapter_there(base: Path, tmp_path: Path) -> None:
         hybridlm.load(alone, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(base, both)

@@ -37,6 +37,7 @@ def saved(tmp_path: Path, golden: str | Path, scheme: str, group: int | None) ->
     return lm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("golden", "scheme", "group"), MODELS)
 def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | None) -> None:
     lm = saved(tmp_path, golden, scheme, group)

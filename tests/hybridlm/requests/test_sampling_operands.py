@@ -39,6 +39,6 @@ def test_arrays_have_the_settings_of_each_lane_and_both_words_of_seeds() -> None
         ([{"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0}], FILTERED),
     ],
 )
-def test_mode_is_the_most_general_one_of_the_lanes(lanes: list[dict[str, float]], mode: int) -> None:
+def test_mode_is_the_most_general_one_of_the_lanes(lanes: list[dict[str, Any]], mode: int) -> None:
     _, sampling_mode = sampling_arrays([None, *(lane(**params) for params in lanes)])
     assert sampling_mode == mode

@@ -1,6 +1,5 @@
-"""Shares lose no test and run none twice; of each test some sets of parameters run, of products each value."""
+"""The default tests, `--rest` and the shares have every test once; of products each value runs by default."""
 
-import os
 import re
 from collections.abc import Callable
 from itertools import product
@@ -32,9 +31,26 @@ def test_values_some_of_them_long(a, b): pass
 
 def test_alone(): pass
 
+@pytest.mark.slow
+def test_slow(): pass
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_size_is_slow(size): pass
+
 @pytest.mark.long
 def test_long(): pass
 """
+SETTINGS = """
+[pytest]
+testpaths = .
+addopts = -m="not long"
+markers =
+    each_value: ...
+    long: ...
+    slow: ...
+"""
+NO_PLUGINS = ("cacheprovider", "unraisableexception", "threadexception")
+"""The last two collect garbage ten times a run, which takes seconds in a large process."""
 Chosen = Callable[..., list[str]]
 
 
@@ -50,51 +66,72 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chosen:
     """The names of the tests that options choose."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "test_of_a_choice.py").write_text(TESTS)
-    settings = ["--import-mode=importlib", "--collect-only", "--capture=no", "-p", "no:cacheprovider", "-W", "ignore"]
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
+    settings = ["--import-mode=importlib", "--collect-only", "--capture=no", "-W", "ignore"]
+    settings += [f"-pno:{plugin}" for plugin in NO_PLUGINS]
 
     def names(*options: str) -> list[str]:
         collected = Collected()
-        arguments = [*settings, "-c", os.devnull, "--rootdir", str(tmp_path), *options, str(tmp_path)]
-        code = pytest.main(arguments, plugins=[chosen_tests, collected])
+        code = pytest.main([*settings, *options], plugins=[chosen_tests, collected])
         assert code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         return collected.names
 
     return names
 
 
-def test_without_options_all_run(chosen: Chosen) -> None:
+EVERY = ("-m", "long or not long")
+
+
+def test_a_path_or_marks_choose_all_sets_of_parameters(chosen: Chosen) -> None:
+    names = chosen(*EVERY)
+    assert len(names) == len(set(names)) == 14 + 3 + 24 + 4 + 1 + 1 + 2 + 1
+    assert sorted(chosen("-m", "long") + chosen("-m", "not long or slow")) == sorted(names)
+    assert sorted(chosen("test_of_a_choice.py")) == sorted(chosen("-m", "not long or slow"))
+
+
+def test_default_tests_are_one_set_of_parameters_of_each_quick_test(chosen: Chosen) -> None:
     names = chosen()
-    assert len(names) == len(set(names)) == 14 + 3 + 24 + 4 + 2
+    quick = {"alone", "one_size_is_slow", "product", "sizes", "values", "values_some_of_them_long"}
+    assert len(names) == len(quick) and {name.partition("[")[0] for name in names} == {f"test_{test}" for test in quick}
+    assert "test_one_size_is_slow[1]" in names
 
 
-@pytest.mark.parametrize("shares", [1, 2, 3, 5, 8])
+def test_the_rest_are_all_tests_but_the_default_ones(chosen: Chosen) -> None:
+    default, rest = chosen(), chosen("--rest")
+    assert not set(default) & set(rest)
+    assert sorted(default + rest) == sorted(chosen("test_of_a_choice.py"))
+    assert sorted(chosen("--rest", "test_of_a_choice.py")) == sorted(rest)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
 def test_shares_have_every_test_once(chosen: Chosen, shares: int) -> None:
-    parts = [chosen("--share", f"{number}/{shares}") for number in range(shares)]
-    assert sorted(name for part in parts for name in part) == sorted(chosen())
+    parts = [chosen(*EVERY, "--share", f"{number}/{shares}") for number in range(shares)]
+    assert sorted(name for part in parts for name in part) == sorted(chosen(*EVERY))
     assert sum(map(bool, parts)) > shares / 2
     # Days are counted on.
-    assert chosen("--share", f"{shares + 1}/{shares}") == parts[1 % shares]
+    assert chosen(*EVERY, "--share", f"{shares + 1}/{shares}") == parts[1 % shares]
     # What a fixture makes for a first parameter is made in one of them.
     for first in range(7):
         assert sum(any(name.startswith(f"test_product[{first}-") for name in part) for part in parts) == 1
 
 
 def test_a_share_of_what_a_mark_chooses_is_a_share_of_the_tests(chosen: Chosen) -> None:
-    for mark in ("long", "not long"):
-        parts = [chosen("--share", f"{number}/3", "-m", mark) for number in range(3)]
-        assert sorted(name for part in parts for name in part) == sorted(chosen("-m", mark))
+    parts = [chosen("--share", f"{number}/2", "-m", "long") for number in range(2)]
+    assert sorted(name for part in parts for name in part) == sorted(chosen("-m", "long"))
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 3, 14, 20])
-def test_some_of_each_test(chosen: Chosen, wanted: int) -> None:
-    every, some = chosen(), chosen("--of-each", str(wanted))
+@pytest.mark.parametrize("wanted", [1, 2, 14])
+def test_some_of_each_test_differ_in_all_parameters(chosen: Chosen, wanted: int) -> None:
+    every, some = chosen(*EVERY), chosen(*EVERY, "--of-each", str(wanted))
     assert [name for name in every if name in some] == some
     for test in {name.partition("[")[0] for name in every}:
         sets = [name for name in every if name.partition("[")[0] == test]
-        kept = [name for name in some if name.partition("[")[0] == test]
-        assert len(kept) == min(wanted, len(sets)) and kept[0] == sets[0]
-        assert wanted == 1 or kept[-1] == sets[-1]
+        assert len([name for name in some if name.partition("[")[0] == test]) == min(wanted, len(sets))
+    if wanted == 2:
+        first, second = (name.partition("[")[2].split("-") for name in some if name.startswith("test_product"))
+        assert first[0] != second[0] and first[1] != second[1]
 
 
 def test_of_a_product_each_value_runs(chosen: Chosen) -> None:
@@ -102,16 +139,12 @@ def test_of_a_product_each_value_runs(chosen: Chosen) -> None:
         names = [re.fullmatch(r"test_values\[(.+)\]", name) for name in chosen(*options)]
         return {tuple(found[1].split("-")) for found in names if found is not None}
 
-    few, rest = sets("-m", "not long"), sets("-m", "long")
+    few, rest = sets("test_of_a_choice.py"), sets("-m", "long")
     assert [set(values) for values in zip(*few, strict=True)] == [set("0123"), set("xyz"), {"0.5", "None"}]
     assert len(few) == 4, "the values of the longest parameter, each once"
     assert few | rest == set(product("0123", "xyz", ("0.5", "None"))) and not few & rest
 
 
 def test_what_is_long_is_no_value_of_a_product(chosen: Chosen) -> None:
-    few = [name for name in chosen("-m", "not long") if "some_of_them_long" in name]
+    few = [name for name in chosen("test_of_a_choice.py") if "some_of_them_long" in name]
     assert few == ["test_values_some_of_them_long[p-1]", "test_values_some_of_them_long[q-1]"]
-
-
-def test_marks_leave_no_test_out(chosen: Chosen) -> None:
-    assert sorted(chosen("-m", "long") + chosen("-m", "not long")) == sorted(chosen())

@@ -155,6 +155,7 @@ def test_updates_by_a_checkpoint_and_by_arrays(lm: hybridlm.LM, other: hybridlm.
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a prefix cache, whose states are compared with the model that made them."""
 
@@ -186,6 +187,7 @@ def test_a_model_of_files_that_changed_is_neither_saved_nor_merged_into(
         lm.generate([[5]], prefix=prefix_of_new, max_tokens=1)
 
 
+@pytest.mark.slow
 def test_packed_weights(base: Path, tmp_path: Path) -> None:
     """One scale differs; and the same weights, packed or dequantised."""
     settings = {**SETTINGS, "dtype": "bfloat16"}

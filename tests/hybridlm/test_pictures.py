@@ -19,6 +19,7 @@ def history(text_lm: hybridlm.LM) -> StateHistory:
     return state_history(text_lm, TOKENS, group=4)
 
 
+@pytest.mark.slow
 def test_the_history_ends_with_the_state_of_a_forward_pass(text_lm: hybridlm.LM, history: StateHistory) -> None:
     states = text_lm.forward(TOKENS, return_states=True).states
     assert states is not None and history.layers.tolist() == [0] and history.ends.tolist() == [4, 8, 12, 16, 20, 23]
@@ -29,6 +30,7 @@ def test_the_history_ends_with_the_state_of_a_forward_pass(text_lm: hybridlm.LM,
     np.testing.assert_allclose(history.ranks[0, -1], np.exp(-(shares * np.log(shares)).sum(-1)), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_a_group_wrote_is_what_the_state_lacks_without_it(text_lm: hybridlm.LM, history: StateHistory) -> None:
     """The first group's part, by the state that the other groups leave when they start from zero."""
     first = text_lm.forward(TOKENS[:4], return_states=True).states

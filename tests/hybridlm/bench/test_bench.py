@@ -183,6 +183,7 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = hybridlm.load(demo.path(), lanes=2, compilation_cache=False)
     ours = EngineSide(lm, 2, 6)
@@ -198,6 +199,7 @@ def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: 
     assert ours.last.tolist() == [one.token_ids[-1] for one in expected]
 
 
+@pytest.mark.slow
 def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure_limits", lambda: MachineLimits(1e9, 1e9, 2e9))
     program, figures, picture = tmp_path / "llama-batched-bench", tmp_path / "figures.json", tmp_path / "picture.svg"

@@ -102,6 +102,7 @@ def test_vllm_answers_between_lines_of_its_log(tmp_path: Path) -> None:
     side.close()
 
 
+@pytest.mark.slow
 def test_shares_of_real_tokens_are_those_of_the_run() -> None:
     lm = hybridlm.load(demo.path(), lanes=2, context=64, certify="off", progress=False)
     side = OwnMixedSide(lm, "hybridlm")
@@ -111,6 +112,7 @@ def test_shares_of_real_tokens_are_those_of_the_run() -> None:
     assert 0 < side.prefill <= 1 and 0.5 < side.decode <= 1
 
 
+@pytest.mark.slow
 def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     figures, server = tmp_path / "figures.json", program(tmp_path / "llama-server", SERVER.replace("LIMIT", "1000"))
     ends = program(tmp_path / "ends", "raise SystemExit(3)")

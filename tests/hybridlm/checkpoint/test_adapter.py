@@ -72,6 +72,7 @@ def test_merged_in_float32_and_rounded_once(base: Path, tmp_path: Path, dtype: s
     assert same(plain, lm) and plain.fingerprint == lm.fingerprint
 
 
+@pytest.mark.slow
 def test_two_adapters_and_a_saved_model(base: Path, tmp_path: Path) -> None:
     one, two = (write(tmp_path / str(seed), factors(base, seed=seed)) for seed in (1, 2))
     lm = hybridlm.load(base, adapter=one, **SETTINGS)
@@ -90,6 +91,7 @@ def test_two_adapters_and_a_saved_model(base: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(again.params[PARAMETER], lm.params[PARAMETER], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_model_as_it_was_is_used(base: Path, tmp_path: Path) -> None:
     lm = hybridlm.load(base, prefix_cache="600kB", **SETTINGS)
     prompt = list(range(3, 40))
@@ -139,6 +141,7 @@ def test_a_whole_tensor_that_is_not_finite_is_refused(base: Path, tmp_path: Path
         hybridlm.load(base, adapter=adapter, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_command_line(base: Path, tmp_path: Path) -> None:
     adapter = write(tmp_path / "adapter", factors(base))
     options = ["--context", "256", "--chunk", "5", "--lanes", "3", "--dtype", "float32", "--max-tokens", "6", "abc"]
@@ -213,6 +216,7 @@ def test_no_adapter_there(base: Path, tmp_path: Path) -> None:
         hybridlm.load(alone, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(base, both)

@@ -127,6 +127,7 @@ def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) 
             assert np.abs(copy.read(one) - expected).max() <= worst * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
     report = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
     without = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")

@@ -205,6 +205,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @fuzz
 @given(st.data())
 def test_changed_headers(tmp_path: Path, data: st.DataObject) -> None:

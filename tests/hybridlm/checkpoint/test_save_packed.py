@@ -37,6 +37,7 @@ def saved(tmp_path: Path, golden: str | Path, scheme: str, group: int | None) ->
     return lm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("golden", "scheme", "group"), MODELS)
 def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | None) -> None:
     lm = saved(tmp_path, golden, scheme, group)
@@ -56,6 +57,7 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
 
 
+@pytest.mark.slow
 def test_on_a_mesh(tmp_path: Path) -> None:
     """Arrays of one device and of a mesh are read on the other; `test_packed_mesh` compares their numbers."""
     write_random_checkpoint("sparse_base", tmp_path / "model")

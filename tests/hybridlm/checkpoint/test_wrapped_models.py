@@ -65,6 +65,7 @@ def lms(text: Path, whole: Path) -> tuple[LM, LM, list[str]]:
     return alone, inside, lines
 
 
+@pytest.mark.slow
 def test_the_text_model_computes_the_same(lms: tuple[LM, LM, list[str]]) -> None:
     alone, inside, _ = lms
     params = SamplingParams(temperature=0.0, max_tokens=8)

@@ -601,6 +601,7 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     assert not (tmp_path / "strict.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text('{"text": "Ada", "how": [{"kind": "scale_state", "layer": 0, "factor": 0}]}\n')
     command, own = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]

@@ -39,6 +39,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_decide(lm: hybridlm.LM, tmp_path: Path) -> None:
     given = [{"id": i, "state": text, "questions": QUESTIONS} for i, text in enumerate(TEXTS)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))

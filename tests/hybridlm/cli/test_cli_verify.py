@@ -127,6 +127,7 @@ def test_inspection_in_words(directory: Path) -> None:
     assert "scratch before fusion" in result.output
 
 
+@pytest.mark.slow
 def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
     """Dependence is not measured on a mesh: a device counts the rows of its own lanes."""
     result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))

@@ -14,6 +14,7 @@ from hybridlm import compiler
 SUBMODULES = sorted(module.name for module in iter_modules(compiler.__path__))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

@@ -48,6 +48,7 @@ def bits(found: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:
     return [{name: list(answer.probabilities.items()) for name, answer in one.items()} for one in found]
 
 
+@pytest.mark.slow
 def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
     (prompts,) = [lm.text_model.decider().encode(REQUESTS[2])]
     found = lm.decide(**REQUESTS[2])

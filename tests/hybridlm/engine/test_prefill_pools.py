@@ -111,6 +111,7 @@ def test_moves_between_prefill_pools_are_warmed_up(lm: hybridlm.LM) -> None:
     assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
 
 
+@pytest.mark.slow
 def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None:
     compiled = lm.engine.programs.shapes
     lm.score([prompt(20), prompt(40)])
@@ -123,6 +124,7 @@ def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
     assert {Shape("generate", 1, width) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
+@pytest.mark.slow
 def test_places_of_steps_are_counted(lm: hybridlm.LM) -> None:
     names = ("step_tokens", "step_places", "decode_tokens", "decode_places")
     counts = {name: lm.stats[name] for name in names}

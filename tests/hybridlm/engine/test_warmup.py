@@ -45,6 +45,7 @@ def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     assert lm.stats["compiled"] == len(shapes)
 
 
+@pytest.mark.slow
 def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

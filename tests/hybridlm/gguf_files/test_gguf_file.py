@@ -106,6 +106,7 @@ def test_decay_without_logarithm(tmp_path: Path) -> None:
     assert "blk.0.ssm_a" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_loads_and_is_saved(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "qwen35")
     settings: dict[str, Any] = dict(lanes=1, context=64, chunk=5, dtype="float32")

@@ -360,6 +360,7 @@ def valid(value: Any, schema: Mapping[str, Any]) -> bool:
     return type(value) is {"boolean": bool, "null": type(None)}[kind]
 
 
+@pytest.mark.slow
 @given(schema=st.recursive(SCALARS, _larger, max_leaves=4), seed=st.integers(0, 99))
 @settings(max_examples=25)
 def test_random_schemas(text_lm: hybridlm.LM, schema: dict[str, Any], seed: int) -> None:

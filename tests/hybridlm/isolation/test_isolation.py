@@ -84,6 +84,7 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     check_no_lane_reaches_another(lm, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", PROBED, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     found = measure(lm, shape)
@@ -138,6 +139,7 @@ def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
     assert measure(lm, shape, fault).leaks and disturb_halves(lm, shape, fault)[0]
 
 
+@pytest.mark.slow
 def test_halves_of_the_lanes_reach_themselves_alone(lm: hybridlm.LM) -> None:
     assert disturb_halves(lm, SHAPES[1]) == ([], [])
 

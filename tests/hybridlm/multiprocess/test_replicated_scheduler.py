@@ -103,6 +103,7 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
     lm.generate(STEMS[:3], max_tokens=4, stop=["e"], speculate="ngram")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_same_messages_give_the_same_steps(
     text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, seed: int

@@ -103,6 +103,7 @@ def test_scores_as_its_equations_say(lm: hybridlm.LM) -> None:
         np.testing.assert_allclose(score.logprobs[1:], rows[np.arange(len(rows)), prompt[1:]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_generates_with_certified_steps(lm: hybridlm.LM) -> None:
     for prompt, completion in zip(PROMPTS, lm.generate(PROMPTS, max_tokens=6, ignore_eos=True), strict=True):
         tokens = list(prompt)
@@ -132,6 +133,7 @@ REPEATING = [[5, 9, 3, 7, 5, 9, 3, 7, 5, 9], [10, 12, 10, 12, 10], [1]]
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "guesses"])
 def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and log-probabilities are those without drafts, of which some are rejected."""

@@ -132,6 +132,7 @@ def test_states(golden: Golden, lm: hybridlm.LM):
         np.testing.assert_allclose(found.conv[-1], delta_net.conv, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @long_except("sparse_multimodal", among=WITH_HEAD)
 def test_logits_of_the_multi_token_prediction_head(golden: Golden):
     """Dense, with experts one by one and fused. The float64 reference, which drafts are compared with, agrees."""
@@ -152,6 +153,7 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
         assert score.greedy[1:].tolist() == (best == np.asarray(golden.prompts[index][1:])).tolist()
 
 
+@pytest.mark.slow
 @long_except("dense_interval")
 def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
     """Log-probabilities of prompts beside their completions, against those of transformers."""

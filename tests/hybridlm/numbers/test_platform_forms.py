@@ -62,6 +62,7 @@ def check_equal(found: Numbers, expected: Numbers) -> None:
     assert found[0] == expected[0]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize(
     "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in FAMILIES]

@@ -46,6 +46,7 @@ def all_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(
     text_lm: hybridlm.LM, expected: Any
 ) -> None:
@@ -57,6 +58,7 @@ def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outsi
     assert all("jax_enable_x64=False" in one.versions.flags for one in certificates.values())
 
 
+@pytest.mark.slow
 def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, expected: Any) -> None:
     """Without kernels, attention of one sequence had sums of 64 bits."""
     lm = hybridlm.load(text_lm.path, kernels="off", **SETTINGS)

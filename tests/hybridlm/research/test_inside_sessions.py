@@ -41,6 +41,7 @@ def expected(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
     return text_lm.generate(PROMPTS, **SETTINGS, **READ, interventions=[CHANGE, [], []])
 
 
+@pytest.mark.slow
 def test_a_request_joins_a_session(
     text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_stream(
         text_lm.stream(PROMPTS, speculate="ngram", **READ)
 
 
+@pytest.mark.slow
 def test_a_chat(text_lm: hybridlm.LM) -> None:
     messages = [{"role": "user", "content": "Ada"}]
     template = "{{ messages[0]['content'] }}: "

@@ -246,6 +246,7 @@ WHOLE: tuple[Fact, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", INTEGERS)
 def test_integers_with_facts_are_converted_within_bounds(before: str) -> None:
     low, high = int(jnp.iinfo(before).min), int(jnp.iinfo(before).max)

@@ -58,7 +58,7 @@ class StateArrays:
             for one, array in zip(arrays, whole, strict=True)
         ]
         states = {
-            (one.layer, one.name): StateType(entry.shape, entry.dtype)
+            (one.layer, one.name): StateType(entry.shape, entry.dtype, one.array.role)
             for one, entry in zip(arrays, self.entries, strict=True)
         }
         for name in {array for _, array in states}:

@@ -120,14 +120,10 @@ class Places:
         return kinds[0]
 
     def _edit(self, one: Intervention, where: str, runs: tuple[PositionRange, ...]) -> Edit:
-        found = self.states.get((one.layer, one.array))
-        if found is None:
-            having = sorted(layer for layer, array in self.states if array == one.array)
-            raise ValueError(
-                f"{where}: layer {one.layer} of {self.family} has no {one.array} state; layers with one: "
-                f"{', '.join(map(str, having)) or 'none'}"
-            )
-        shape, dtype = found
+        array = self._array(one, where)
+        shape, dtype, role = self.states[one.layer, array]
+        if one.unit is not None and role == "conv":
+            raise ValueError(f"{where}: head: expected None for {array}, whose channels are not those of heads")
         if one.unit is not None and one.unit >= shape[0]:
             raise ValueError(f"{where}: head: expected 0..{shape[0] - 1}, got {one.unit}")
         units = np.full(shape[0], one.unit is None)
@@ -136,8 +132,22 @@ class Places:
         if one.value is None:
             # A product with zero would leave NaN and -0.0.
             value = np.zeros(shape, dtype) if one.factor == 0 else None
-            return Edit(one.array, one.layer, units, one.factor, value, runs)
+            return Edit(array, one.layer, units, one.factor, value, runs)
         expected = shape if one.unit is None else shape[1:]
         if one.value.shape != expected:
             raise ValueError(f"{where}: value: expected {list(expected)}, got {list(one.value.shape)}")
-        return Edit(one.array, one.layer, units, 1.0, np.broadcast_to(one.value.astype(dtype), shape), runs)
+        return Edit(array, one.layer, units, 1.0, np.broadcast_to(one.value.astype(dtype), shape), runs)
+
+    def _array(self, one: Intervention, where: str) -> str:
+        """Return the array of a state that an intervention names by its field or by its role."""
+        fields = {name: kind.role for (layer, name), kind in self.states.items() if layer == one.layer}
+        names = [one.array] if one.array in fields else [name for name in fields if fields[name] == one.array]
+        if len(names) == 1:
+            return names[0]
+        if names:
+            raise ValueError(f"{where}: array: layer {one.layer} has {', '.join(names)}; name one of them")
+        layers = {layer for (layer, name), kind in self.states.items() if one.array in (name, kind.role)}
+        raise ValueError(
+            f"{where}: layer {one.layer} of {self.family} has no {one.array} state; layers with one: "
+            f"{', '.join(map(str, sorted(layers))) or 'none'}"
+        )

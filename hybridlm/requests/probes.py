@@ -93,7 +93,7 @@ def check_capture(hidden_states: Any, states: Any, places: Places) -> CaptureSet
         raise TypeError(f"states: expected True or False, got {states!r}")
     if states and not places.states:
         raise ValueError(
-            f"states: {places.family} as configured has no state named recurrent or conv, which are those that are read"
+            f"states: {places.family} as configured has no state of a recurrence or convolution, which are those read"
         )
     if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
         raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")

@@ -16,10 +16,10 @@ from hybridlm.steps.contract import STATE
 from hybridlm.steps.structure import Rows, Structure
 from ir_passes import Lane, LaneContract
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices
-from models.state.state import StateArray, name_dims
+from models.state.state import Role, StateArray, name_dims
 
-EDITED = ("recurrent", "conv")
-"""Names of the arrays of a layer's state that can be changed."""
+EDITED: tuple[Role, ...] = ("recurrent", "conv")
+"""Roles of the arrays of a layer's state that can be changed."""
 
 EDIT_CONTRACT = LaneContract(inputs=(STATE, Lane()), outputs=(STATE,))
 
@@ -43,10 +43,11 @@ class StateEdit(NamedTuple):
 
 
 class StateType(NamedTuple):
-    """Shape and dtype of an array of a state, of one sequence."""
+    """Shape, dtype and role of an array of a state, of one sequence."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    role: Role = "recurrent"
 
 
 def no_edits(lanes: int, types: Mapping[str, StateType]) -> dict[str, StateEdit]:
@@ -59,18 +60,11 @@ def no_edits(lanes: int, types: Mapping[str, StateType]) -> dict[str, StateEdit]
     return {name: none(kind) for name, kind in sorted(types.items())}
 
 
-def types_in(rows: Rows) -> dict[str, StateType]:
-    """Return the type of the arrays of each name in rows, which may be abstract."""
-    leaves = jax.tree_util.tree_leaves_with_path(rows.layers)
-    named = [(getattr(path[-1], "name", ""), leaf) for path, leaf in leaves]
-    return {name: StateType(leaf.shape[1:], jnp.dtype(leaf.dtype)) for name, leaf in named if name in EDITED}
-
-
 class EditedArray(NamedTuple):
     """An array of a row that can be changed.
 
     Attributes:
-        name: one of `EDITED`.
+        name: of its field in the layer's state.
         layer: number of its layer.
         place: its index among the arrays of a row.
         path: its name in contracts, without the argument: "layers[3][0].recurrent".
@@ -89,9 +83,16 @@ def edited_arrays(structure: Structure) -> list[EditedArray]:
     found = []
     for place, (path, array) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         name, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
-        if name in EDITED:
+        if array.role in EDITED:
             found.append(EditedArray(name, layer, place, f"layers{jax.tree_util.keystr(path)}", array))
     return found
+
+
+def types_in(structure: Structure, rows: Rows) -> dict[str, StateType]:
+    """Return the type of the arrays of each name that can be changed in rows, which may be abstract."""
+    leaves = jax.tree.leaves(rows.layers)
+    types = {edited.name: leaves[edited.place] for edited in edited_arrays(structure)}
+    return {name: StateType(leaf.shape[1:], jnp.dtype(leaf.dtype)) for name, leaf in types.items()}
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:

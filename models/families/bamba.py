@@ -12,6 +12,7 @@ from models.decoder.parallel import ParallelConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
@@ -116,5 +117,8 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 
 
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"))
-FALCON_H1 = Family("falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"))
+MIXERS = MAMBA2_MIXER, ATTENTION
+BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"), mixers=MIXERS)
+FALCON_H1 = Family(
+    "falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"), mixers=MIXERS
+)

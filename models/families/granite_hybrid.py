@@ -16,6 +16,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -146,4 +147,5 @@ GRANITE_HYBRID = Family(
     (),
     modules=MODULES,
     architectures=text_classes("GraniteMoeHybrid"),
+    mixers=(MAMBA2_MIXER, ATTENTION),
 )

@@ -15,6 +15,7 @@ from models.families.kimi import (
     read_feed_forward,
     read_latent_attention,
 )
+from models.families.mixers import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
@@ -98,4 +99,5 @@ KIMI_LINEAR = Family(
     (),
     modules=MODULES,
     architectures=text_classes("KimiLinear"),
+    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
 )

@@ -9,6 +9,8 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
+from models.families.mixers import ATTENTION as ATTENTION_MIXER
+from models.families.mixers import GATED_SHORT_CONV
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -116,8 +118,16 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 def _family(name: str, *architectures: str) -> Family:
+    mixers = GATED_SHORT_CONV, ATTENTION_MIXER
     return Family(
-        name, (name,), lambda config: _read_config(name, config), weights, (), (), architectures=architectures
+        name,
+        (name,),
+        lambda config: _read_config(name, config),
+        weights,
+        (),
+        (),
+        architectures=architectures,
+        mixers=mixers,
     )
 
 

@@ -20,6 +20,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import mamba2_weights, read_mamba2
+from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -210,6 +211,7 @@ NEMOTRON_H = Family(
     ("model.",),
     root="backbone.",
     architectures=text_classes("NemotronH"),
+    mixers=(MAMBA2_MIXER, ATTENTION),
 )
 MAMBA2 = Family(
     "mamba2",
@@ -220,4 +222,5 @@ MAMBA2 = Family(
     (),
     root="backbone.",
     architectures=text_classes("Mamba2"),
+    mixers=(MAMBA2_MIXER,),
 )

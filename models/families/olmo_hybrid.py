@@ -9,6 +9,7 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
 from models.families.architectures import text_classes
 from models.families.family import Family
+from models.families.mixers import ATTENTION, GATED_DELTA_NET
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
@@ -137,5 +138,12 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 OLMO_HYBRID = Family(
-    "olmo_hybrid", ("olmo_hybrid",), read_config, weights, (), (), architectures=text_classes("OlmoHybrid")
+    "olmo_hybrid",
+    ("olmo_hybrid",),
+    read_config,
+    weights,
+    (),
+    (),
+    architectures=text_classes("OlmoHybrid"),
+    mixers=(GATED_DELTA_NET, ATTENTION),
 )

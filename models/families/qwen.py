@@ -14,6 +14,7 @@ from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
+from models.families.mixers import ATTENTION, GATED_DELTA_NET
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -212,4 +213,7 @@ def qwen_family(
         PREFIXES,
         architectures=architectures,
     )
-    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures)
+    mixers = GATED_DELTA_NET, ATTENTION
+    return Family(
+        name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures, mixers=mixers
+    )

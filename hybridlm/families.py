@@ -1,4 +1,4 @@
-"""Names for a family of one's own (docs/adding-a-family.md), and the families of this process.
+"""Stable names for model families in other packages (docs/adding-a-family.md).
 
 A distribution names its families in the entry-point group `hybridlm.families`; every process and command reads it.
 """

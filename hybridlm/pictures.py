@@ -133,7 +133,7 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
 
 
 def _matrices(mixer: Recurrent) -> list[str]:
-    """Return the fields of a mixer's state that are matrices [head, value, key] of a recurrence."""
+    """Return the fields of recurrent matrices [head, value, key] in a mixer's state."""
     arrays = mixer.state_arrays()._asdict()
     return [name for name, array in arrays.items() if array.role == "recurrent" and len(array.sizes) == 3]
 

@@ -372,7 +372,7 @@ class Programs:
 
 
 def may_copy(structure: Structure) -> tuple[str, ...]:
-    """Return the paths of the pools that a step may copy (`COPIED`)."""
+    """Return the paths of the pools with a role of `COPIED`."""
     arrays = jax.tree_util.tree_leaves_with_path(structure.arrays.layers)
     return tuple(f"args[1].layers{jax.tree_util.keystr(path)}" for path, array in arrays if array.role in COPIED)
 

@@ -139,7 +139,7 @@ class Places:
         return Edit(array, one.layer, units, 1.0, np.broadcast_to(one.value.astype(dtype), shape), runs)
 
     def _array(self, one: Intervention, where: str) -> str:
-        """Return the array of a state that an intervention names by its field or by its role."""
+        """Return the name of an intervention's state array, by field or role."""
         fields = {name: kind.role for (layer, name), kind in self.states.items() if layer == one.layer}
         names = [one.array] if one.array in fields else [name for name in fields if fields[name] == one.array]
         if len(names) == 1:

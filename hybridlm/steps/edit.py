@@ -89,7 +89,7 @@ def edited_arrays(structure: Structure) -> list[EditedArray]:
 
 
 def types_in(structure: Structure, rows: Rows) -> dict[str, StateType]:
-    """Return the type of the arrays of each name that can be changed in rows, which may be abstract."""
+    """Return the type of the editable arrays of each name in rows."""
     leaves = jax.tree.leaves(rows.layers)
     types = {edited.name: leaves[edited.place] for edited in edited_arrays(structure)}
     return {name: StateType(leaf.shape[1:], jnp.dtype(leaf.dtype)) for name, leaf in types.items()}

@@ -83,7 +83,7 @@ class Family:
         return nnx.eval_shape(lambda: self.build(config, _OneKey()))
 
     def state_formulas(self) -> list[str]:
-        """Return the bytes of each array of the mixers' states, by names of dimensions; caches are bfloat16."""
+        """Return the bytes of each state array by names of dimensions, caches in bfloat16."""
         layers = nnx.eval_shape(lambda: [mixer.build(1, _OneKey()) for mixer in self.mixers])
         *lines, _ = state_size(layers, jnp.bfloat16).lines
         return [

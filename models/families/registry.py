@@ -13,8 +13,10 @@ from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
+from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
+from models.families.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -29,6 +31,9 @@ FAMILIES = (
     LFM2_MOE,
     KIMI_LINEAR,
     BAILING_HYBRID,
+    MAMBA,
+    FALCON_MAMBA,
+    JAMBA,
     MAMBA2,
     NEMOTRON_H,
     GRANITE_HYBRID,
@@ -45,11 +50,11 @@ _registered: dict[Family, str] = {}
 
 
 class FamilyError(ValueError):
-    """Error for a family that cannot be registered, or an entry point that cannot be read."""
+    """Error for a refused family or an unreadable entry point."""
 
 
 def register_family(family: Family, origin: str = "registered by this process") -> None:
-    """Add a family to this process; without effect for a family that was added already.
+    """Add a family to this process, unless it is registered.
 
     Args:
         family: the family. No other may have its name, a `model_type` or a class of it.
@@ -65,13 +70,15 @@ def register_family(family: Family, origin: str = "registered by this process") 
     names = {family.name, *family.model_types, *family.architectures}
     for other in (*FAMILIES, *_registered, *WRAPPERS):
         name = other.name if isinstance(other, Family) else other.model_types[0]
-        if taken := names & {name, *other.model_types, *other.architectures}:
-            raise FamilyError(f"family {family.name} ({origin}): {name} has {', '.join(sorted(taken))} already")
+        if clash := names & {name, *other.model_types, *other.architectures}:
+            raise FamilyError(
+                f"family {family.name} ({origin}): {name} has {', '.join(sorted(clash))} already; choose another name"
+            )
     _registered[family] = origin
 
 
 def families() -> dict[Family, str]:
-    """Return every family with its origin: `BUILT_IN`, or the distribution and version of its entry point.
+    """Return every family with its origin: `BUILT_IN`, or a distribution and its version.
 
     Raises:
         FamilyError: an entry point of the group cannot be read; the message has all of them.
@@ -82,7 +89,7 @@ def families() -> dict[Family, str]:
 
 
 def family_named(name: str) -> tuple[Family, str]:
-    """Return the family of a name, and its origin. A built-in one needs no entry point.
+    """Return the family of a name, and its origin; for built-in families without entry points.
 
     Raises:
         FamilyError: no family has the name, or an entry point cannot be read.
@@ -102,10 +109,10 @@ def family_named(name: str) -> tuple[Family, str]:
 def _read_entry_points() -> tuple[str, ...]:
     """Register the families of installed distributions, once; return the faults.
 
-    The working directory is left out: it may be the folder of a checkpoint, of which no code is run.
+    The working directory is left out: it may be the folder of a checkpoint, and code of checkpoints is not run.
     """
-    here, faults = os.path.realpath("."), []
-    path = [folder for folder in sys.path if os.path.realpath(folder or ".") != here]
+    directory, faults = os.path.realpath("."), []
+    path = [folder for folder in sys.path if os.path.realpath(folder or ".") != directory]
     for distribution in metadata.distributions(path=path):
         origin = f"{distribution.name} {distribution.version}"
         for entry in distribution.entry_points.select(group=GROUP):
@@ -138,7 +145,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def _text_family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a text model's config.json; raises as `family_of`. A built-in one needs no entry point."""
+    """Return the family of a text model's config.json; raises as `family_of`."""
     model_type = config.get("model_type")
     built_in = any(model_type in family.model_types for family in FAMILIES)
     for family in FAMILIES if built_in else families():

@@ -1,1 +1,1 @@
-"""Commands that list what this machine has: stored steps (`cache`) and families of models (`families`)."""
+"""Commands for lists: stored steps (`cache`) and families of models (`families`)."""

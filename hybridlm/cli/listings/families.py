@@ -1,4 +1,4 @@
-"""`hybridlm families`: the families of models that can be loaded, with the formulas of their states."""
+"""Command `families`: model types, origin and state formulas of every family."""
 
 import typer
 from rich.text import Text
@@ -8,10 +8,10 @@ from models import WRAPPERS, families
 
 
 def list_families(debug: Debug = False) -> None:
-    """List the families: model types, origin (built in, or distribution and version), state of a sequence.
+    """List families with model types, origin and state of a sequence.
 
-    The state is given by the names of its dimensions, with caches in bfloat16; `hybridlm inspect` prints sizes. A
-    wrapper is a model around a text model of one of these families.
+    The origin is "built in", or a distribution and its version. The state is given by the names of its dimensions,
+    with caches in bfloat16; `hybridlm inspect` prints sizes. A wrapper is a model around a text model of a family.
     """
     with reported(debug):
         table = table_of("family", "model types", "origin", "state", left=4, overflow="fold")

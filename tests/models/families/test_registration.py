@@ -107,3 +107,15 @@ def test_state_formulas_are_those_of_models(name: str) -> None:
     }
     formulas = dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas())
     assert formulas == arrays
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_page_has_the_state_of_each_family(family: Family, root: Path) -> None:
+    page = (root / "docs" / "checkpoints" / "families.md").read_text()
+    types = ", ".join(f"`{name}`" for name in family.model_types)
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {types} |")]
+    formulas = [line.split(" ", 1) for line in family.state_formulas()]
+    assert row.split(" | ")[-1] == ", ".join(dict.fromkeys(layer for layer, _ in formulas)) + " |"
+    for layer, _ in formulas:
+        state = "; ".join(formula for other, formula in formulas if other == layer)
+        assert f"| {layer} | {state} |" in page

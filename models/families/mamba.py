@@ -19,7 +19,7 @@ DEFAULT_POSITIONS = 1_048_576
 # How the model was initialised or trained, which implementation ran, and names of other programs for the same sizes.
 UNUSED = """time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor rescale_prenorm_residual
     residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan d_inner d_model n_layer ssm_cfg fused_add_norm
-    rms_norm pad_vocab_size_multiple""".split()
+    pad_vocab_size_multiple""".split()
 
 
 def read_rank(reader: ConfigReader, name: str) -> int:
@@ -31,9 +31,8 @@ def read_rank(reader: ConfigReader, name: str) -> int:
 
 def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader(name, config)
-    width = int(reader.number("expand", 2.0) * reader.integer("hidden_size"))
-    if reader.integer("intermediate_size", width) != width:
-        reader.fault("intermediate_size", f"expand times hidden_size ({width})")
+    # Falcon-Mamba's files have an `expand` that is not used.
+    width = reader.integer("intermediate_size", int(reader.number("expand", 2.0) * reader.integer("hidden_size")))
     falcon = name == "falcon_mamba"
     mixer = Mamba1Config(
         width,
@@ -46,6 +45,7 @@ def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     )
     reader.choice("use_bias", [False], False)
     reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("rms_norm", [True], True)
     for field in UNUSED:
         reader.get(field)
     layers = ((mixer,),) * reader.integer("num_hidden_layers")

@@ -16,11 +16,11 @@ from models.families.kimi import (
     read_feed_forward,
     read_latent_attention,
 )
-from models.families.mixers import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 

@@ -12,10 +12,10 @@ from models.decoder.parallel import ParallelConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
-from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight
 

@@ -16,12 +16,12 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
-from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, rows, tensor
 
@@ -139,13 +139,6 @@ MODULES = (
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
 GRANITE_HYBRID = Family(
-    "granitemoehybrid",
-    ("granitemoehybrid",),
-    read_config,
-    weights,
-    (),
-    (),
-    modules=MODULES,
-    architectures=text_classes("GraniteMoeHybrid"),
-    mixers=(MAMBA2_MIXER, ATTENTION),
-)
+    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, skipped=(), prefixes=(), modules=MODULES,
+    architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
+)  # fmt: skip

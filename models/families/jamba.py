@@ -9,12 +9,12 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba import mamba1_weights, read_rank
-from models.families.mixers import ATTENTION, MAMBA1_MIXER
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
+from models.mixers.samples import ATTENTION, MAMBA1_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 

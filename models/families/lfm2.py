@@ -9,13 +9,13 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mixers import ATTENTION as ATTENTION_MIXER
-from models.families.mixers import GATED_SHORT_CONV
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.mixers.samples import ATTENTION as ATTENTION_MIXER
+from models.mixers.samples import GATED_SHORT_CONV
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight, tensor
 

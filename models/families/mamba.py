@@ -9,8 +9,8 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mixers import MAMBA1_MIXER
 from models.mixers.mamba1 import Mamba1Config
+from models.mixers.samples import MAMBA1_MIXER
 from models.weights.layer_weights import Path, decoder_weights
 from models.weights.sources import Weight, tensor
 

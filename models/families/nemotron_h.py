@@ -20,12 +20,12 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba2_fields import mamba2_weights, read_mamba2
-from models.families.mixers import ATTENTION, MAMBA2_MIXER
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 

@@ -9,11 +9,11 @@ from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mixers import ATTENTION, GATED_DELTA_NET
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight, joined, tensor
 

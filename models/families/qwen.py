@@ -14,12 +14,12 @@ from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
-from models.families.mixers import ATTENTION, GATED_DELTA_NET
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
     Describe,
     Path,

@@ -14,6 +14,8 @@ from models.layers.initial import matrix, parameter
 from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
+from models.ops.float32 import full_einsum
+from models.ops.layout import unfused
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.shapes import Activations, LaneInfo
@@ -106,20 +108,30 @@ class Mamba1(Recurrent):
         x, conv = layer_conv(tokens, self.conv1d[...], state.conv, info, bias, self.config.devices)
         x = jnp.where(info.valid[:, :, None], x, 0.0)
         step, key, query = self._selected(x)
-        rates = -jnp.exp(self.A_log[...])[None]
+        rates = -jnp.exp(self.A_log[...])[None, None]
 
         def token(states: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-            x, step, key, query, valid = inputs
-            written = (step * x)[:, :, None] * key[:, None, :]
-            updated = jnp.exp(step[:, :, None] * rates) * states + written
-            states = jnp.where(valid[:, None, None], updated, states)
-            return states, jnp.sum(states * query[:, None, :], axis=-1)
+            x, step, key, query, valid, begins = inputs
+            step, written = step[:, None, :, None], (step * x)[:, None, :, None] * key[:, None, None, :]
+            # Zeros replace the decayed states of fresh lanes, and outputs read the new states (ops/layout: in place).
+            decayed = jnp.where(begins[:, None, None, None], 0.0, jnp.exp(step * rates) * states)
+            states = jnp.where(valid[:, None, None, None], decayed + written, states)
+            outputs = full_einsum("nhik,nhvk->nhiv", query[:, None, None], states)[:, 0, 0]
+            return states, unfused(outputs, self.config.devices.platform)
 
-        start = jnp.where(info.fresh[:, None, None], 0.0, state.recurrent[:, 0])
-        inputs = [jnp.moveaxis(part, 1, 0) for part in (x, step, key, query, info.valid)]
-        states, outputs = lax.scan(token, start, tuple(inputs))
+        begins = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0)[None] & info.fresh[:, None]
+        inputs = tuple(jnp.moveaxis(part, 1, 0) for part in (x, step, key, query, info.valid, begins))
+        if info.verifying:
+            # A loop would copy the states that are kept (ops/layout: in place). There are few tokens.
+            states, outputs = state.recurrent, []
+            for i in range(x.shape[1]):
+                states, output = token(states, tuple(part[i] for part in inputs))
+                outputs.append(output)
+            outputs = jnp.stack(outputs)
+        else:
+            states, outputs = lax.scan(token, state.recurrent, inputs)
         y = jnp.moveaxis(outputs, 0, 1) + self.D[...][None, None] * x
-        return y, ConvRecurrentState(conv, states[:, None])
+        return y, ConvRecurrentState(conv, states)
 
     def _selected(self, x: Inner) -> tuple[Array, Array, Array]:
         """Return time steps [lane, token, inner], and B and C [lane, token, state]."""

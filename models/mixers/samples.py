@@ -1,4 +1,4 @@
-"""Mixers of the built-in families at size one, for the formulas of their states."""
+"""Mixers at size one, for the formulas of their states."""
 
 from models.mixers.attention import AttentionConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig

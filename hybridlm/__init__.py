@@ -17,7 +17,7 @@ note_sources(Path(__file__).parent, Path(str(models.__file__)).parent)
 _collecting = gc.isenabled()
 gc.disable()  # imports make hundreds of thousands of objects, none of them garbage: walking them is a tenth of the time
 try:
-    from hybridlm import compiler, demo
+    from hybridlm import compiler, demo, families
     from hybridlm.checkpoint import CheckpointError
     from hybridlm.decision_models.questions import Answer
     from hybridlm.devices.mesh import mesh
@@ -50,7 +50,7 @@ try:
     from hybridlm.tables import to_table, token_logprobs
     from hybridlm.version import __version__
     from ir_passes.files.loaded_code import note_code
-    from models import ConfigError, UnsupportedModel
+    from models import ConfigError, FamilyError, UnsupportedModel, register_family
 finally:
     if _collecting:
         gc.enable()
@@ -77,6 +77,7 @@ __all__ = [
     "EmbedTask",
     "EngineConfig",
     "Event",
+    "FamilyError",
     "FileOptions",
     "ForwardOutput",
     "GrammarError",
@@ -100,9 +101,11 @@ __all__ = [
     "__version__",
     "compiler",
     "demo",
+    "families",
     "load",
     "mesh",
     "models",
+    "register_family",
     "to_table",
     "token_logprobs",
 ]

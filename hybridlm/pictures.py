@@ -99,19 +99,20 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     mixers = _recurrent(lm.model)
     if not mixers:
         raise ValueError(
-            "state_history: expected layers with a recurrent state, an array named recurrent; this model has none"
+            "state_history: expected layers with one array [head, value, key] of a recurrence; this model has none"
         )
     groups = -(-len(ids) // group)
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     found = []
     for layer, (norm, mixer) in mixers.items():
-        size = 4 * groups * int(np.prod([size for _, size in mixer.state_arrays().recurrent.sizes]))
+        (matrices,) = _matrices(mixer)
+        size = 4 * groups * int(np.prod([size for _, size in getattr(mixer.state_arrays(), matrices).sizes]))
         if size > MAX_STATE_BYTES:
             raise ValueError(
                 f"group: {groups} groups need {size:,} bytes of states, expected {MAX_STATE_BYTES:,} at most"
             )
         with fixed_settings():
-            found.append(jax.device_get(_history(mixer, norm, hidden[layer], group)))
+            found.append(jax.device_get(_history(mixer, norm, hidden[layer], group, matrices)))
     if len({one[0].shape for one in found}) > 1:
         raise ValueError("state_history: expected layers with equally many heads")
     norms, ranks, written = (np.stack(each) for each in zip(*found, strict=True))
@@ -126,13 +127,19 @@ def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
         branch = layer.branches[0]
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
-            if isinstance(mixer, Recurrent) and hasattr(mixer.state_arrays(), "recurrent"):
+            if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:
                 found[i] = (None if branch.post_norm else branch.norm, mixer)
     return found
 
 
-@partial(jax.jit, static_argnums=3)
-def _history(mixer: Any, norm: Any, x: Array, group: int) -> tuple[Array, Array, Array]:
+def _matrices(mixer: Recurrent) -> list[str]:
+    """Return the fields of recurrent matrices [head, value, key] in a mixer's state."""
+    arrays = mixer.state_arrays()._asdict()
+    return [name for name, array in arrays.items() if array.role == "recurrent" and len(array.sizes) == 3]
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[Array, Array, Array]:
     """Run a recurrence from the beginning of each group, all in one batch.
 
     Lane j starts from zero at group j. By linearity, what it lacks of lane j - 1 was written by group j - 1.
@@ -154,9 +161,9 @@ def _history(mixer: Any, norm: Any, x: Array, group: int) -> tuple[Array, Array,
         wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (groups, *leaf.shape)), tokens)
         _, after = mixer.recur(wide, info, state)
         begun = jnp.arange(groups, dtype=jnp.int32) <= number
-        matrices = jnp.where(begun[:, None, None, None], after.recurrent, 0.0)
+        matrices = jnp.where(begun[:, None, None, None], getattr(after, field), 0.0)
         parts = matrices - jnp.concatenate([matrices[1:], jnp.zeros_like(matrices[:1])])
-        return after._replace(recurrent=matrices), (*_norm_and_rank(matrices[0]), jnp.sqrt(jnp.sum(parts**2, (2, 3))))
+        return after._replace(**{field: matrices}), (*_norm_and_rank(matrices[0]), jnp.sqrt(jnp.sum(parts**2, (2, 3))))
 
     numbers = np.arange(groups, dtype=np.int32)
     lengths = jnp.asarray(np.minimum(count - numbers * group, group).astype(np.int32))

@@ -8,7 +8,16 @@ from models.config.reader import ConfigError
 from models.decoder.decoder import Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.family import Family
-from models.families.registry import FAMILIES, UnsupportedModel, family_of
+from models.families.registry import (
+    BUILT_IN,
+    FAMILIES,
+    FamilyError,
+    UnsupportedModel,
+    families,
+    family_named,
+    family_of,
+    register_family,
+)
 from models.families.wrappers import JEV, JEV_HEAD, WRAPPERS, text_fields
 from models.sharding.devices import Devices
 from models.sharding.shard_sizes import ShardingError
@@ -19,6 +28,7 @@ from models.weights.sources import Weight, WeightSource
 DISTRIBUTION = "hybridlm"
 
 __all__ = [
+    "BUILT_IN",
     "DISTRIBUTION",
     "FAMILIES",
     "JEV",
@@ -30,6 +40,7 @@ __all__ = [
     "DecoderConfig",
     "Devices",
     "Family",
+    "FamilyError",
     "MtpDecoder",
     "Segment",
     "ShardingError",
@@ -37,7 +48,10 @@ __all__ = [
     "WeightSource",
     "UnsupportedModel",
     "Weight",
+    "families",
+    "family_named",
     "family_of",
     "kv_blocks",
+    "register_family",
     "text_fields",
 ]

@@ -11,7 +11,7 @@ import hybridlm
 from hybridlm import compiler
 
 # Constants and modules, which have pages or paragraphs of their own.
-NOT_REFERENCED = {"DISTRIBUTION", "__version__", "DEFAULT_PASSES", "compiler", "models", "demo"}
+NOT_REFERENCED = {"DISTRIBUTION", "__version__", "DEFAULT_PASSES", "compiler", "models", "demo", "families"}
 # Made by scripts/mkdocs_hooks.py when the site is built.
 GENERATED = {"certificates.md", "device-tables.md", "engine-mutants.md", "mutants.md"}
 COMPILER = ["hybridlm.compiler", *(f"hybridlm.compiler.{one.name}" for one in iter_modules(compiler.__path__))]

@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridlm.checkpoint import Checkpoint, CheckpointError, has_head, head_tensors, open_checkpoint
 from hybridlm.checkpoint.directory import read_config
-from models import FAMILIES, ConfigError, DecoderConfig, Family, family_of
+from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, family_of
 
 
 def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, DecoderConfig]:
@@ -82,8 +82,8 @@ def _config_faults(path: Path, head: bool) -> list[str]:
 
 def family_of_model(config: DecoderConfig) -> Family:
     """Return the family whose files hold the weights of a model, its multi-token-prediction head if it has one."""
-    found = next(one for one in FAMILIES if one.name == config.family)
-    return found if config.head is None else with_head(found)
+    family, _ = family_named(config.family)
+    return family if config.head is None else with_head(family)
 
 
 INSTEAD = "speculate='ngram' needs no head."

@@ -1,7 +1,7 @@
 """The command line.
 
 `hybridlm demo | generate | score | decide | classify | embed | divergence | batch | eval | verify | inspect | bench |
-quantise | warmup | launch | cache`
+quantise | warmup | launch | cache | families`
 """
 
 import os
@@ -11,13 +11,14 @@ from typing import Annotated
 import typer
 
 from hybridlm.cli.bench import bench
-from hybridlm.cli.cache import cache
 from hybridlm.cli.demo import demo
 from hybridlm.cli.eval import evaluate
 from hybridlm.cli.files.commands import batch, classify, decide, divergence, embed, score
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
+from hybridlm.cli.listings.cache import cache
+from hybridlm.cli.listings.families import list_families
 from hybridlm.cli.quantise import quantise
 from hybridlm.cli.signals import EXIT_INTERRUPTED
 from hybridlm.cli.standard_output import standard_output
@@ -43,6 +44,7 @@ app.command()(quantise)
 app.command()(warmup)
 app.command()(launch)
 app.add_typer(cache, name="cache")
+app.command("families")(list_families)
 
 
 def _print_version(asked: bool) -> bool:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from models.state.state import StateArray
+
 if TYPE_CHECKING:
     from hybridlm.lm import LM
     from hybridlm.steps.structure import Rows
-
-RECURRENT = "recurrent"
-"""Name of the recurrent state's array among the arrays of a layer's state."""
 
 
 @contextmanager
@@ -34,11 +33,11 @@ def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
         order = np.arange(len(owners)) ^ 1
         order = np.where(order < len(owners), order, np.arange(len(owners)))  # the last of an odd number stays
 
-        def rows(path: tuple[Any, ...], pool: jax.Array) -> jax.Array:
-            kept = recurrent_only and getattr(path[-1], "name", None) != RECURRENT
-            return pool if kept else pool[order]
+        def rows(array: StateArray, pool: jax.Array) -> jax.Array:
+            return pool if recurrent_only and array.role != "recurrent" else pool[order]
 
-        return pools._replace(layers=jax.tree_util.tree_map_with_path(rows, pools.layers))
+        arrays = lm.engine.programs.structure.arrays.layers
+        return pools._replace(layers=jax.tree.map(rows, arrays, pools.layers))
 
     lm.engine.after_step = swap
     try:

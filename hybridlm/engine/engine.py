@@ -385,5 +385,5 @@ class Engine:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
-        sizes = self.hidden_size, self.vocab_size
-        return example_arguments(shape, self.params, self._abstract, self.placement, *sizes)
+        model = self.programs.structure, self.hidden_size, self.vocab_size
+        return example_arguments(shape, self.params, self._abstract, self.placement, *model)

@@ -81,7 +81,7 @@ class Probing:
 
     def __init__(self, engine: Engine, sites: ProbeSites, target: Path | CaptureTable | None):
         self.sites, self._engine, self._target = sites, engine, target
-        self._types = types_in(engine.row_arrays.abstract(1, engine.context))
+        self._types = types_in(engine.programs.structure, engine.row_arrays.abstract(1, engine.context))
         devices = engine.placement.devices.model
         self._orders = {
             key: (site.state.sharded_dim.dim - 1, site.state.sharded_dim.order(devices))

@@ -13,7 +13,7 @@ from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.operands import Batch, Chosen, StepInputs
-from hybridlm.steps.structure import Rows
+from hybridlm.steps.structure import Rows, Structure
 
 
 def example_arguments(
@@ -21,6 +21,7 @@ def example_arguments(
     params: tuple[Any, ...],
     rows: Callable[[int], Rows],
     placement: Placement,
+    structure: Structure,
     hidden: int,
     vocab_size: int,
 ) -> tuple[Any, ...]:
@@ -31,12 +32,13 @@ def example_arguments(
         params: parameters of the model, which may be abstract.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
+        structure: of the model.
         hidden: width of the residual stream.
         vocab_size: logits of a token.
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows)
-        return abstract, placement.examples(no_edits(shape.rows, types_in(abstract)))
+        return abstract, placement.examples(no_edits(shape.rows, types_in(structure, abstract)))
     if isinstance(shape, CopyShape):
         maps = placement.examples((np.zeros(1, np.int32),) * 2, whole=True)
         return rows(shape.target), rows(shape.source), *maps

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -44,20 +44,21 @@ from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, Lan
 from ir_passes.compile.planned_step import PlannedStep, plan_step
 from ir_passes.compile.proving import warn
 from ir_passes.compile.stored import ExecutableStore, StoredStep
-from ir_passes.contract.statements import MeasuredClaim, Statement
+from ir_passes.contract.statements import MeasuredClaim, Note, Statement
 from ir_passes.jaxpr import jax_private
 from ir_passes.rewrites import DropDead
 from ir_passes.xla_audit.hlo import HloError
-from models import DecoderConfig
+from models import BUILT_IN, DecoderConfig, family_named
+from models.state.state import Role
 
 _log = logging.getLogger("hybridlm")
 
 Certify = Literal["error", "warn", "off"]
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
-MAY_COPY = ("args[1].layers*.conv", "args[1].layers*.hidden")
-"""Pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of the step, and
-the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA can write both
-in place, and on CPUs it does in all steps of tests/reference/pages/certificate_table.py."""
+COPIED: tuple[Role, ...] = ("conv", "hidden")
+"""Roles of the pools that a step may copy, both small: the last inputs of a convolution, which shift by the tokens of
+the step, and the hidden state of the previous step, which the MTP head reads after this step has written its own. XLA
+can write both in place, and on CPUs it does in all steps of tests/reference/pages/certificate_table.py."""
 
 PASSES = (DropDead(),)
 """Rewrites of steps; the model's steps are already written in the form that the other rewrites produce."""
@@ -83,7 +84,8 @@ class Programs:
         certificates: directory of stored certificates, None for none.
         placement: the devices that steps run on.
         cache: setting of JAX's compilation cache for programs that are no certified steps; None for its own.
-        executables: stores compiled steps with their certificates between processes; None for no store.
+        executables: stores compiled steps with their certificates between processes; None for no store. Steps of a
+            family from another distribution are not stored: its sources may change.
         model: name of the model in listings of the store.
         config: of the whole model, whose layers run to measure what verifying steps keep; None: not measured.
 
@@ -119,8 +121,10 @@ class Programs:
         self._threads: ThreadPoolExecutor | None = None
         self._directory, self.cache = certificates, cache
         self._kept_state = None if config is None else KeptState(config, placement.devices, structure)
+        origin = BUILT_IN if config is None else family_named(config.family)[1]
+        self._notes = () if origin == BUILT_IN else (Note.OUTSIDE_CODE.statement(origin=origin),)
         self._stored = None
-        if executables is not None and self.use_store:
+        if executables is not None and self.use_store and not self._notes:
             self._stored = StoredPrograms(executables, structure, certify, placement, model)
         self._compiled: dict[tuple[AnyShape, Any], Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
@@ -296,7 +300,7 @@ class Programs:
         options = _options(self.placement.platform)
         compile = partial(
             compile_step, step, args, contract, passes=PASSES, certify=self.certify, certificates=self._directory,
-            may_copy=MAY_COPY, target=self.placement.target,
+            may_copy=may_copy(self.structure), target=self.placement.target,
         )  # fmt: skip
         if self.on_compile is not None:
             self.on_compile()
@@ -316,7 +320,8 @@ class Programs:
                 "runs such steps all the same."
             )
             raise
-        compiled.certificate = compiled.certificate.with_measured(claims, faults)
+        certificate = compiled.certificate.with_measured(claims, faults)
+        compiled.certificate = replace(certificate, notes=(*certificate.notes, *self._notes))
         self._warn_not_audited(shape, compiled.certificate)
         return compiled
 
@@ -364,6 +369,12 @@ class Programs:
         except IsolationError as error:
             error.add_note(f"The step is {_describe(shape)}.")
             raise
+
+
+def may_copy(structure: Structure) -> tuple[str, ...]:
+    """Return the paths of the pools with a role of `COPIED`."""
+    arrays = jax.tree_util.tree_leaves_with_path(structure.arrays.layers)
+    return tuple(f"args[1].layers{jax.tree_util.keystr(path)}" for path, array in arrays if array.role in COPIED)
 
 
 def _options(platform: str) -> dict[str, Any]:

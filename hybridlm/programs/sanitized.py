@@ -166,8 +166,8 @@ class Sanitizer(Runner):
     def _masked(self) -> tuple[str, ...]:
         """Ends of the paths of caches and recurrent matrices."""
         arrays = jax.tree_util.tree_leaves_with_path(self.programs.structure.arrays.layers)
-        names = {f".layers{jax.tree_util.keystr(path)}": array for path, array in arrays}
-        return tuple(name for name, array in names.items() if array.grows or name.endswith(".recurrent"))
+        masked = [path for path, array in arrays if array.role in ("cache", "recurrent")]
+        return tuple(f".layers{jax.tree_util.keystr(path)}" for path in masked)
 
     def forget(self, owner: Any) -> None:
         """Drop the record of a sequence or text that gives up its rows."""

@@ -10,7 +10,6 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from hybridlm.requests.captured import Captured, parse_path
-from hybridlm.steps.edit import EDITED
 from models.state.shapes import HeadKind
 
 Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "scale_state", "replace_state"]
@@ -31,7 +30,7 @@ class Intervention:
         runs: positions, in order; None for all.
         unit: number of the head or expert; None for all heads of a state.
         mixer: kind of mixer whose head is ablated; None for the only one of the layer.
-        array: array of the state that is changed.
+        array: field or role of the array of the state that is changed.
         factor: on the state.
         value: vector, or state, as it was given.
     """
@@ -108,7 +107,7 @@ class Intervention:
             layer: number of the layer.
             factor: the factor.
             head: value head whose matrix is changed; None for all.
-            array: "recurrent", or "conv" for the last inputs of the layer's convolution.
+            array: "recurrent", "conv" for the last inputs of the layer's convolution, or the name of a field.
             positions: tokens after which it is scaled: the next token is the first to read it.
         """
         number = _numbers(factor, "factor")
@@ -148,7 +147,7 @@ class Intervention:
         """
         row = captured.row(position)
         named = {name: parse_path(name) for name in captured.states}
-        found = [(name, *parsed) for name, parsed in named.items() if parsed is not None and parsed[1] in EDITED]
+        found = [(name, *parsed) for name, parsed in named.items() if parsed is not None]
         wanted = {layer for _, layer, _ in found} if layers is None else set(layers)
         if missing := sorted(wanted - {layer for _, layer, _ in found}) or ([] if found else ["any"]):
             raise ValueError(f"layers: no state was captured of layer {', '.join(map(str, missing))}")
@@ -162,9 +161,7 @@ class Intervention:
 
 def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
     """Return the fields `unit`, `mixer` and `array` of a change of a state."""
-    if array not in EDITED:
-        raise ValueError(f"array: expected one of {', '.join(EDITED)}, got {array!r}")
-    if head is not None and array != "recurrent":
+    if head is not None and array == "conv":
         raise ValueError(f"head: expected None for {array}, whose channels are not those of heads, got {head!r}")
     return None if head is None else _whole(head, "head"), None, array
 

@@ -39,8 +39,7 @@ class ProbeSites:
             raise TypeError(f"states: expected True or False, got {states!r}")
         if states and not self.states:
             raise ValueError(
-                f"states: {self.family} as configured has no state named recurrent or conv, which are those that are "
-                "read"
+                f"states: {self.family} as configured has no state of a recurrence or convolution, which are those read"
             )
         if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
             raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")
@@ -104,7 +103,8 @@ class ProbeSites:
             raise ValueError(f"{where}: layer: expected 0..{len(self.units) - 1}, got {change.layer}")
         if change.kind in ABLATIONS:
             return replace(change, runs=runs, mixer=self._ablated(change, where))
-        return replace(change, runs=runs, value=self._state(change, where))
+        site = self._site(change, where)
+        return replace(change, runs=runs, array=site.array, value=_replacement(site, change, where))
 
     def _ablated(self, change: Intervention, where: str) -> Any:
         """Return the kind of the ablated unit; raises ValueError if the layer lacks it."""
@@ -130,21 +130,32 @@ class ProbeSites:
             raise ValueError(f"{where}: {unit}: expected 0..{units[kinds[0]] - 1}, got {change.unit}")
         return kinds[0]
 
-    def _state(self, change: Intervention, where: str) -> np.ndarray | None:
-        """Return the whole array that replaces a state; None where the state is multiplied."""
-        site = self.states.get((change.layer, change.array))
-        if site is None:
-            layers = sorted(layer for layer, array in self.states if array == change.array)
-            raise ValueError(
-                f"{where}: layer {change.layer} of {self.family} has no {change.array} state; layers with one: "
-                f"{', '.join(map(str, layers)) or 'none'}"
-            )
-        if change.unit is not None and change.unit >= site.shape[0]:
-            raise ValueError(f"{where}: head: expected 0..{site.shape[0] - 1}, got {change.unit}")
-        if change.value is None:
-            # A product with zero would leave NaN and -0.0.
-            return np.zeros(site.shape, site.dtype) if change.factor == 0 else None
-        expected = site.shape if change.unit is None else site.shape[1:]
-        if change.value.shape != expected:
-            raise ValueError(f"{where}: value: expected {list(expected)}, got {list(change.value.shape)}")
-        return np.broadcast_to(change.value.astype(site.dtype), site.shape)
+    def _site(self, change: Intervention, where: str) -> StateSite:
+        """Return the site of an intervention, by the name or the role of its array; raises ValueError without one."""
+        sites = {array: site for (layer, array), site in self.states.items() if layer == change.layer}
+        names = [name for name in sites if name == change.array]
+        names = names or [name for name, site in sites.items() if site.state.role == change.array]
+        if len(names) == 1:
+            return sites[names[0]]
+        if names:
+            raise ValueError(f"{where}: array: layer {change.layer} has {', '.join(names)}; name one of them")
+        layers = {layer for (layer, name), site in self.states.items() if change.array in (name, site.state.role)}
+        raise ValueError(
+            f"{where}: layer {change.layer} of {self.family} has no {change.array} state; layers with one: "
+            f"{', '.join(map(str, sorted(layers))) or 'none'}"
+        )
+
+
+def _replacement(site: StateSite, change: Intervention, where: str) -> np.ndarray | None:
+    """Return the whole array that replaces a state; None where the state is multiplied."""
+    if change.unit is not None and site.state.role == "conv":
+        raise ValueError(f"{where}: head: expected None for {site.array}, whose channels are not those of heads")
+    if change.unit is not None and change.unit >= site.shape[0]:
+        raise ValueError(f"{where}: head: expected 0..{site.shape[0] - 1}, got {change.unit}")
+    if change.value is None:
+        # A product with zero would leave NaN and -0.0.
+        return np.zeros(site.shape, site.dtype) if change.factor == 0 else None
+    expected = site.shape if change.unit is None else site.shape[1:]
+    if change.value.shape != expected:
+        raise ValueError(f"{where}: value: expected {list(expected)}, got {list(change.value.shape)}")
+    return np.broadcast_to(change.value.astype(site.dtype), site.shape)

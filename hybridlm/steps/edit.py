@@ -16,10 +16,10 @@ from hybridlm.steps.contract import STATE
 from hybridlm.steps.structure import Rows, Structure
 from ir_passes import Lane, LaneContract
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices
-from models.state.state import StateArray, name_dims
+from models.state.state import Role, StateArray, name_dims
 
-EDITED = ("recurrent", "conv")
-"""Names of the arrays of a layer's state that can be changed."""
+EDITED: tuple[Role, ...] = ("recurrent", "conv")
+"""Roles of the arrays of a layer's state that can be changed."""
 
 EDIT_CONTRACT = LaneContract(inputs=(STATE, Lane()), outputs=(STATE,))
 
@@ -52,19 +52,12 @@ def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
     return {name: none(kind) for name, kind in sorted(types.items())}
 
 
-def types_in(rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the type of one row's array by name: `recurrent` and `conv`, over all devices."""
-    leaves = jax.tree_util.tree_leaves_with_path(rows.layers)
-    named = [(getattr(path[-1], "name", ""), leaf) for path, leaf in leaves]
-    return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in named if name in EDITED}
-
-
 class StateSite(NamedTuple):
     """An array of a layer's state that can be read and changed.
 
     Attributes:
         layer: number of the layer.
-        array: one of `EDITED`.
+        array: name of its field in the state of the layer.
         place: index among the arrays of a row.
         name: in contracts, without the argument: "layers[3][0].recurrent".
         state: description of the array.
@@ -98,9 +91,16 @@ def state_sites(structure: Structure) -> list[StateSite]:
     sites = []
     for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
-        if array in EDITED:
+        if state.role in EDITED:
             sites.append(StateSite(layer, array, place, f"layers{jax.tree_util.keystr(path)}", state))
     return sites
+
+
+def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the type of one row's editable array by name, over all devices."""
+    leaves = jax.tree.leaves(rows.layers)
+    types = {site.array: leaves[site.place] for site in state_sites(structure)}
+    return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in types.items()}
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:

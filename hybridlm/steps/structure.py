@@ -61,5 +61,5 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     """
     graph, state = nnx.split(model)
     leaves, tree = jax.tree.flatten(state, is_leaf=lambda one: isinstance(one, LinearWeight))
-    arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, token=1))
+    arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, role="token", token=1))
     return Structure(graph, tree, arrays), tuple(leaves)

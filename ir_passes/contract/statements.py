@@ -232,6 +232,7 @@ class Note(StatementId):
         "replicated-results",
         "check_vma is False: a result replicated over several devices is taken to be that of any one of them.",
     )
+    OUTSIDE_CODE = "outside-code", "The layers of this step are defined by another distribution: {origin}."
 
 
 class NotCovered(StatementId):

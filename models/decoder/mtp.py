@@ -53,7 +53,7 @@ class MtpHead(Stateful):
     def state_arrays(self) -> Any:
         """Return a `StateArray` for each array of the head's `MtpState`."""
         layer = tuple(branch.inner.state_arrays() for branch in self.layer.branches)
-        return MtpState(layer, state_array(jnp.float32, hidden=self.hidden_size))
+        return MtpState(layer, state_array(jnp.float32, role="hidden", hidden=self.hidden_size))
 
     def without_commit(self) -> list[Stateful]:
         """Return those of its layer's branches."""

@@ -20,6 +20,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
@@ -140,5 +141,6 @@ BAILING_HYBRID = Family(
     modules=MODULES,
     # Ling 2.5 and 2.6 have this model_type, too, and lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
     architectures=text_classes("BailingMoeV3", "BailingHybrid"),
+    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
     mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
 )

@@ -15,6 +15,7 @@ from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_ma
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight
 
@@ -116,5 +117,8 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
 
 
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"))
-FALCON_H1 = Family("falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"))
+MIXERS = MAMBA2_MIXER, ATTENTION
+BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"), mixers=MIXERS)
+FALCON_H1 = Family(
+    "falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"), mixers=MIXERS
+)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
+from models.state.state import state_size
 from models.weights.sources import Weight
 
 MAX_MTP_LAYERS = 8
@@ -44,6 +46,7 @@ class Family:
             counts, before `prefixes`.
         architectures: supported classes of transformers and of published Python files; a config.json with another class
             is refused.
+        mixers: configs of its layers with state, of any size; `state_formulas` describes these.
         modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
             tensors in files.
     """
@@ -60,6 +63,7 @@ class Family:
     architectures: tuple[str, ...] = ()
     mtp_counts: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    mixers: tuple[BranchConfig, ...] = ()
 
     def of(self, config: Mapping[str, Any]) -> "Family":
         """Return the family that also skips the MTP layers of this config.json, at most `MAX_MTP_LAYERS`."""
@@ -77,6 +81,15 @@ class Family:
     def abstract(self, config: DecoderConfig) -> Decoder:
         """Build a model whose parameters are ShapeDtypeStructs."""
         return nnx.eval_shape(lambda: self.build(config, _OneKey()))
+
+    def state_formulas(self) -> list[str]:
+        """Return the bytes of each state array by names of dimensions, caches in bfloat16."""
+        layers = nnx.eval_shape(lambda: [mixer.build(1, _OneKey()) for mixer in self.mixers])
+        *lines, _ = state_size(layers, jnp.bfloat16).lines
+        return [
+            line.removeprefix("1 x ").partition(" = ")[0] + (" per token" if line.endswith("per token") else "")
+            for line in lines
+        ]
 
     def canonical(self, name: str) -> str:
         """Return the name of a tensor as in `weights`, from its name in the file."""

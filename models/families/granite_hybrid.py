@@ -21,6 +21,7 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, rows, tensor
 
@@ -138,12 +139,6 @@ MODULES = (
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
 GRANITE_HYBRID = Family(
-    "granitemoehybrid",
-    ("granitemoehybrid",),
-    read_config,
-    weights,
-    (),
-    (),
-    modules=MODULES,
-    architectures=text_classes("GraniteMoeHybrid"),
-)
+    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, skipped=(), prefixes=(), modules=MODULES,
+    architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
+)  # fmt: skip

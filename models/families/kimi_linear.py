@@ -19,6 +19,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
@@ -98,4 +99,5 @@ KIMI_LINEAR = Family(
     (),
     modules=MODULES,
     architectures=text_classes("KimiLinear"),
+    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
 )

@@ -14,6 +14,8 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.mixers.samples import ATTENTION as ATTENTION_MIXER
+from models.mixers.samples import GATED_SHORT_CONV
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight, tensor
 
@@ -116,8 +118,16 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 def _family(name: str, *architectures: str) -> Family:
+    mixers = GATED_SHORT_CONV, ATTENTION_MIXER
     return Family(
-        name, (name,), lambda config: _read_config(name, config), weights, (), (), architectures=architectures
+        name,
+        (name,),
+        lambda config: _read_config(name, config),
+        weights,
+        (),
+        (),
+        architectures=architectures,
+        mixers=mixers,
     )
 
 

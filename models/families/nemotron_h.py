@@ -25,6 +25,7 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, attention_weights, decoder_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 
@@ -210,6 +211,7 @@ NEMOTRON_H = Family(
     ("model.",),
     root="backbone.",
     architectures=text_classes("NemotronH"),
+    mixers=(MAMBA2_MIXER, ATTENTION),
 )
 MAMBA2 = Family(
     "mamba2",
@@ -220,4 +222,5 @@ MAMBA2 = Family(
     (),
     root="backbone.",
     architectures=text_classes("Mamba2"),
+    mixers=(MAMBA2_MIXER,),
 )

@@ -13,6 +13,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
 from models.weights.sources import Weight, joined, tensor
 
@@ -137,5 +138,12 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 OLMO_HYBRID = Family(
-    "olmo_hybrid", ("olmo_hybrid",), read_config, weights, (), (), architectures=text_classes("OlmoHybrid")
+    "olmo_hybrid",
+    ("olmo_hybrid",),
+    read_config,
+    weights,
+    (),
+    (),
+    architectures=text_classes("OlmoHybrid"),
+    mixers=(GATED_DELTA_NET, ATTENTION),
 )

@@ -19,6 +19,7 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
     Describe,
     Path,
@@ -212,4 +213,7 @@ def qwen_family(
         PREFIXES,
         architectures=architectures,
     )
-    return Family(name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures)
+    mixers = GATED_DELTA_NET, ATTENTION
+    return Family(
+        name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures, mixers=mixers
+    )

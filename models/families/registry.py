@@ -1,7 +1,11 @@
 """Registry of the families that can be loaded."""
 
+import os
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from models.families.architectures import named_classes
@@ -9,8 +13,10 @@ from models.families.bailing_hybrid import BAILING_HYBRID
 from models.families.bamba import BAMBA, FALCON_H1
 from models.families.family import Family
 from models.families.granite_hybrid import GRANITE_HYBRID
+from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
+from models.families.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -25,6 +31,9 @@ FAMILIES = (
     LFM2_MOE,
     KIMI_LINEAR,
     BAILING_HYBRID,
+    MAMBA,
+    FALCON_MAMBA,
+    JAMBA,
     MAMBA2,
     NEMOTRON_H,
     GRANITE_HYBRID,
@@ -32,6 +41,88 @@ FAMILIES = (
     FALCON_H1,
     OLMO_HYBRID,
 )
+
+
+GROUP = "hybridlm.families"
+"""Group of the entry points of other distributions: each is a `Family`, or several in a list or tuple."""
+BUILT_IN = "built in"
+_registered: dict[Family, str] = {}
+
+
+class FamilyError(ValueError):
+    """Error for a refused family or an unreadable entry point."""
+
+
+def register_family(family: Family, origin: str = "registered by this process") -> None:
+    """Add a family to this process, unless it is registered.
+
+    Args:
+        family: the family. No other may have its name, a `model_type` or a class of it.
+        origin: distribution and version, for `hybridlm families` and certificates.
+
+    Raises:
+        FamilyError: not a family, or another family has one of its names.
+    """
+    if not isinstance(family, Family):
+        raise FamilyError(f"register_family: expected a Family, got {type(family)} ({origin})")
+    if family in _registered:
+        return
+    names = {family.name, *family.model_types, *family.architectures}
+    for other in (*FAMILIES, *_registered, *WRAPPERS):
+        name = other.name if isinstance(other, Family) else other.model_types[0]
+        if clash := names & {name, *other.model_types, *other.architectures}:
+            raise FamilyError(
+                f"family {family.name} ({origin}): {name} has {', '.join(sorted(clash))} already; choose another name"
+            )
+    _registered[family] = origin
+
+
+def families() -> dict[Family, str]:
+    """Return every family with its origin: `BUILT_IN`, or a distribution and its version.
+
+    Raises:
+        FamilyError: an entry point of the group cannot be read; the message has all of them.
+    """
+    if faults := _read_entry_points():
+        raise FamilyError("; ".join(faults))
+    return dict.fromkeys(FAMILIES, BUILT_IN) | _registered
+
+
+def family_named(name: str) -> tuple[Family, str]:
+    """Return the family of a name, and its origin; for built-in families without entry points.
+
+    Raises:
+        FamilyError: no family has the name, or an entry point cannot be read.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family, BUILT_IN
+    for family, origin in families().items():
+        if family.name == name:
+            return family, origin
+    raise FamilyError(
+        f"no family has the name {name!r}, which its ConfigReader was given; expected the name of the Family"
+    )
+
+
+@cache
+def _read_entry_points() -> tuple[str, ...]:
+    """Register the families of installed distributions, once; return the faults.
+
+    The working directory is left out: it may be the folder of a checkpoint, and code of checkpoints is not run.
+    """
+    directory, faults = os.path.realpath("."), []
+    path = [folder for folder in sys.path if os.path.realpath(folder or ".") != directory]
+    for distribution in metadata.distributions(path=path):
+        origin = f"{distribution.name} {distribution.version}"
+        for entry in distribution.entry_points.select(group=GROUP):
+            try:
+                value = entry.load()
+                for family in [value] if isinstance(value, Family) else value:
+                    register_family(family, origin)
+            except Exception as error:  # code of another distribution may raise anything
+                faults.append(f"entry point {entry.name} of {origin}, group {GROUP}: {type(error).__name__}: {error}")
+    return tuple(faults)
 
 
 class UnsupportedModel(ValueError):
@@ -44,6 +135,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         UnsupportedModel: no family has that `model_type`, or the family does not compute a class of `architectures` or
             `auto_map`. The message names the class and the nearest family.
+        FamilyError: no built-in family has that `model_type`, and an entry point cannot be read.
     """
     if (wrapper := wrapper_of(config)) is None:
         return _text_family(config)
@@ -55,11 +147,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def _text_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a text model's config.json; raises as `family_of`."""
     model_type = config.get("model_type")
-    for family in FAMILIES:
+    built_in = any(model_type in family.model_types for family in FAMILIES)
+    for family in FAMILIES if built_in else families():
         if model_type in family.model_types:
             _check_classes(family.name, family.architectures, config)
             return family.of(config)
-    supported = ", ".join(sorted(name for entry in (*FAMILIES, *WRAPPERS) for name in entry.model_types))
+    supported = ", ".join(sorted(name for entry in (*families(), *WRAPPERS) for name in entry.model_types))
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
@@ -82,8 +175,8 @@ def _check_classes(name: str, computed: tuple[str, ...], config: Mapping[str, An
 
 def _similar(model_type: Any, classes: list[Any]) -> str:
     """Return a sentence on the family with the most similar names; empty without one."""
-    names = {name: family.name for family in FAMILIES for name in (*family.model_types, *family.architectures)}
-    prefixes = [family.name for family in FAMILIES if str(model_type).startswith(family.name)]
+    names = {name: family.name for family in families() for name in (*family.model_types, *family.architectures)}
+    prefixes = [family.name for family in families() if str(model_type).startswith(family.name)]
     if prefixes:
         return f"; the nearest supported family is {max(prefixes, key=len)}"
     for name in (*classes, model_type):

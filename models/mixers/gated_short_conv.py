@@ -62,7 +62,8 @@ class GatedShortConv(Stateful):
     def state_arrays(self) -> GatedShortConvState:
         """Return the state: the convolution's last inputs."""
         c = self.config
-        return GatedShortConvState(state_array(tap=c.kernel - 1, channel=(Segment(c.channels, c.channels),)))
+        channels = (Segment(c.channels, c.channels),)
+        return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
         """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the inputs of the convolution."""

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,11 @@ def stored_size(size: int, platform: str) -> int:
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
 
+Role = Literal["recurrent", "conv", "cache", "hidden", "token"]
+"""Role of an array of a state: recurrence, last inputs of a convolution, KV cache, last hidden state, or last
+token. Requests read and change `recurrent` and `conv`; a step may copy pools of `conv` and `hidden`."""
+
+
 @dataclass(frozen=True)
 class StateArray:
     """Description of an array of a layer's state.
@@ -69,6 +74,7 @@ class StateArray:
             every device has the whole array.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros that each row of the last dimension ends in (`stored_size`).
+        role: its role.
     """
 
     sizes: tuple[tuple[str, int | None], ...]
@@ -76,6 +82,7 @@ class StateArray:
     sharded: str | None = None
     segments: tuple[Segment, ...] = ()
     unused: int = 0
+    role: Role = "recurrent"
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
@@ -117,22 +124,30 @@ class StateArray:
         return jnp.dtype(dtype if self.dtype is None else self.dtype).itemsize
 
 
-def state_array(dtype: DTypeLike | None = None, *, unused: int = 0, **sizes: int | None | tuple[Segment, ...]) -> Any:
+def state_array(
+    dtype: DTypeLike | None = None,
+    *,
+    unused: int = 0,
+    role: Role = "recurrent",
+    **sizes: int | None | tuple[Segment, ...],
+) -> Any:
     """Return a `StateArray`, typed `Any` because it takes the place of the array in a state.
 
     Args:
         dtype: None for the dtype of caches.
         unused: zeros at the end of its last dimension.
+        role: its role; an array with positions is a `cache`.
         sizes: of its dimensions; the sharded one is given as its segments.
     """
+    role = "cache" if None in sizes.values() else role
     sharded = {name: segments for name, segments in sizes.items() if isinstance(segments, tuple)}
     plain = tuple(
         (name, sum(segment.size for segment in size) if isinstance(size, tuple) else size)
         for name, size in sizes.items()
     )
     for name, segments in sharded.items():
-        return StateArray(plain, dtype, name, segments, unused)
-    return StateArray(plain, dtype, unused=unused)
+        return StateArray(plain, dtype, name, segments, unused, role)
+    return StateArray(plain, dtype, unused=unused, role=role)
 
 
 class ConvRecurrentState(NamedTuple):
@@ -151,7 +166,7 @@ class ConvRecurrentState(NamedTuple):
 def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: int, value: int) -> ConvRecurrentState:
     """Describe the arrays of a `ConvRecurrentState`."""
     return ConvRecurrentState(
-        state_array(tap=kernel - 1, channel=channels),
+        state_array(role="conv", tap=kernel - 1, channel=channels),
         state_array(jnp.float32, value_head=(Segment(heads, heads),), value=value, key=key),
     )
 

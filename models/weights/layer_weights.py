@@ -97,6 +97,7 @@ def moe_weights(
     names: Names | None = None,
     bias: str = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
+    router: str = "gate",
 ) -> list[Weight]:
     """List the parameters of an MoE layer with gated experts, in one tensor for all experts or one tensor each.
 
@@ -105,12 +106,13 @@ def moe_weights(
         names: checkpoint names of an expert's three matrices, where they differ from ours.
         bias: name of the router's correction bias.
         shared: name of the shared expert.
+        router: name of the router.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
     gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, (gate, up), count, (c.width, hidden))
     weights = [
-        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        tensor((*at, "router", "weight"), f"{name}.{router}.weight", (count, hidden)),
         Weight((*at, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
         Weight(
             (*at, "down_proj"),

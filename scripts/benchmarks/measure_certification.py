@@ -17,7 +17,7 @@ from bench_models import BENCH_MODELS, COMMON
 from hybridlm import compiler, models
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.programs import MAY_COPY, PASSES, Programs
+from hybridlm.programs.programs import PASSES, Programs, may_copy
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.structure import flatten
 
@@ -31,8 +31,10 @@ CONFIGS = BENCH_MODELS | {
 }  # fmt: skip
 
 
-def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContract, tuple[Any, ...], int]:
-    """Return a generate step, its contract, abstract arguments and the number of parameters."""
+def step_of(
+    name: str, lanes: int, tokens: int
+) -> tuple[Any, compiler.LaneContract, tuple[Any, ...], int, tuple[str, ...]]:
+    """Return a step, its contract, abstract arguments, number of parameters, and pools that it may copy."""
     family = models.family_of(CONFIGS[name])
     config = family.read_config(CONFIGS[name])
     model = family.abstract(config)
@@ -40,7 +42,7 @@ def step_of(name: str, lanes: int, tokens: int) -> tuple[Any, compiler.LaneContr
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
     programs, shape = Programs(structure), Shape("generate", lanes, tokens)
     engine = Engine(model, params, programs, ResolvedConfig(lanes=lanes, context=4096, chunk=tokens), name)
-    return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params)
+    return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params), may_copy(structure)
 
 
 def main() -> None:
@@ -58,8 +60,8 @@ def main() -> None:
             runs = []
             for _ in range(options.repeats):
                 jax.clear_caches()
-                step, contract, args, size = step_of(name, options.lanes, tokens)
-                certificate = compiler.compile_step(step, args, contract, passes=PASSES, may_copy=MAY_COPY).certificate
+                step, contract, args, size, pools = step_of(name, options.lanes, tokens)
+                certificate = compiler.compile_step(step, args, contract, passes=PASSES, may_copy=pools).certificate
                 runs.append(certificate.seconds)
             median = {column: statistics.median(getattr(run, column) for run in runs) for column in columns}
             share = statistics.median(run.checking for run in runs)

@@ -1,10 +1,13 @@
-"""A family is one file and one registry line: the one of docs/adding-a-family.md loads, scores and generates."""
+"""A family in another package: the one of docs/adding-a-family.md, found by its entry point."""
 
 import ast
-import importlib.util
+import importlib
 import json
+import os
 import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,17 +24,22 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import Shape
 from ir_passes import AuditError, Certificate, CertificationWarning
-from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
+from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered, Note
 from models import FAMILIES
 from models.families import registry
 from models.state.state import Stateful
 
 CONFIG: dict[str, Any] = {
-    "model_type": "averages",
-    "vocab_size": 61,
+    "model_type": "gated_deltaproduct",
+    "architectures": ["GatedDeltaProductForCausalLM"],
+    "vocab_size": 14,
     "hidden_size": 16,
     "intermediate_size": 24,
-    "average_size": 12,
+    "num_heads": 2,
+    "head_dim": 4,
+    "expand_v": 1.5,
+    "num_householder": 2,
+    "allow_neg_eigval": True,
     "num_hidden_layers": 2,
     "max_position_embeddings": 256,
     "dtype": "float32",
@@ -39,57 +47,94 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def family(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """The one file: the example of the page, as a module."""
+def package(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the page, as it is installed: the module, and metadata with its entry points."""
     page = (root / "docs" / "adding-a-family.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    path = tmp_path_factory.mktemp("family") / "averages.py"
-    path.write_text(example)
-    spec = importlib.util.spec_from_file_location("averages", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["averages"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["averages"]
+    (project,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    fields = tomllib.loads(project)["project"]
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "gated_deltaproduct.py").write_text(example)
+    info = folder / "gated_deltaproduct-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {fields['name']}\nVersion: {fields['version']}\n")
+    ((group, entries),) = fields["entry-points"].items()
+    lines = [f"{name} = {value}" for name, value in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def lm(family: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hybridlm.LM]:
-    """The one line, and a checkpoint with random weights."""
-    directory = tmp_path_factory.mktemp("averages")
+def family(package: Path) -> Iterator[ModuleType]:
+    """The module of the page, installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(package)
+        patch.setattr(registry, "_registered", {})
+        registry._read_entry_points.cache_clear()
+        yield importlib.import_module("gated_deltaproduct")
+    registry._read_entry_points.cache_clear()
+    del sys.modules["gated_deltaproduct"]
+
+
+@pytest.fixture(scope="module")
+def lm(family: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    """A checkpoint with random weights, of a family that hybridlm finds by its entry point."""
+    directory = tmp_path_factory.mktemp("gated_deltaproduct")
     (directory / "config.json").write_text(json.dumps(CONFIG))
     rng = np.random.default_rng(0)
     tensors = {}
     for weight in family.weights(family.read_config(CONFIG)):
-        ((name, shape),) = weight.options[0].shapes.items()
-        spread = rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(size=shape) * 1.5 / shape[-1] ** 0.5
-        tensors[name] = spread.astype(np.float32)
+        for name, shape in weight.options[0].shapes.items():
+            spread = (
+                rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(size=shape) * 1.5 / shape[-1] ** 0.5
+            )
+            tensors[name] = spread.astype(np.float32)
     save_file(tensors, directory / "model.safetensors")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "FAMILIES", (*FAMILIES, family.AVERAGES))
-        yield hybridlm.load(directory, lanes=2, context=64, chunk=4)
+    return hybridlm.load(directory, lanes=2, context=64, chunk=4)
 
 
 def in_float64(lm: hybridlm.LM, tokens: list[int]) -> np.ndarray:
-    """Log-probabilities [T, V] by the equations."""
+    """Log-probabilities [T, V] by the equations, token by token and write by write."""
     p = {name: np.asarray(value, np.float64) for name, value in lm.params.items()}
+    heads, key, writes = CONFIG["num_heads"], CONFIG["head_dim"], CONFIG["num_householder"]
+    value = int(key * CONFIG["expand_v"])
 
-    def normed(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p[f"{name}.weight"]
+    def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+
+    def mixed(x: np.ndarray, at: str) -> np.ndarray:
+        taps = p[f"{at}.conv1d"][:, 0].T
+        inputs = np.concatenate([np.zeros((len(taps) - 1, taps.shape[1])), x @ p[f"{at}.in_proj"].T])
+        summed = np.array([(inputs[t : t + len(taps)] * taps).sum(0) for t in range(len(x))])
+        channels = summed * sigmoid(summed)
+        decay = np.exp(-np.exp(p[f"{at}.A_log"]) * np.log1p(np.exp(x @ p[f"{at}.a_proj"].T + p[f"{at}.dt_bias"])))
+        beta = 2 * sigmoid(x @ p[f"{at}.b_proj"].T).reshape(len(x), writes, heads, 1, 1)
+        states, out = np.zeros((heads, value, key)), []
+        for t in range(len(x)):
+            q, k, v = np.split(channels[t], [heads * key, (1 + writes) * heads * key])
+            k, v = unit(k.reshape(writes, heads, 1, key)), v.reshape(writes, heads, value, 1)
+            states = decay[t][:, None, None] * states
+            for j in range(writes):
+                states = states + beta[t, j] * (v[j] - (states * k[j]).sum(-1, keepdims=True)) * k[j]
+            out.append((states * unit(q.reshape(heads, 1, key)) * key**-0.5).sum(-1))
+        gate = (x @ p[f"{at}.g_proj"].T).reshape(len(x), heads, value)
+        gated = normed(np.array(out), p[f"{at}.o_norm"]) * gate * sigmoid(gate)
+        return gated.reshape(len(x), -1) @ p[f"{at}.o_proj"].T
 
     x = p["embed_tokens"][tokens]
     for i in range(CONFIG["num_hidden_layers"]):
         mixer, mlp = (f"layers.{i}.branches.{j}" for j in range(2))
-        keep = 1 / (1 + np.exp(-p[f"{mixer}.inner.keep"]))
-        average, seen = np.zeros(len(keep)), []
-        for new in normed(x, f"{mixer}.norm") @ p[f"{mixer}.inner.in_proj"].T:
-            average = keep * average + (1 - keep) * new
-            seen.append(average)
-        x = x + np.array(seen) @ p[f"{mixer}.inner.out_proj"].T
-        h = normed(x, f"{mlp}.norm")
+        x = x + mixed(normed(x, p[f"{mixer}.norm.weight"]), f"{mixer}.inner")
+        h = normed(x, p[f"{mlp}.norm.weight"])
         gate, up = h @ p[f"{mlp}.inner.gate_proj"].T, h @ p[f"{mlp}.inner.up_proj"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ p[f"{mlp}.inner.down_proj"].T
-    logits = normed(x, "norm") @ p["embed_tokens"].T
+        x = x + (gate * sigmoid(gate) * up) @ p[f"{mlp}.inner.down_proj"].T
+    logits = normed(x, p["norm.weight"]) @ p["lm_head"].T
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
@@ -153,7 +198,7 @@ def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPat
     assert Certificate.from_json(verified.to_json()) == verified
 
 
-def logprobs_of(completion: hybridlm.Completion) -> list[float]:
+def logprobs_of(completion: hybridlm.Completion | hybridlm.Score) -> list[float]:
     assert completion.logprobs is not None
     return list(completion.logprobs)
 
@@ -162,24 +207,26 @@ def test_family_without_commit_does_not_speculate(
     lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused when it is loaded and when it generates; all else works, and there is no step to verify."""
-    monkeypatch.setattr(family.Average, "commit", Stateful.commit)
+    monkeypatch.setattr(family.DeltaProduct, "commit", Stateful.commit)
     for refused in (
         lambda: hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram"),
         lambda: lm.generate(PROMPTS, max_tokens=2, speculate="ngram"),
     ):
-        with pytest.raises(ValueError, match=r"speculate: .*commit\(kept, info, state\).*averages\.Average"):
+        with pytest.raises(ValueError, match=r"speculate: .*commit\(kept, info, state\).*\.DeltaProduct"):
             refused()
     assert not [shape for shape in all_shapes(lm.engine, drafts=True) if str(shape).startswith("verify")]
-    with pytest.raises(NotImplementedError, match="Average has state and no commit"):
+    with pytest.raises(NotImplementedError, match="DeltaProduct has state and no commit"):
         lm.engine.planned(Shape("verify", 2, 3))
 
 
 def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
     """The layer commits the state after all tokens of the step: the one that the default used to keep."""
-    call = family.Average.__call__
-    patch.setattr(family.Average, "commit", lambda self, kept, info, state: kept)
+    call = family.DeltaProduct.__call__
+    patch.setattr(family.DeltaProduct, "commit", lambda self, kept, info, state: kept)
     patch.setattr(
-        family.Average, "__call__", lambda self, x, info, state: call(self, x, info._replace(verifying=False), state)
+        family.DeltaProduct,
+        "__call__",
+        lambda self, x, info, state: call(self, x, info._replace(verifying=False), state),
     )
 
 
@@ -195,8 +242,8 @@ def test_wrong_commit_is_refused(
             wrong.engine.runner.program(shape, wrong.engine.example_arguments)
         else:
             wrong.engine.program(shape)
-    assert [(one.kind, one.where) for one in raised.value.findings] == [
-        (MeasuredFault.REJECTED_TOKENS, "Average.average")
+    assert [(finding.kind, finding.where) for finding in raised.value.findings] == [
+        (MeasuredFault.REJECTED_TOKENS, f"DeltaProduct.{field}") for field in ("conv", "recurrent")
     ]
 
 
@@ -205,37 +252,93 @@ def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypa
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, certify="warn")
     with pytest.warns(CertificationWarning, match=MeasuredFault.REJECTED_TOKENS):
         certificate = wrong.engine.program(Shape("verify", 1, 3)).certificate
-    assert not certificate.holds and [one.id for one in certificate.faults] == [MeasuredFault.REJECTED_TOKENS]
+    assert not certificate.holds and {fault.id for fault in certificate.faults} == {MeasuredFault.REJECTED_TOKENS}
     assert not certificate.measured
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in certificate.not_covered}
 
 
-def test_requests_that_need_other_layers_are_refused_by_name(lm: hybridlm.LM) -> None:
-    with pytest.raises(ValueError, match="no state named recurrent or conv"):
-        lm.score(PROMPTS, states=True)
-    with pytest.raises(ValueError, match="an array named recurrent"):
-        hybridlm.pictures.state_history(lm, PROMPTS[0])
+def test_states_are_read_and_changed_by_role(lm: hybridlm.LM) -> None:
+    """With all states zero after four tokens, the rest scores as a sequence that begins there."""
+    (score,) = lm.score([PROMPTS[0]], states=True, positions="all")
+    assert score.captured is not None
+    assert score.captured.state(1).shape == (len(PROMPTS[0]), 2, 6, 4)
+    assert score.captured.state(1, "conv").shape == (len(PROMPTS[0]), 3, 48)
+    changes = [
+        hybridlm.Intervention.scale_state(layer, 0.0, array=array, positions=3)
+        for layer in range(2)
+        for array in ("recurrent", "conv")
+    ]
+    (changed,) = lm.score([PROMPTS[0]], interventions=[changes])
+    (rest,) = lm.score([PROMPTS[0][4:]])
+    np.testing.assert_allclose(logprobs_of(changed)[5:], logprobs_of(rest)[1:], atol=1e-5)
+    assert hybridlm.pictures.state_history(lm, PROMPTS[0]).norms.shape[1:] == (2, 2)
+
+
+def test_certificates_name_the_distribution(lm: hybridlm.LM) -> None:
+    assert lm.certificates
+    for certificate in lm.certificates.values():
+        (note,) = [note for note in certificate.notes if note.id == Note.OUTSIDE_CODE]
+        assert "gated-deltaproduct 1.0" in note.sentence
+
+
+def test_a_head_of_drafts_is_refused(lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match="head"):
         hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="mtp")
+
+
+def run_command(package: Path, *arguments: str) -> str:
+    """Run a command of hybridlm beside the installed package, and return its standard output."""
+    environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-m", "hybridlm", *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_score(lm: hybridlm.LM, package: Path, tmp_path: Path) -> None:
+    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
+    command = ["score", "--model", str(lm.path), str(given), str(output), "--context", "64", "--chunk", "4"]
+    run_command(package, "launch", "-n", "2", "--devices", "1", "--", *command)
+    rows = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    for i, score in enumerate(lm.score(PROMPTS)):
+        np.testing.assert_allclose(rows[i]["logprobs"][1:], score.logprobs[1:], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_verify_names_the_distribution(lm: hybridlm.LM, package: Path, tmp_path: Path) -> None:
+    arguments = ["--full", "--lanes", "2", "--context", "64", "--chunk", "4", "--out", str(tmp_path / "out")]
+    run_command(package, "verify", "--model", str(lm.path), *arguments)
+    certificates = list((tmp_path / "out").iterdir())
+    assert certificates and all("gated-deltaproduct 1.0" in path.read_text() for path in certificates)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"prefix_cache": "200kB"}, {"sanitize": True}, {"mesh": 2}, {"saved": True}, {"chunk": 1}, {"speculate": "ngram"}],
+    [
+        {"prefix_cache": "200kB"},
+        {"sanitize": True},
+        {"mesh": True},
+        {"saved": True},
+        {"chunk": 1},
+        {"speculate": "ngram"},
+    ],
     ids=str,
 )
 def test_answers_are_the_same_with(
     lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States that are cached, labelled, on two devices, read from a saved model, of chunks of one token, or drafted."""
+    """States that are cached, labelled, on four devices, of a saved model, of chunks of one token, or drafted."""
     monkeypatch.setattr(Speculation, "always", True)
     directory = lm.path
     if settings.pop("saved", False):
         directory = tmp_path / "saved"
         lm.save(directory)
     if "mesh" in settings:
-        settings["mesh"] = hybridlm.mesh(data=settings["mesh"])
+        settings["mesh"] = hybridlm.mesh(data=2, model=2)
     arguments: dict[str, Any] = {"lanes": 2, "context": 64, "chunk": 4} | settings
     other = hybridlm.load(directory, **arguments)
     for _ in range(2):
@@ -246,8 +349,8 @@ def test_answers_are_the_same_with(
 
 
 def test_faults_of_its_config_are_refused(family: ModuleType) -> None:
-    with pytest.raises(ValueError, match="average_size: expected a whole number of at least 1, found 0"):
-        family.read_config(CONFIG | {"average_size": 0})
+    with pytest.raises(ValueError, match="num_heads: expected a whole number of at least 1, found 0"):
+        family.read_config(CONFIG | {"num_heads": 0})
 
 
 def test_nothing_outside_models_knows_a_family(root: Path) -> None:

@@ -20,7 +20,7 @@ def row(name: str) -> str:
     text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
     family = family_of(text)
     model = family.abstract(family.read_config(text))
-    arrays = {getattr(path[-1], "name", "") for path, _ in jax.tree_util.tree_leaves_with_path(model.state_arrays())}
+    arrays = {array.role for array in jax.tree.leaves(model.state_arrays())}
     kinds = {kind for each in model.sites() for kind in each}
     has = [one in arrays for one in EDITED] + [one in kinds for one in ("recurrent", "attention", "expert")]
     return f"| {family.name} | " + " | ".join("yes" if one else "—" for one in [*has, bool(_recurrent(model))]) + " |"

@@ -262,7 +262,7 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     rows = lm.engine.new_rows(3)
     rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
     before = jax.tree.map(np.asarray, rows)
-    edits: Any = no_edits(3, types_in(rows))
+    edits: Any = no_edits(3, types_in(lm.engine.programs.structure, rows))
     layer, array = edited_places(lm)[0]
     edits[array].layer[1], edits[array].unit[1, 1], edits[array].replaced[1] = layer, True, True
     for edit in edits.values():
@@ -350,7 +350,7 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
         (lambda: Intervention.replace_state(0, np.ones((8, 16))), r"value: expected \[8, 8, 16\], got \[8, 16\]"),
         (lambda: Intervention.replace_state(0, np.ones((2, 8, 16)), head=1), r"value: expected \[8, 16\]"),
         (lambda: Intervention.scale_state(0, 0.5, head=1, array="conv"), "head"),
-        (lambda: Intervention.scale_state(0, 0.5, array="key"), "array: expected one of recurrent, conv"),
+        (lambda: Intervention.scale_state(0, 0.5, array="key"), "layer 0 of qwen3_5 has no key state"),
         (lambda: Intervention.ablate_head(-1, 0), "layer: expected a whole number"),
         (lambda: Intervention.ablate_head(0, 0, positions=[]), "positions: is empty"),
         (lambda: Intervention.ablate_head(0, 0, positions=[3, -1]), "positions: expected a whole number"),

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of the families with Mamba2 layers: fields of `tiny_variants.Variant`, by the variant's name.
+"""Tiny checkpoints of families with Mamba and Mamba2 layers: fields of `tiny_variants.Variant`, by variant.
 
 Together they cover head size != state size, one group and several, convolution kernels 3 and 4 with and without bias,
 every kind of layer of Nemotron-H by each spelling of its pattern, chosen groups of experts, and latent experts.
@@ -61,7 +61,58 @@ _GRANITE = _HYBRID | {
     "attention_multiplier": 0.25,
 }
 
+_MAMBA = _COMMON | {"state_size": 12, "conv_kernel": 4, "time_step_rank": 6, "num_hidden_layers": 2}
+_JAMBA = _COMMON | {
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 4,
+    "mamba_dt_rank": 6,
+}
+
 MAMBA_VARIANTS: dict[str, dict[str, Any]] = {
+    "mamba_base": {"family": "mamba", "text": _MAMBA},
+    "mamba_tied": {
+        "family": "mamba",
+        "text": _MAMBA
+        | {
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+            "state_size": 20,
+            "expand": 3,
+            "time_step_rank": "auto",
+            "tie_word_embeddings": True,
+        },
+        "stored": "bfloat16",
+        "shards": 2,
+    },
+    "falcon_mamba_base": {"family": "falcon_mamba", "text": _MAMBA | {"mixer_rms_eps": 1e-5}},
+    "jamba_base": {"family": "jamba", "text": _JAMBA},
+    "jamba_dense": {
+        "family": "jamba",
+        "text": _JAMBA
+        | {
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": "auto",
+            "tie_word_embeddings": True,
+        },
+        "stored": "bfloat16",
+    },
+    "jamba_fused": {
+        "family": "jamba",
+        "text": _JAMBA | {"expert_layer_offset": 0, "num_experts_per_tok": 1},
+        "fused_experts": True,
+    },
     "mamba2_base": {"family": "mamba2", "text": _MAMBA2},
     "mamba2_one_group": {
         "family": "mamba2",

@@ -28,7 +28,8 @@ STEPS = (
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
-    "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base", "falcon_base", "olmo_base",
+    "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base",
+    "falcon_base", "olmo_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 
@@ -94,7 +95,7 @@ A copy may be of `conv` alone, the last inputs of a short convolution: two or th
 by one with every token. The new rows are the old ones at other places, and XLA writes them where the old ones are only
 if it knows that those have been read: the convolution takes both from one window that is computed once. In
 Qwen3.5-35B-A3B a copy would be 98 kB a layer for each sequence, beside a recurrent matrix of 2 MB. A step that copies a
-recurrent matrix, a key, value or latent cache is refused (`MAY_COPY` in hybridlm/programs/programs.py).
+recurrent matrix, a key, value or latent cache is refused (`COPIED` in hybridlm/programs/programs.py).
 
 Where a backend of XLA does not say where it places values, a step is proved and not audited, and its certificate says
 why (`not_audited`): `load(certify="error")` runs it, and `hybridlm verify` shows "not audited". None of the cells above

@@ -1,0 +1,1 @@
+"""Commands for lists: stored steps (`cache`) and families of models (`families`)."""

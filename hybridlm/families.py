@@ -1,0 +1,96 @@
+"""Stable names for model families in other packages (docs/adding-a-family.md).
+
+A distribution names its families in the entry-point group `hybridlm.families`; every process and command reads it.
+"""
+
+from models import ConfigError, FamilyError, families, register_family
+from models.config.fields import paired, read_attending, read_decoder_config, read_heads, read_kinds
+from models.config.reader import ConfigReader
+from models.config.rope import read_rope
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.layers.activations import silu_gated
+from models.layers.initial import matrix, parameter
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.norms import l2_norm, rms_norm
+from models.layers.router import RouterConfig
+from models.layers.short_conv import layer_conv
+from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.recurrent import Recurrent
+from models.ops.layout import merge_heads
+from models.ops.linear import linear
+from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.ssd import ssd
+from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.shard_sizes import shard_config
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
+from models.sharding.varying import varying_like
+from models.state.shapes import LaneInfo
+from models.state.state import ConvRecurrentState, StateArray, Stateful, conv_recurrent, name_dims, state_array
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
+from models.weights.sources import Weight, WeightSource, expert_matrices, joined, rows, tensor
+
+__all__ = [
+    "SINGLE_DEVICE",
+    "AttentionConfig",
+    "BranchConfig",
+    "ConfigError",
+    "ConfigReader",
+    "ConvRecurrentState",
+    "DecoderConfig",
+    "DeltaTokens",
+    "Devices",
+    "Family",
+    "FamilyError",
+    "LaneInfo",
+    "MlpConfig",
+    "MoeConfig",
+    "Path",
+    "QkNorm",
+    "RecurrenceInputs",
+    "RecurrenceOutputs",
+    "Recurrent",
+    "RouterConfig",
+    "Segment",
+    "StateArray",
+    "Stateful",
+    "Weight",
+    "WeightSource",
+    "attention_weights",
+    "conv_recurrent",
+    "decoder_weights",
+    "delta_rule",
+    "expert_matrices",
+    "families",
+    "joined",
+    "l2_norm",
+    "layer_conv",
+    "linear",
+    "matrix",
+    "merge_heads",
+    "mlp_weights",
+    "moe_weights",
+    "name_dims",
+    "paired",
+    "parameter",
+    "read_attending",
+    "read_decoder_config",
+    "read_heads",
+    "read_kinds",
+    "read_rope",
+    "register_family",
+    "rms_norm",
+    "rows",
+    "shard_config",
+    "shard_inputs",
+    "shard_outputs",
+    "silu_gated",
+    "ssd",
+    "state_array",
+    "tensor",
+    "text_classes",
+    "varying_like",
+]

@@ -1,0 +1,99 @@
+"""Jamba: Mamba (S6) layers with norms of time step, B and C, some attention layers without positions, MLP or MoE."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import read_decoder_config, read_heads
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.families.mamba import mamba1_weights, read_rank
+from models.layers.mlp import MlpConfig
+from models.layers.moe import MoeConfig
+from models.layers.router import RouterConfig
+from models.mixers.attention import AttentionConfig
+from models.mixers.mamba1 import Mamba1Config
+from models.mixers.samples import ATTENTION, MAMBA1_MIXER
+from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
+from models.weights.sources import Weight
+
+DEFAULT_POSITIONS = 262_144
+"""`max_position_embeddings` of config.json files without it, as in transformers."""
+# Training, kernels, and outputs other than logits.
+UNUSED = """output_router_logits router_aux_loss_coef attention_dropout use_mamba_kernels use_mambapy
+    use_associative_scan num_logits_to_keep calc_logits_for_entire_prompt""".split()
+
+
+def _periodic(reader: ConfigReader, kind: str, period: int, offset: int) -> tuple[int, int]:
+    """Read every how many layers there is one of a kind, and the first of them."""
+    period = reader.integer(f"{kind}_layer_period", period)
+    offset = reader.integer(f"{kind}_layer_offset", offset, minimum=0)
+    if offset >= period:
+        reader.fault(f"{kind}_layer_offset", f"a number below {kind}_layer_period ({period})")
+    return period, offset
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json of `jamba`."""
+    reader = ConfigReader("jamba", config)
+    eps = reader.number("rms_norm_eps", 1e-6)
+    mamba = Mamba1Config(
+        reader.integer("mamba_expand", 2) * reader.integer("hidden_size"),
+        reader.integer("mamba_d_state", 16),
+        read_rank(reader, "mamba_dt_rank"),
+        reader.integer("mamba_d_conv", 4, minimum=2),
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        norms="weighted",
+        eps=eps,
+    )
+    heads, kv_heads, head_dim = read_heads(reader, 8)
+    attention = AttentionConfig(heads, kv_heads, head_dim)
+    width, experts = reader.integer("intermediate_size"), reader.integer("num_experts", 16)
+    per_token = reader.integer("num_experts_per_tok", 2)
+    if per_token > experts:
+        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
+    mlp, moe = MlpConfig(width), MoeConfig(RouterConfig(experts, per_token), width)
+    every, first = _periodic(reader, "attn", 8, 4)
+    every_moe, first_moe = _periodic(reader, "expert", 2, 1)
+    layers = tuple(
+        (attention if i % every == first else mamba, moe if experts > 1 and i % every_moe == first_moe else mlp)
+        for i in range(reader.integer("num_hidden_layers"))
+    )
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("mamba_proj_bias", [False], False)
+    reader.choice("sliding_window", [None], None)
+    reader.choice("mamba_inner_layernorms", [True], True)
+    for field in UNUSED:
+        reader.get(field)
+    tied = reader.flag("tie_word_embeddings", False)
+    return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    if isinstance(c, Mamba1Config):
+        return mamba1_weights(c, hidden, at, f"{layer}.mamba")
+    if isinstance(c, AttentionConfig):
+        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+    if isinstance(c, MlpConfig):
+        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward")
+    assert isinstance(c, MoeConfig)
+    return moe_weights(c, hidden, at, f"{layer}.feed_forward", router="router")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    norms = "input_layernorm", "pre_ff_layernorm"
+    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
+
+
+JAMBA = Family(
+    "jamba",
+    ("jamba",),
+    read_config,
+    weights,
+    (),
+    (),
+    architectures=text_classes("Jamba"),
+    mixers=(MAMBA1_MIXER, ATTENTION),
+)

@@ -1,0 +1,116 @@
+"""Mamba and Falcon-Mamba: selective state space layers (S6) alone."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from models.config.fields import read_decoder_config
+from models.config.reader import ConfigReader
+from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.families.architectures import text_classes
+from models.families.family import Family
+from models.mixers.mamba1 import Mamba1Config
+from models.mixers.samples import MAMBA1_MIXER
+from models.weights.layer_weights import Path, decoder_weights
+from models.weights.sources import Weight, tensor
+
+DEFAULT_POSITIONS = 1_048_576
+"""`max_position_embeddings` of config.json files without it: a recurrence has no limit."""
+# How the model was initialised or trained, which implementation ran, and names of other programs for the same sizes.
+UNUSED = """time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor rescale_prenorm_residual
+    residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan d_inner d_model n_layer ssm_cfg fused_add_norm
+    pad_vocab_size_multiple""".split()
+
+
+def read_rank(reader: ConfigReader, name: str) -> int:
+    """Read the size of the compressed time step; "auto" is a sixteenth of the hidden size."""
+    if reader.get(name) in (None, "auto"):
+        return math.ceil(reader.integer("hidden_size") / 16)
+    return reader.integer(name)
+
+
+def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
+    reader = ConfigReader(name, config)
+    # Falcon-Mamba's files have an `expand` that is not used.
+    width = reader.integer("intermediate_size", int(reader.number("expand", 2.0) * reader.integer("hidden_size")))
+    falcon = name == "falcon_mamba"
+    mixer = Mamba1Config(
+        width,
+        reader.integer("state_size", 16),
+        read_rank(reader, "time_step_rank"),
+        reader.integer("conv_kernel", 4, minimum=2),
+        conv_bias=reader.flag("use_conv_bias", True),
+        norms="plain" if falcon else "none",
+        eps=reader.number("mixer_rms_eps", 1e-6) if falcon else 1e-6,
+    )
+    reader.choice("use_bias", [False], False)
+    reader.choice("hidden_act", ["silu"], "silu")
+    reader.choice("rms_norm", [True], True)
+    for field in UNUSED:
+        reader.get(field)
+    layers = ((mixer,),) * reader.integer("num_hidden_layers")
+    eps = reader.number("layer_norm_epsilon", 1e-5)
+    tied = reader.flag("tie_word_embeddings", True)
+    return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
+
+
+def mamba1_weights(c: Mamba1Config, hidden: int, at: Path, name: str) -> list[Weight]:
+    """List the parameters of a Mamba layer; arguments as for `layer_weights.attention_weights`."""
+    matrices = {
+        "in_proj": (2 * c.width, hidden),
+        "conv1d": (c.width, 1, c.kernel),
+        "x_proj": (sum(c.parts), c.width),
+        "dt_proj": (c.width, c.rank),
+        "out_proj": (hidden, c.width),
+    }
+    vectors = {
+        "dt_bias": ("dt_proj.bias", (c.width,)),
+        "A_log": ("A_log", (c.width, c.state_size)),
+        "D": ("D", (c.width,)),
+    }
+    if c.conv_bias:
+        vectors["conv_bias"] = "conv1d.bias", (c.width,)
+    if c.norms == "weighted":
+        vectors |= {
+            f"{x}_norm": (f"{x}_layernorm.weight", (n,)) for x, n in zip(("dt", "b", "c"), c.parts, strict=True)
+        }
+    return [
+        *(tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in matrices.items()),
+        *(tensor((*at, part), f"{name}.{file}", shape, float32=True) for part, (file, shape) in vectors.items()),
+    ]
+
+
+def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    assert isinstance(c, Mamba1Config)
+    return mamba1_weights(c, hidden, at, f"{layer}.mixer")
+
+
+def weights(config: DecoderConfig) -> list[Weight]:
+    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    return decoder_weights(
+        config,
+        _describe,
+        norms=("norm",),
+        # Older checkpoints have the singular.
+        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
+        final_norm="backbone.norm_f.weight",
+        layers="backbone.layers",
+    )
+
+
+def _family(name: str, stem: str) -> Family:
+    return Family(
+        name,
+        (name,),
+        lambda config: _read(name, config),
+        weights,
+        (),
+        (),
+        root="backbone.",
+        architectures=text_classes(stem),
+        mixers=(MAMBA1_MIXER,),
+    )
+
+
+MAMBA = _family("mamba", "Mamba")
+FALCON_MAMBA = _family("falcon_mamba", "FalconMamba")

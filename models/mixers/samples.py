@@ -1,0 +1,17 @@
+"""Mixers at size one, for the formulas of their states."""
+
+from models.mixers.attention import AttentionConfig
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.mamba1 import Mamba1Config
+from models.mixers.mamba2 import Mamba2Config
+
+ATTENTION = AttentionConfig(1, 1, 1)
+LATENT_ATTENTION = LatentAttentionConfig(1, 1, 1, 1, 1)
+GATED_DELTA_NET = GatedDeltaNetConfig(1, 1, 1, 1, 2, 1e-6)
+KIMI_DELTA_ATTENTION = KimiDeltaAttentionConfig(1, 1, 2, 1e-6, 1)
+MAMBA1_MIXER = Mamba1Config(1, 1, 1, 2)
+MAMBA2_MIXER = Mamba2Config(1, 1, 1, 1, 2, 1e-6)
+GATED_SHORT_CONV = GatedShortConvConfig(2, 1)

@@ -1,0 +1,121 @@
+"""Families from outside: registered by a process, or by the entry points of a distribution."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from random_checkpoint import FAMILIES as CHECKPOINTS
+from tiny_variants import variant
+
+from models import FAMILIES, Decoder, Family, FamilyError, UnsupportedModel, families, family_of, register_family
+from models.decoder.parallel import Parallel
+from models.families import registry
+from models.state.state import Stateful
+
+OUTSIDE = replace(FAMILIES[0], name="outside", model_types=("outside",), architectures=("OutsideForCausalLM",))
+MODULE = """
+from dataclasses import replace
+from hybridlm.families import Family, families
+from models import FAMILIES
+OUTSIDE = replace(FAMILIES[0], name="outside", model_types=("outside",), architectures=("OutsideForCausalLM",))
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", {})
+    registry._read_entry_points.cache_clear()
+    yield
+    registry._read_entry_points.cache_clear()
+
+
+def distribution(folder: Path, value: str = "outside_family:OUTSIDE", module: str = MODULE) -> Path:
+    """Write an installed distribution with one entry point."""
+    info = folder / "outside-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[hybridlm.families]\noutside = {value}\n")
+    (folder / "outside_family.py").write_text(module)
+    return folder
+
+
+def test_a_registered_family_is_found() -> None:
+    with pytest.raises(UnsupportedModel):
+        family_of({"model_type": "outside"})
+    register_family(OUTSIDE, "test 1.0")
+    register_family(OUTSIDE)
+    assert family_of({"model_type": "outside"}) is OUTSIDE
+    assert families()[OUTSIDE] == "test 1.0" and families()[FAMILIES[0]] == registry.BUILT_IN
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        replace(OUTSIDE, name="lfm2"),
+        replace(OUTSIDE, model_types=("outside", "lfm2_vl")),
+        replace(OUTSIDE, architectures=("Lfm2ForCausalLM",)),
+    ],
+    ids=["name", "wrapper", "class"],
+)
+def test_names_of_others_are_refused(family: Family) -> None:
+    with pytest.raises(FamilyError):
+        register_family(family)
+    assert list(families()) == list(FAMILIES)
+
+
+def test_commands_read_entry_points_but_not_of_the_working_directory(tmp_path: Path) -> None:
+    folder = distribution(tmp_path / "site")
+    command = [sys.executable, "-m", "hybridlm", "families"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    installed = subprocess.run(
+        command, cwd=tmp_path, env=env | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
+    )
+    assert "outside 1.2" in installed.stdout and "lfm2_vl" in installed.stdout
+    inside = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert "outside" not in inside.stdout and "lfm2_moe" in inside.stdout
+
+
+@pytest.mark.parametrize("module", ["raise RuntimeError('broken')", "OUTSIDE = 3"], ids=["raises", "no family"])
+def test_a_broken_entry_point_names_its_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.syspath_prepend(distribution(tmp_path, module=module))
+    monkeypatch.delitem(sys.modules, "outside_family", raising=False)
+    with pytest.raises(FamilyError, match="outside 1.2"):
+        family_of({"model_type": "outside"})
+    assert family_of({"model_type": "lfm2"}).name == "lfm2"
+    sys.modules.pop("outside_family", None)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_state_formulas_are_those_of_models(name: str) -> None:
+    fields = {"model_type": variant(name).family, **variant(name).text, **CHECKPOINTS[name]}
+    family = family_of(fields)
+    layers = nnx.iter_graph(family.abstract(family.read_config(fields)))
+    stateful = [node for _, node in layers if isinstance(node, Stateful) and type(node) not in (Decoder, Parallel)]
+    arrays = {
+        f"{type(node).__name__} {path[0].name}": array.formula(jnp.bfloat16).partition(" = ")[0]
+        for node in stateful
+        for path, array in jax.tree_util.tree_leaves_with_path(node.state_arrays())
+    }
+    formulas = dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas())
+    assert formulas == arrays
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_page_has_the_state_of_each_family(family: Family, root: Path) -> None:
+    page = (root / "docs" / "checkpoints" / "families.md").read_text()
+    types = ", ".join(f"`{name}`" for name in family.model_types)
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {types} |")]
+    formulas = [line.split(" ", 1) for line in family.state_formulas()]
+    assert row.split(" | ")[-1] == ", ".join(dict.fromkeys(layer for layer, _ in formulas)) + " |"
+    for layer, _ in formulas:
+        state = "; ".join(formula for other, formula in formulas if other == layer)
+        assert f"| {layer} | {state} |" in page

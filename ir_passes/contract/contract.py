@@ -132,7 +132,7 @@ class LaneContract:
             results = tuple(results)  # a plain tuple of entries fits a named one
         arguments = tuple(by_argument(self.inputs, self.keywords, trace.args, trace.kwargs, trace.parameters))
         check_complete(arguments, self.outputs, results, trace.parameters)
-        bound = (one for where, entries, value in arguments for one in _bind(where, entries, value))
+        bound = (array for where, entries, value in arguments for array in _bind(where, entries, value))
         # JAX traces 64-bit arrays of NumPy as 32-bit arrays unless `jax_enable_x64` is on
         dtypes = (ir.dtype_of(var) for var in trace.program.jaxpr.invars)
         inputs = tuple(replace(one, dtype=dtype) for one, dtype in zip(bound, dtypes, strict=True))

@@ -129,7 +129,7 @@ class _Kernel:
         scalars = mapping.num_index_operands
         seen = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
         machine = _machine(params["compiler_params"], len(grid), seen)
-        cut = tuple(Blocks.of(one, grid, pads=machine[-1]) for one in mapping.block_mappings)
+        cut = tuple(Blocks.of(blocks, grid, pads=machine[-1]) for blocks in mapping.block_mappings)
         inputs, outputs = cut[: mapping.num_inputs], cut[mapping.num_inputs :]
         aliases = {}
         for operand, result in dict(params["input_output_aliases"]).items():

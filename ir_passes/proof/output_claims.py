@@ -32,7 +32,7 @@ def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: b
         pools: look at pools only.
     """
     donors = {after: before for before, after in prover.bound.successors.items()}
-    entries = [one.entry for one in prover.bound.outputs]
+    entries = [output.entry for output in prover.bound.outputs]
     leaks = [
         value.owner.cause
         for entry, value in zip(entries, results, strict=True)
@@ -173,8 +173,8 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], sti
 
 def _idle_input(bound: BoundContract, role: str) -> str:
     """Return path and entry of the input with a role, as "args[2], Lane(role='length')"."""
-    one = next(one for one in bound.inputs if getattr(one.entry, "role", None) == role)
-    return f"{one.path}, {type(one.entry).__name__}(role={role!r})"
+    operand = next(operand for operand in bound.inputs if getattr(operand.entry, "role", None) == role)
+    return f"{operand.path}, {type(operand.entry).__name__}(role={role!r})"
 
 
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:

@@ -1,4 +1,4 @@
-"""Declarations of kernels, custom calls and callbacks as code to type, from what the proof knows of their operands."""
+"""Declarations of kernels, custom calls and callbacks as code, from the owners of operands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -26,7 +26,7 @@ def uninitialized(site: Site) -> list[Value]:
 
 @rule("kernel_padding", reads="dim", ignores="size")
 def kernel_padding(site: Site, array: Value) -> list[Value]:
-    """Take foreign memory behind the rows of all lanes for rows of lanes that do not exist.
+    """Take foreign memory behind the rows of all lanes for rows of no lane.
 
     Rows 0 to N - 1 of the result are those of the operand, one for each lane in order. The rows behind them hold
     anything. They are rows N and more of an owner `LaneRows(axis)` from lane 0, which are no lane's: every rule keeps

@@ -176,7 +176,8 @@ class TestOnACluster:
         from hybridlm.ray import score_dataset
 
         dataset = cluster.from_items(ROWS)
-        for settings in ({"actors": 0}, {"batch_size": True}):
+        wrong: list[dict[str, Any]] = [{"actors": 0}, {"batch_size": True}]
+        for settings in wrong:
             with pytest.raises(ValueError, match="expected a whole number of at least 1"):
                 score_dataset(dataset, model, **settings)
         with pytest.raises(TypeError, match=r"dataset: expected a ray\.data\.Dataset"):

@@ -96,7 +96,7 @@ class Mamba1(Recurrent):
         """Return the state: the convolution's last inputs, and the states [head, channel, state] of one head."""
         c = self.config
         conv = state_array(role="conv", tap=c.kernel - 1, channel=c.width)
-        return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, value=c.width, key=c.state_size))
+        return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))
 
     def project_in(self, x: Activations) -> tuple[Inner, Inner]:
         """Return the inputs of the convolution and the output gate of each token."""

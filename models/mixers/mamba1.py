@@ -87,15 +87,16 @@ class Mamba1(Recurrent):
             jnp.log(jax.random.uniform(rngs.params(), (c.width, c.state_size), minval=0.5, maxval=4.0))
         )
         self.D = parameter(jnp.ones((c.width,), jnp.float32))
-        for name, size in zip(("dt_norm", "b_norm", "c_norm"), c.parts if c.norms == "weighted" else (), strict=False):
-            setattr(self, name, parameter(jnp.ones((size,), jnp.float32)))
+        self.dt_norm, self.b_norm, self.c_norm = (
+            parameter(jnp.ones((size,), jnp.float32)) if c.norms == "weighted" else None for size in c.parts
+        )
         self.out_proj = matrix(rngs, hidden, c.width)
 
     def state_arrays(self) -> ConvRecurrentState:
         """Return the state: the convolution's last inputs, and the states [head, channel, state] of one head."""
         c = self.config
         conv = state_array(role="conv", tap=c.kernel - 1, channel=c.width)
-        return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, value=c.width, key=c.state_size))
+        return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))
 
     def project_in(self, x: Activations) -> tuple[Inner, Inner]:
         """Return the inputs of the convolution and the output gate of each token."""
@@ -138,7 +139,7 @@ class Mamba1(Recurrent):
         c = self.config
         parts = jnp.split(linear(x, self.x_proj[...], c.devices), [c.rank, c.rank + c.state_size], axis=-1)
         if c.norms == "weighted":
-            weights = self.dt_norm[...], self.b_norm[...], self.c_norm[...]
+            weights = [norm[...] for norm in (self.dt_norm, self.b_norm, self.c_norm) if norm is not None]
             parts = [rms_norm(part, weight, c.eps) for part, weight in zip(parts, weights, strict=True)]
         elif c.norms == "plain":
             parts = [rms_norm(part, jnp.ones(part.shape[-1:], jnp.float32), c.eps) for part in parts]

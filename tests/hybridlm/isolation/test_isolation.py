@@ -89,7 +89,8 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
     found = measure(lm, shape)
     assert found.leaks == []
-    seen = ["layers", "vectors.vector", "ablations.unit", *(["places"] if shape.step == "score" else [])]
+    seen = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
+    seen += ["ablations.unit"] if any(lm.model.sites()) else []  # Mamba has no heads or experts
     seen = [f"args[2].probes.{name}" for name in seen]
     assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
 

@@ -31,7 +31,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
     report = program.audit
     assert not report.findings
     assert not report.uncovered
-    assert report.values > 200
+    assert report.values > 150  # of two layers of Mamba alone
     assert not report.copies
     gaps = report.temp_bytes - report.temp_lower_bound
     assert 0 <= gaps < max(MOST_GAPS * report.temp_lower_bound, PAGE)

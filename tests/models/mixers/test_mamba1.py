@@ -44,7 +44,7 @@ def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tup
     mixed, gate = np.split(x @ p["in_proj"].T, 2, axis=-1)
     padded = np.concatenate([np.zeros((config.kernel - 1, config.width)), mixed])
     taps = p["conv1d"][:, 0]
-    summed = sum(padded[tap : tap + len(x)] * taps[:, tap] for tap in range(config.kernel))
+    summed = np.sum([padded[tap : tap + len(x)] * taps[:, tap] for tap in range(config.kernel)], axis=0)
     u = silu(summed + p.get("conv_bias", 0.0))
     step, b, c = np.split(u @ p["x_proj"].T, np.cumsum(config.parts)[:2], axis=-1)
     step, b, c = normed(step, "dt_norm"), normed(b, "b_norm"), normed(c, "c_norm")

@@ -91,9 +91,9 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     def span(count: int) -> tuple[np.ndarray, np.ndarray]:
         return slots([0, 2, 0, 0], count), slots([999, 4, 999, 999], count)
 
-    # of a recurrence, where the model has one
+    # of a recurrence, where the model has one; without any site an ablation has no effect
     sites = [(name != "recurrent", layer, name) for layer, names in enumerate(lm.model.sites()) for name in names]
-    _, layer, name = min(sites)
+    _, layer, name = min(sites, default=(False, 0, "recurrent"))
     vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)

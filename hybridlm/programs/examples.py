@@ -59,7 +59,7 @@ def example_arguments(
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
-    """Return the dimensions of a step's masks behind the lanes; None for a step without masks."""
+    """Return the dimensions of a step's masks after the lanes; None without masks."""
     if not shape.masked:
         return None
     words = mask_words(vocab_size)

@@ -36,15 +36,15 @@ class GrammarSource:
 
 
 class GrammarState:
-    """The part of a grammar that a sequence has left.
+    """The remaining part of a sequence's grammar.
 
     Args:
         matcher: at the beginning of the grammar.
-        thoughts: finds the end of the thoughts before it; None if there are none.
-        words: words of the matcher's masks; the tokenizer may have tokens that the model has not.
+        thoughts: finds the end of the thoughts before the grammar; None without thoughts.
+        words: words of the matcher's masks; the tokenizer may have tokens that the model lacks.
 
     Attributes:
-        words: as given.
+        words: words of the matcher's masks.
         fault: why no token can follow; None while one can.
     """
 
@@ -54,11 +54,11 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar has ended: nothing but an end token could follow, or it was the last one."""
+        """True if the grammar has ended: only an end token could follow, or it was the last."""
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
-        """Add a token that was sampled; sets `fault` if the grammar has no such token here."""
+        """Add a sampled token; sets `fault` if the grammar has no such token here."""
         if self._thoughts is not None:
             rest = self._thoughts.push(token)
             if rest is not None:
@@ -75,22 +75,22 @@ class GrammarState:
         return self._matcher.validate_tokens(list(drafts))
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
-        """Write the masks of the next token, and of those after each draft.
+        """Write the masks of the next token, and of the tokens after each draft.
 
         Args:
             masks: uint32 [D + 1 or more, words of the state] of all ones, contiguous; an empty row stands for no token.
-            drafts: D tokens that may follow; after one that the grammar does not allow, rows stay as they are.
+            drafts: D tokens that may follow; rows after a draft that the grammar rejects stay unchanged.
         """
         if self._thoughts is not None:
             return
         self._fill_next(self._matcher, masks[0])
         self._check(masks[0])
-        after = self._matcher.deep_copy() if drafts and self.fault is None else None
+        draft_matcher = self._matcher.deep_copy() if drafts and self.fault is None else None
         for row, draft in zip(masks[1:], drafts, strict=False):
-            if after is None or not after.consume_token(draft) or after.is_stopped():
+            if draft_matcher is None or not draft_matcher.consume_token(draft) or draft_matcher.is_stopped():
                 return
-            self._fill_next(after, row)
-            if after.is_error():
+            self._fill_next(draft_matcher, row)
+            if draft_matcher.is_error():
                 row[:] = 0
                 return
 
@@ -99,7 +99,10 @@ class GrammarState:
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     def _check(self, row: np.ndarray) -> None:
-        """Look for the error of the mask that was written; of a state without next tokens llguidance allows the end."""
+        """Look for the error of the written mask.
+
+        If no token can follow, llguidance allows the end token.
+        """
         if self._matcher.is_error():
             self.fault = _error_of(self._matcher)
             row[:] = 0
@@ -124,12 +127,14 @@ class GrammarState:
 
 
 class Grammars:
-    """The grammars of a tokenizer, each compiled once. `Grammars.of` makes one for each tokenizer and model.
+    """The grammars of a tokenizer, each compiled once.
+
+    `Grammars.of` makes one object for each tokenizer and model.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: logits of a token.
-        end_token_ids: the model's end tokens; if there are none, a completion ends where nothing can follow.
+        tokenizer: tokenizer of the model.
+        vocab_size: number of logits of a token.
+        end_token_ids: the model's end tokens; without end tokens a completion ends if nothing can follow.
 
     Raises:
         ValueError: llguidance does not read this tokenizer.
@@ -158,11 +163,11 @@ class Grammars:
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
         """Return the grammars of a tokenizer; arguments and errors as for the class."""
-        made = cls._made.setdefault(tokenizer, {})
+        instances = cls._made.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
-        if key not in made:
-            made[key] = cls(tokenizer, vocab_size, end_token_ids)
-        return made[key]
+        if key not in instances:
+            instances[key] = cls(tokenizer, vocab_size, end_token_ids)
+        return instances[key]
 
     def check(self, text: str) -> None:
         """Compile a grammar.

@@ -102,19 +102,19 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
     remaining = [str(i) for i, process in enumerate(processes) if process.poll() is None]
     if received:
         raise LaunchError(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
-    if remaining and found and all(status == EXIT_PEER_LOST for _, status in found):
+    if remaining and failures and all(status == EXIT_PEER_LOST for _, status in failures):
         raise LaunchError(
             f"process {', '.join(remaining)} did not answer and was killed; the others ended because of it",
             EXIT_PEER_LOST,
         )
-    if found:
-        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else found[0]
+    if failures:
+        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else failures[0]
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         others_text = f"; {', '.join(remaining)} did not answer and were killed" if remaining else ""
         raise LaunchError(
             f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others_text}",
             _as_shell(status),
-            others_ended=not remaining and [number for number, _ in found] == [0],
+            others_ended=not remaining and [number for number, _ in failures] == [0],
         )
     if remaining:
         raise LaunchError(

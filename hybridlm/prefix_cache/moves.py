@@ -77,7 +77,7 @@ class RowMoves:
         pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 4 if shape.kept else 5
-        scalars = self._placement.examples((np.zeros(1, np.int32),) * count, whole=True)
+        scalars = self._placement.examples((np.zeros(1, np.int32),) * count, replicated=True)
         return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
     def take(

@@ -38,7 +38,7 @@ def example_arguments(
         abstract = rows(shape.rows)
         return abstract, placement.examples(no_edits(shape.rows, types_in(abstract)))
     if isinstance(shape, CopyShape):
-        maps = placement.examples((np.zeros(1, np.int32),) * 2, whole=True)
+        maps = placement.examples((np.zeros(1, np.int32),) * 2, replicated=True)
         return rows(shape.target), rows(shape.source), *maps
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":

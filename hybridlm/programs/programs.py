@@ -287,7 +287,7 @@ class Programs:
         mesh = self.placement.mesh
         if self.placement.several_processes:
             step, contract = with_operand_check(step, contract)
-            args = *args, self.placement.examples(EXAMPLE_DIGEST, whole=True)
+            args = *args, self.placement.examples(EXAMPLE_DIGEST, replicated=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:

@@ -64,7 +64,7 @@ class Calling:
         """
         run = ir.as_function(program)
 
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def from_arguments(*args: Any, **kwargs: Any) -> Any:
             return self._arranged(run(*jax.tree.leaves((args, kwargs))))
 
         def leaves(*args: Any) -> Any:

@@ -178,7 +178,10 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return where a sequence is in a grammar. Where the prompt opens thoughts, the grammar begins after them."""
+        """Return the position of a sequence in a grammar.
+
+        If the prompt opens thoughts, the grammar begins after them.
+        """
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)
@@ -191,36 +194,38 @@ class Grammars:
         """Return a compiled grammar at its beginning; raises as `check`."""
         from llguidance import LLMatcher
 
-        found = self._compiled.get(text)
-        if found is not None:
+        matcher = self._compiled.get(text)
+        if matcher is not None:
             self._compiled.move_to_end(text)
-            return found
-        found = LLMatcher(self._vocabulary, text, log_level=0, limits=_limits())
-        if found.is_error():
-            raise ValueError(f"cannot be compiled: {_error_of(found)}")
-        if warnings := found.get_grammar_warnings():
+            return matcher
+        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise ValueError(f"cannot be compiled: {_error_of(matcher)}")
+        if warnings := matcher.get_grammar_warnings():
             raise ValueError(f"is not followed in full: {'; '.join(warnings)}")
-        trial = found.deep_copy()
+        trial = matcher.deep_copy()
         first = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
         # Of characters that no token has, llguidance allows the token behind them, and refuses it when it comes.
-        if trial.is_error() or (first.size == 1 and not found.validate_tokens(first.tolist())):
+        if trial.is_error() or (first.size == 1 and not matcher.validate_tokens(first.tolist())):
             raise ValueError(f"no token of the vocabulary can begin it: {_error_of(trial)}")
-        self._compiled[text] = found
+        self._compiled[text] = matcher
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
-        return found
+        return matcher
 
 
 def token_masks(
     states: Sequence[GrammarState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
 ) -> np.ndarray | None:
-    """Return the masks of every lane, or None if no lane has a grammar; lanes without one may sample any token.
+    """Return the masks of every lane, or None if no lane has a grammar.
+
+    Lanes without a grammar may sample any token.
 
     Args:
-        states: of the lanes.
+        states: states of the lanes.
         words: words of a mask.
-        drafts: of the lanes; None for a step that verifies none.
-        tokens: of a lane in a step that verifies.
+        drafts: drafts of the lanes; None for a step that verifies none.
+        tokens: tokens of a lane in a step that verifies.
 
     Returns:
         uint32 [lanes, words], or with drafts [lanes, tokens, words].

@@ -18,7 +18,7 @@ from hybridlm.quantised.schemes import QuantisedTensor
 DEFAULT_INT4_GROUP = 128
 _BLOCK = 128
 _NVFP4_GROUP = 16
-_E4M3, _E2M1, _BF16 = (np.dtype(kind) for kind in (ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16))
+_E4M3, _E2M1, _BF16 = map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16))
 MAX_E4M3, MAX_E2M1 = 448.0, 6.0
 
 

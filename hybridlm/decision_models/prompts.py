@@ -109,7 +109,7 @@ class Prompts:
         return self._without_marks(ids, group)
 
     def _safe(self, value: Any) -> Any:
-        """Return a JSON value with texts that write no control tokens, or at least no sentinels."""
+        """Return a JSON value with texts without control tokens, or at least without sentinels."""
         # A template that takes care of control tokens itself knows nothing of sentinels.
         return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
 

@@ -54,7 +54,10 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """True if the grammar has ended: only an end token could follow, or it was the last."""
+        """True if the grammar has ended: only an end token can follow.
+
+        It has also ended if the last token was the end token.
+        """
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
@@ -141,8 +144,8 @@ class Grammars:
         MissingExtra: llguidance is not installed.
     """
 
-    _made: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
-    _made = weakref.WeakKeyDictionary()
+    _by_tokenizer: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
+    _by_tokenizer = weakref.WeakKeyDictionary()
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]):
         require_extra("structured_outputs", "llguidance", "grammar")
@@ -163,7 +166,7 @@ class Grammars:
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
         """Return the grammars of a tokenizer; arguments and errors as for the class."""
-        instances = cls._made.setdefault(tokenizer, {})
+        instances = cls._by_tokenizer.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
         if key not in instances:
             instances[key] = cls(tokenizer, vocab_size, end_token_ids)

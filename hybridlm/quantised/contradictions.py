@@ -58,7 +58,10 @@ def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]
 
 
 def _forms(tensor: QuantisedTensor) -> frozenset[str]:
-    """Return the possible schemes of a weight: one scale may cover the only row or block."""
+    """Return the possible schemes of a weight: one scale may cover a single block.
+
+    A single block is the only row, or the only block of rows and columns.
+    """
     rows, columns = tensor.shape[-2:]
     forms = {tensor.scheme}
     if tensor.scheme == "fp8-tensor":

@@ -29,8 +29,9 @@ class WeightHealth(NamedTuple):
 
 
 def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of zero rows if there are at least eight and one in twenty, else 0.
+    """Return the number of zero rows if they are many, else 0.
 
+    Many means at least eight, and at least one in twenty.
     Scales that are too coarse for some projections of hybrid models have made such files (keys of linear attention).
     """
     rows = weight.reshape(-1, weight.shape[-1])

@@ -39,7 +39,7 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """The arrays of a packed weight; each has a row for each row of the weight.
+    """The arrays of a packed weight; each has one row per weight row.
 
     Attributes:
         form: their form.

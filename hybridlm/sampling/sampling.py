@@ -131,7 +131,7 @@ def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
 
 
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
-    """Return the mask of tokens that the filters of each lane keep; the form for CPUs.
+    """Return the mask of tokens that each lane's filters keep; for CPUs.
 
     The most likely token is always kept. Every filter keeps the tokens with a logit of at least some cutoff, so equally
     likely tokens are kept or dropped together, and nothing has to be sorted.

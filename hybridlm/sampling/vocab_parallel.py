@@ -1,4 +1,4 @@
-"""Logits over a vocabulary that may be sharded over the devices of the `model` axis, in order.
+"""Logits over a vocabulary that may be sharded, in order, over the `model` axis.
 
 Every query is answered by each device for its shard first; only these answers are exchanged.
 """

@@ -1,4 +1,4 @@
-"""Costs of a model's steps on an absent machine, and whether it fits into the memory.
+"""Costs of a model's steps on an absent machine, and whether it fits there.
 
 Imports the engine and everything below it. Begin with `target_report`, which compiles every step for the target and
 combines the parts: `step_report` (one step), `floor` (lower bounds for every program), `fit` (weights, rows and scratch

@@ -117,7 +117,7 @@ def shapes_of(engine: Engine) -> list[AnyShape]:
 def report_on(
     engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda count, name: None
 ) -> TargetReport:
-    """Report on the steps of an engine, compiled for its target or by an earlier process.
+    """Report on an engine's steps, compiled for its target or loaded from storage.
 
     Args:
         engine: result of `target_engine`.

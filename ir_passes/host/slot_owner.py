@@ -27,10 +27,7 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
 
 
 class SlotFault(StatementId):
-    """The fault of row numbers or pages: the value is its id, `sentence` describes it.
-
-    The list is closed.
-    """
+    """The fault of row numbers or pages: its id and `sentence`. The list is closed."""
 
     SIZE = "size", "A pool is too small for any row or page to be handed out."
     EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
@@ -51,10 +48,7 @@ class SlotFault(StatementId):
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers that violate the contract of a step.
-
-    It carries every fault, with its id of `SlotFault`.
-    """
+    """Row numbers that violate a step's contract: every fault, by id of `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):

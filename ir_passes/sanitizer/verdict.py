@@ -17,10 +17,7 @@ _CODES = len(FIELDS)
 
 
 class LabelFault(StatementId):
-    """The fault of a lane: the value is its id, `sentence` describes it.
-
-    The list is closed. The first members are the faults of the label's fields, in the order of the fields.
-    """
+    """A lane's fault, in order of label fields: id and `sentence`. The list is closed."""
 
     OWNER = "wrong-owner", "A lane works with the state of another sequence, or with none where it needs one."
     POSITION = "wrong-position", "A lane works with its sequence's state of another position."
@@ -34,10 +31,7 @@ class LabelFault(StatementId):
 
 
 class UntrackedFault(StatementId):
-    """The reason why a pool's labels cannot be followed: the value is its id.
-
-    The list is closed.
-    """
+    """The id of the reason why a pool's labels cannot be followed. The list is closed."""
 
     WHOLE = "whole-pool", "It computes with a whole pool."
     MIXED = "mixed", "It mixes a pool with something that is none."

@@ -236,10 +236,7 @@ class _ScheduleWalk:
 
 
 def _read_of(instruction: Instruction, fused: Computation, module: Module) -> int:
-    """Return the bytes of a value that a fusion reads; rows count separately.
-
-    TPUs have fusions inside fusions.
-    """
+    """Return the bytes of a value that a fusion (of TPUs also nested) reads."""
     size, total = _bytes(instruction), 0
     for user in fused.users.get(instruction.id, []):
         if user.opcode == "bitcast":
@@ -258,10 +255,7 @@ def _read_of(instruction: Instruction, fused: Computation, module: Module) -> in
 
 
 def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
-    """Yield the index and the written bytes of each result of a fusion.
-
-    An update writes only the new rows.
-    """
+    """Yield the index and written bytes of each result; an update writes new rows."""
     several = fused.result.opcode == "tuple"
     for number, instruction in enumerate(map(fused.unviewed, fused.results)):
         size = _bytes(
@@ -271,10 +265,7 @@ def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
 
 
 def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
-    """Return the bytes that an operation outside fusions reads and writes.
-
-    The workspace of a cuBLAS product counts as neither.
-    """
+    """Return the bytes that an unfused operation reads and writes, without cuBLAS workspaces."""
     result = _bytes(instruction)
     if instruction.target == TRITON and (declared := DECLARED_READS.search(instruction.backend_config)):
         return int(declared[1]), result

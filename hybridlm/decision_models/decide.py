@@ -1,4 +1,4 @@
-"""Answers to requests: all prompts are read in lanes together, what they begin with in common once."""
+"""Answers to requests: all prompts are read together, their common prefixes once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,18 +39,18 @@ class Decider:
         return self.prompts.settings.temperature
 
     def encode(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request, which the model can answer.
+        """Return the prompts of a request that the model can answer.
 
         Raises:
-            TypeError, ValueError: it is wrong, or a prompt does not fit the context.
+            TypeError, ValueError: the request is wrong, or a prompt does not fit the context.
         """
-        found = self.prompts.read(request)
-        for prompt in found:
+        prompts = self.prompts.read(request)
+        for prompt in prompts:
             for question in prompt.questions:
                 self.head.check(question)
-            names = ", ".join(repr(one.name) for one in prompt.questions)
+            names = ", ".join(repr(question_in_prompt.name) for question_in_prompt in prompt.questions)
             check_length(prompt.token_ids, f"the prompt of {names}", self.context)
-        return found
+        return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:
         """Return the answers to requests, in order.
@@ -72,9 +72,9 @@ class Decider:
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
         """Return the answers to requests; for a wrong one the first token without finite numbers."""
-        prompts = [prompt for one in requests for prompt in one]
-        texts = iter(self.read([one.token_ids for one in prompts], [one.places for one in prompts]))
-        found: list[Answers | int] = []
+        prompts = [prompt for request_prompts in requests for prompt in request_prompts]
+        texts = iter(self.read([prompt.token_ids for prompt in prompts], [prompt.places for prompt in prompts]))
+        results: list[Answers | int] = []
         for request in requests:
             answers, wrong = Answers(), None
             for prompt in request:
@@ -87,5 +87,5 @@ class Decider:
                     if wrong is None and not np.isfinite(list(answer.probabilities.values())).all():
                         wrong = place
                     answers[question.name] = answer
-            found.append(answers if wrong is None else wrong)
-        return found
+            results.append(answers if wrong is None else wrong)
+        return results

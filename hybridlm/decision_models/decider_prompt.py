@@ -1,4 +1,4 @@
-"""The prompts of pplx-decider and d3 models: a code is chosen for each option, read at the last token."""
+"""The prompts of pplx-decider and d3 models: one code per option, read at the last token."""
 
 import json
 from typing import NamedTuple
@@ -63,6 +63,8 @@ _TEMPLATE = """
 
 def decider_template(words: Words) -> str:
     """Return the source of a family's template."""
-    given = [("system", words.system), ("closing", words.closing), ("empty", words.empty)]
-    settings = [f"{{%- set {name} = {'none' if one is None else json.dumps(one)} -%}}" for name, one in given]
+    words_by_name = [("system", words.system), ("closing", words.closing), ("empty", words.empty)]
+    settings = [
+        f"{{%- set {name} = {'none' if word is None else json.dumps(word)} -%}}" for name, word in words_by_name
+    ]
     return "\n".join(settings) + _TEMPLATE

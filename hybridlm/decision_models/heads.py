@@ -1,4 +1,4 @@
-"""Scores of the options of a question from the residual stream of the token that is read."""
+"""Scores of a question's options from the residual stream of one token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ class OptionHead(Protocol):
 
 @dataclass(frozen=True)
 class LabelHead:
-    """The logits of the options' labels, which are distinct tokens.
+    """The logits of the options' labels; the labels are distinct tokens.
 
     Attributes:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         rows: token ids -> rows of the vocabulary head, float64 [ids, hidden], with every factor on logits.
-        dtype: that the residual stream is rounded to in the product with the vocabulary head.
+        dtype: dtype of the residual stream in the product with the vocabulary head.
     """
 
     tokenizer: Tokenizer
@@ -55,11 +55,14 @@ class LabelHead:
 
     def _ids(self, question: DecisionQuestion) -> list[int]:
         encoded = {label: self.tokenizer.encode(label, add_special_tokens=False) for label in question.labels}
-        unknown = self.tokenizer.special_tokens.get("unk_token")
-        nothing = None if unknown is None else self.tokenizer.token_to_id(unknown)
+        unk_token = self.tokenizer.special_tokens.get("unk_token")
+        nothing = None if unk_token is None else self.tokenizer.token_to_id(unk_token)
         wrong = [repr(label) for label, ids in encoded.items() if len(ids) != 1 or ids[0] == nothing]
-        wrong += [f"{label!r} again" for label in {one for one in question.labels if question.labels.count(one) > 1}]
-        ids = [one[0] for one in encoded.values() if one]
+        wrong += [
+            f"{label!r} again"
+            for label in {label_text for label_text in question.labels if question.labels.count(label_text) > 1}
+        ]
+        ids = [label_ids[0] for label_ids in encoded.values() if label_ids]
         if wrong or len(set(ids)) != len(question.labels):
             raise ValueError(
                 f"questions[{question.name!r}]: expected labels that are distinct single tokens of this model, "
@@ -71,7 +74,7 @@ class LabelHead:
 
 @dataclass(frozen=True)
 class RowsHead:
-    """A linear head beside the weights: the rows behind the offset of the question's type, in the order of the options.
+    """A separate linear head: one row per option, from the offset of the question's type.
 
     Attributes:
         slots: its parameters.
@@ -83,10 +86,10 @@ class RowsHead:
         """Raise ValueError for a type without rows, or more options than it has."""
         if question.type not in self.slots.offsets:
             raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
-        most = len(self.slots.weight) - self.slots.offsets[question.type]
-        if len(question.options) > most:
+        limit = len(self.slots.weight) - self.slots.offsets[question.type]
+        if len(question.options) > limit:
             raise ValueError(
-                f"questions[{question.name!r}]: expected at most {most} options, as many as this model has rows for "
+                f"questions[{question.name!r}]: expected at most {limit} options, as many as this model has rows for "
                 f"{question.type} questions, got {len(question.options)}"
             )
 
@@ -95,6 +98,6 @@ class RowsHead:
         first = self.slots.offsets[question.type]
         rows = slice(first, first + len(question.options))
         weight = self.slots.weight[rows].astype(np.float64)
-        found = (weight * vector.astype(np.float64)).sum(axis=1) + self.slots.bias[rows]
+        scores = (weight * vector.astype(np.float64)).sum(axis=1) + self.slots.bias[rows]
         cap = self.slots.softcap
-        return found if cap is None else cap * np.tanh(found / cap)
+        return scores if cap is None else cap * np.tanh(scores / cap)

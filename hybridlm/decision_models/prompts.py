@@ -71,7 +71,9 @@ class Prompts:
         return ControlTokens(self.tokenizer, control_tokens(self.tokenizer, source))
 
     def read(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request: one for each question, or one for all if the template takes them together.
+        """Return the prompts of a request: one per question, or one for all.
+
+        A template with the variable `questions` takes all questions together.
 
         Args:
             request: an object with `state`, any JSON, and `questions`, name -> question.
@@ -84,39 +86,43 @@ class Prompts:
         if request.get("assets"):
             raise ValueError("assets: images are not supported, the state has to be text or other JSON")
         state = plain_data(request["state"], "state")
-        asked = plain_data(request["questions"], "questions")
-        questions = read_questions(asked, self.settings.labels, self.settings.noul_options)
-        together = self.template is not None and "questions" in self.template.variables
-        groups = [questions] if together else [[one] for one in questions]
+        raw_questions = plain_data(request["questions"], "questions")
+        questions = read_questions(raw_questions, self.settings.labels, self.settings.noul_options)
+        takes_all = self.template is not None and "questions" in self.template.variables
+        groups = [questions] if takes_all else [[question] for question in questions]
         return [self._prompt(state, tuple(group)) for group in groups]
 
     def _prompt(self, state: Any, group: tuple[DecisionQuestion, ...]) -> Prompt:
         sanitize = self.settings.sanitize_control_tokens
         if self.template is None:
-            said = self._safe(generic_prompt(state, group[0]))
-            messages = [{"role": "user", "content": said}]
+            content = self._safe(generic_prompt(state, group[0]))
+            messages = [{"role": "user", "content": content}]
             text = self.given.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
         else:
-            given = {"state": state, "question": group[0].fields(), "questions": [one.fields() for one in group]}
-            text = self.template.render({**self.given.special_tokens, **self._safe(given)})
+            variables = {
+                "state": state,
+                "question": group[0].fields(),
+                "questions": [question.fields() for question in group],
+            }
+            text = self.template.render({**self.given.special_tokens, **self._safe(variables)})
         ids = self.controls.encode(text) if sanitize else self.tokenizer.encode(text, add_special_tokens=False)
         return self._without_marks(ids, group)
 
     def _safe(self, value: Any) -> Any:
-        """Return a JSON value whose texts write no control tokens, or at least no sentinels."""
+        """Return a JSON value with texts without control tokens, or at least without sentinels."""
         # A template that takes care of control tokens itself knows nothing of sentinels.
         return self.controls.mark(value) if self.settings.sanitize_control_tokens else _without_sentinels(value)
 
     def _without_marks(self, ids: Sequence[int], group: tuple[DecisionQuestion, ...]) -> Prompt:
         mark, split = self.sentinels
-        kept: list[int] = []
+        token_ids: list[int] = []
         places: list[int] = []
         for token in ids:
             if token == mark:
-                places.append(len(kept) - 1)
+                places.append(len(token_ids) - 1)
             elif token != split:
-                kept.append(token)
-        places = places or [len(kept) - 1]
+                token_ids.append(token)
+        places = places or [len(token_ids) - 1]
         if len(places) != len(group):
             raise ValueError(
                 f"{TEMPLATE}: expected {MARK} once for each of {len(group)} questions, found it {len(places)} times; "
@@ -124,7 +130,7 @@ class Prompts:
             )
         if places[0] < 0:
             raise ValueError(f"{TEMPLATE}: expected a token before {MARK}, found none")
-        return Prompt(tuple(kept), tuple(places), group)
+        return Prompt(tuple(token_ids), tuple(places), group)
 
 
 class DecisionTemplate:
@@ -160,13 +166,13 @@ class DecisionTemplate:
 
 
 def generic_prompt(state: Any, question: DecisionQuestion) -> str:
-    """Return the question as a user of a chat would ask it, of a model without a decision template.
+    """Return the question as a chat user's message, for models without a decision template.
 
-    Its words are those of transformers, with which its answers can be compared.
+    It has the words of transformers, so that answers can be compared.
     """
     lines = [_text(question.instructions)]
-    for label, option, said in zip(question.labels, question.options, question.descriptions, strict=True):
-        answer = _text(said)
+    for label, option, description in zip(question.labels, question.options, question.descriptions, strict=True):
+        answer = _text(description)
         if question.type == "noul":
             answer = answer or ("" if question.labels == YES_NO else option)
             lines.append(f"{label}: {answer}" if answer else "")
@@ -192,11 +198,11 @@ def _text(value: Any) -> str:
 
 
 def _without_sentinels(value: Any) -> Any:
-    """Return a JSON value whose texts have no sentinels, names of fields included."""
+    """Return a JSON value without sentinels in texts and names of fields."""
     if isinstance(value, str):
         while MARK in value or SPLIT in value:  # again, as taking one away may make another one
             value = value.replace(MARK, "").replace(SPLIT, "")
         return value
     if isinstance(value, dict):
-        return {_without_sentinels(name): _without_sentinels(one) for name, one in value.items()}
-    return [_without_sentinels(one) for one in value] if isinstance(value, list) else value
+        return {_without_sentinels(name): _without_sentinels(item) for name, item in value.items()}
+    return [_without_sentinels(item) for item in value] if isinstance(value, list) else value

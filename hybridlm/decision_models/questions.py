@@ -25,10 +25,10 @@ class DecisionQuestion:
     Attributes:
         name: its key among the questions of a request.
         type: "noul", "choice" or "score".
-        instructions: JSON; None for none.
+        instructions: JSON, or None.
         options: names of a choice, "0", "1", ... of a score, "true" and "false".
-        labels: what the prompt calls each option.
-        descriptions: of each option, JSON; None for none.
+        labels: the prompt's name of each option.
+        descriptions: description of each option, JSON, or None.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Answer:
 
     @property
     def value(self) -> float | str:
-        """Probability of "true"; the most likely option of a choice; the expected level of a score."""
+        """Probability of "true", the most likely option of a choice, or the expected score level."""
         if self.type == "noul":
             return self.probabilities["true"]
         if self.type == "choice":
             return self.best
-        return sum(level * one for level, one in enumerate(self.probabilities.values()))
+        return sum(level * probability for level, probability in enumerate(self.probabilities.values()))
 
     @property
     def confidence(self) -> float | None:
@@ -85,26 +85,26 @@ class Answer:
         For a choice `(p - 1/n) / (1 - 1/n)`, with the probability p of the best of n options. For a score `1 - d / u`,
         with the mean distance d from the most likely level, and its value u where all levels are equally likely.
         """
-        count, given = len(self.probabilities), list(self.probabilities.values())
+        count, probabilities = len(self.probabilities), list(self.probabilities.values())
         if self.type == "noul":
             return None
         if count == 1:
             return 1.0
         if self.type == "choice":
-            return max(0.0, (max(given) - 1 / count) / (1 - 1 / count))
+            return max(0.0, (max(probabilities) - 1 / count) / (1 - 1 / count))
         best = int(self.best)
-        distance = sum(one * abs(level - best) for level, one in enumerate(given))
+        distance = sum(probability * abs(level - best) for level, probability in enumerate(probabilities))
         uniform = sum(abs(level - (count - 1) / 2) for level in range(count)) / count
         return max(0.0, 1 - distance / uniform)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as files have it: the fields of transformers' decision pipeline."""
-        found: dict[str, Any] = {"type": self.type, self.type: self.value}
+        fields: dict[str, Any] = {"type": self.type, self.type: self.value}
         if self.type == "noul":
-            return found
+            return fields
         if self.legend is not None:
-            found["legend"] = dict(self.legend)
-        return found | {"confidence": self.confidence, "probabilities": dict(self.probabilities)}
+            fields["legend"] = dict(self.legend)
+        return fields | {"confidence": self.confidence, "probabilities": dict(self.probabilities)}
 
 
 def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float) -> Answer:
@@ -117,36 +117,36 @@ def answer_of(question: DecisionQuestion, scores: np.ndarray, temperature: float
 
 
 def read_questions(
-    given: Any, labels: Mapping[str, Sequence[str]], noul_options: Sequence[str]
+    questions: Any, labels: Mapping[str, Sequence[str]], noul_options: Sequence[str]
 ) -> list[DecisionQuestion]:
     """Return the questions of a request.
 
     Args:
-        given: name -> question, unchecked.
+        questions: name -> question, unchecked.
         labels: type -> labels of its options; Yes and No, or A, B, C, ... for a type without.
         noul_options: order of "true" and "false".
 
     Raises:
         ValueError: with every question that is wrong.
     """
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError(f"questions: expected an object of at least one name -> question, got {given!r}"[:500])
-    found: list[DecisionQuestion] = []
+    if not isinstance(questions, Mapping) or not questions:
+        raise ValueError(f"questions: expected an object of at least one name -> question, got {questions!r}"[:500])
+    accepted: list[DecisionQuestion] = []
     faults: list[str] = []
-    for name, one in given.items():
+    for name, question in questions.items():
         if not isinstance(name, str):
             faults.append(f"questions: expected names that are strings, got {name!r}")
             continue
-        kind = one.get("type") if isinstance(one, Mapping) else None
+        kind = question.get("type") if isinstance(question, Mapping) else None
         if kind not in KINDS:
-            got = repr(one if not isinstance(one, Mapping) else kind)[:200]
+            got = repr(question if not isinstance(question, Mapping) else kind)[:200]
             faults.append(f"questions[{name!r}]: type: expected one of {', '.join(KINDS)}, got {got}")
             continue
-        wrong = _faults(kind, one)
+        wrong = _faults(kind, question)
         if wrong:
             faults.append(f"questions[{name!r}]: {'; '.join(wrong)}; such as {EXAMPLES[kind]}")
             continue
-        options, descriptions = _options(kind, one.get("criteria"), noul_options)
+        options, descriptions = _options(kind, question.get("criteria"), noul_options)
         names = tuple(labels.get(kind) or (YES_NO if kind == "noul" else LETTERS))
         if len(names) < len(options):
             faults.append(
@@ -154,34 +154,34 @@ def read_questions(
                 f"label for more, got {len(options)}"
             )
             continue
-        found.append(
-            DecisionQuestion(name, kind, one.get("instructions"), options, names[: len(options)], descriptions)
+        accepted.append(
+            DecisionQuestion(name, kind, question.get("instructions"), options, names[: len(options)], descriptions)
         )
     if faults:
         raise ValueError("; ".join(faults))
-    return found
+    return accepted
 
 
-def _faults(kind: str, given: Mapping[str, Any]) -> list[str]:
-    found = [f"{name}: is no field of a question" for name in given if name not in FIELDS]
-    if not _content(given.get("instructions")):
-        found.append(f"instructions: expected text, an object or a list, got {given['instructions']!r}")
-    criteria = given.get("criteria")
+def _faults(kind: str, question: Mapping[str, Any]) -> list[str]:
+    faults = [f"{name}: is no field of a question" for name in question if name not in FIELDS]
+    if not _content(question.get("instructions")):
+        faults.append(f"instructions: expected text, an object or a list, got {question['instructions']!r}")
+    criteria = question.get("criteria")
     if kind == "noul" and criteria is None:
-        return found
+        return faults
     if kind == "score":
         if not isinstance(criteria, list | tuple) or not criteria:
-            found.append(f"criteria: expected a list of levels, the lowest first, got {criteria!r}")
-        elif not all(one is not None and _content(one) for one in criteria):
-            found.append(f"criteria: expected levels that are texts, objects or lists, got {criteria!r}")
-        return found
+            faults.append(f"criteria: expected a list of levels, the lowest first, got {criteria!r}")
+        elif not all(level is not None and _content(level) for level in criteria):
+            faults.append(f"criteria: expected levels that are texts, objects or lists, got {criteria!r}")
+        return faults
     if not isinstance(criteria, Mapping) or (kind == "choice" and not criteria):
-        found.append(f"criteria: expected an object of option -> description or null, got {criteria!r}")
-    elif not all(isinstance(name, str) and _content(one) for name, one in criteria.items()):
-        found.append(f"criteria: expected descriptions that are texts, objects, lists or null, got {criteria!r}")
-    elif kind == "noul" and (others := criteria.keys() - {"true", "false"}):
-        found.append(f"criteria: expected true and false, got {', '.join(sorted(others))}")
-    return found
+        faults.append(f"criteria: expected an object of option -> description or null, got {criteria!r}")
+    elif not all(isinstance(name, str) and _content(description) for name, description in criteria.items()):
+        faults.append(f"criteria: expected descriptions that are texts, objects, lists or null, got {criteria!r}")
+    elif kind == "noul" and (other_options := criteria.keys() - {"true", "false"}):
+        faults.append(f"criteria: expected true and false, got {', '.join(sorted(other_options))}")
+    return faults
 
 
 def _content(value: Any) -> bool:

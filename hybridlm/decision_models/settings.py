@@ -1,4 +1,4 @@
-"""The files of a decision model beside its weights: how questions are asked, and the head that reads the answers.
+"""The files of a decision model without its weights: prompts and the answer head.
 
 decision.json, decision_template.jinja     labels, temperatures and the prompt; of any model
 judge_config.json, calibration.json        the same of a `jev` model, and the slots of its head
@@ -33,7 +33,7 @@ DECIDER, READOUT = "decision_config.json", "readout.safetensors"
 OTHER_HEADS = {"joint_head.safetensors": "clef", "head.pt": "kev, and no safetensors file"}
 """Files of heads that read several places of a question, which are not implemented."""
 OTHER_MODELS = re.compile(r"(?<!\bJev)ForDecision$|TypedDecisions$|^Decision2Model$")
-"""Architectures of decision models with heads of their own."""
+"""Architectures of decision models with unsupported heads."""
 READ = {"labels", "temperature", "chat_template", "noul_options", "sanitize_control_tokens", "adapter"}
 """Fields of decision.json."""
 MAX_CONFIG_BYTES = MEGABYTE
@@ -63,12 +63,12 @@ JEV_TEMPLATE = """
 {%- endfor -%}
 {{- "\\n[decision]:<|mark|>" -}}
 """
-"""Prompt of `jev` checkpoints that have no template of their own ("bare-v1")."""
+"""Prompt of `jev` checkpoints without a template ("bare-v1")."""
 
 
 @dataclass(frozen=True)
 class DecisionSettings:
-    """Files and settings by which a model is asked and its answers are read.
+    """Settings for a model's questions and for reading its answers.
 
     Attributes:
         labels: type -> labels of its options; Yes and No, or letters for a type without.
@@ -76,7 +76,7 @@ class DecisionSettings:
         template: source of the prompt's template; None for the generic prompt in the model's chat template.
         noul_options: order of the two options of a "noul" question.
         sanitize_control_tokens: whether control tokens in requests are plain text.
-        adapter: folder of the LoRA adapter that belongs to the weights; None for none.
+        adapter: folder of the LoRA adapter that belongs to the weights, or None.
         head: reads the options; None for the logits of their labels.
     """
 
@@ -92,18 +92,18 @@ class DecisionSettings:
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all of it."""
         head = self.head
-        found = hashlib.sha256(repr((self.labels, self.temperature, self.template, self.noul_options)).encode())
-        found.update(repr((self.sanitize_control_tokens, head and (head.softcap, head.offsets))).encode())
+        digest = hashlib.sha256(repr((self.labels, self.temperature, self.template, self.noul_options)).encode())
+        digest.update(repr((self.sanitize_control_tokens, head and (head.softcap, head.offsets))).encode())
         for array in () if head is None else (head.weight, head.bias):
-            found.update(repr(array.shape).encode() + array.tobytes())
-        return found.hexdigest()
+            digest.update(repr(array.shape).encode() + array.tobytes())
+        return digest.hexdigest()
 
 
 def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
-    """Read the files of a decision model, or return the settings of any model where there are none.
+    """Read the files of a decision model; without files return default settings.
 
     Raises:
-        CheckpointError: a file cannot be read, says what it cannot mean, or belongs to a head that is not implemented.
+        CheckpointError: a file cannot be read, has an invalid value, or belongs to a head that is not implemented.
     """
     if not directory.is_dir():
         return DecisionSettings()  # a GGUF file
@@ -111,31 +111,38 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
     _refuse_other_heads(directory, fields)
     for name, read in ((DECIDER, _of_decider), (JUDGE, _of_judge)):
         if (directory / name).is_file():
-            unused = [one for one in (CONFIG, TEMPLATE) if (directory / one).is_file()]
+            unused = [file_name for file_name in (CONFIG, TEMPLATE) if (directory / file_name).is_file()]
             if unused:
                 warnings.warn(f"{directory}: {' and '.join(unused)}: not used, {name} says it all", stacklevel=3)
             return read(directory, hidden_size)
-    for head, beside in ((HEAD, JUDGE), (READOUT, DECIDER)):
+    for head, expected_file in ((HEAD, JUDGE), (READOUT, DECIDER)):
         if (directory / head).exists():
-            raise CheckpointError(directory, f"expected {beside} beside {head}, found none")
-    given = read_object(directory / CONFIG, MAX_CONFIG_BYTES) if (directory / CONFIG).is_file() else {}
+            raise CheckpointError(directory, f"expected {expected_file} beside {head}, found none")
+    config = read_object(directory / CONFIG, MAX_CONFIG_BYTES) if (directory / CONFIG).is_file() else {}
     template = directory / TEMPLATE
     source = read_text(template, MAX_TEMPLATE_BYTES) if template.is_file() else None
-    settings = _of_config(directory / CONFIG, given, source)
+    settings = _of_config(directory / CONFIG, config, source)
     if fields.get("model_type") == JEV:
         return replace(settings, head=saved_head(directory, fields, hidden_size))
     return settings
 
 
 def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a head that is not implemented: the labels would give answers that are not its own."""
-    found = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
+    """Raise CheckpointError for a head that is not implemented.
+
+    Scores of labels would not be the answers of such a head.
+    """
+    heads = [f"{name}, the head of {kind}" for name, kind in OTHER_HEADS.items() if (directory / name).exists()]
     names = fields.get("architectures")
-    found += [str(one) for one in names if OTHER_MODELS.search(str(one))] if isinstance(names, list) else []
-    if found:
+    heads += (
+        [str(architecture) for architecture in names if OTHER_MODELS.search(str(architecture))]
+        if isinstance(names, list)
+        else []
+    )
+    if heads:
         raise CheckpointError(
             directory,
-            f"decide: found {' and '.join(found)}; only labels of chat models and the heads of jev, pplx-decider and "
+            f"decide: found {' and '.join(heads)}; only labels of chat models and the heads of jev, pplx-decider and "
             "d3 models are implemented",
         )
 
@@ -143,10 +150,10 @@ def _refuse_other_heads(directory: Path, fields: Mapping[str, Any]) -> None:
 def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
     """Return the settings of a pplx-decider or d3 checkpoint, with its head."""
     path = directory / DECIDER
-    given = read_object(path, MAX_CONFIG_BYTES)
-    codes: Any = given.get("codes")
-    temperature: Any = given.get("temperature")
-    prompt, mode = given.get("prompt", "pplx"), given.get("attention_mode")
+    config = read_object(path, MAX_CONFIG_BYTES)
+    codes: Any = config.get("codes")
+    temperature: Any = config.get("temperature")
+    prompt, mode = config.get("prompt", "pplx"), config.get("attention_mode")
     faults: list[str] = []
     if mode not in (None, "causal"):
         faults.append(f"attention_mode: {mode!r} is not implemented, only causal is")
@@ -166,36 +173,36 @@ def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
     return DecisionSettings(labels, temperatures, template, ("false", "true"), True, None, head)
 
 
-def _of_config(path: Path, given: Mapping[str, Any], template: str | None) -> DecisionSettings:
+def _of_config(path: Path, config: Mapping[str, Any], template: str | None) -> DecisionSettings:
     """Return the settings of a decision.json."""
     faults: list[str] = []
-    unused = sorted(given.keys() - READ)
+    unused = sorted(config.keys() - READ)
     if unused:
         warnings.warn(f"{path}: fields that are not known and not used: {', '.join(unused)}", stacklevel=4)
-    labels, temperature = _labels(given.get("labels") or {}, faults), _numbers(given, "temperature", faults)
-    order = given.get("noul_options", ["true", "false"])
+    labels, temperature = _labels(config.get("labels") or {}, faults), _numbers(config, "temperature", faults)
+    order = config.get("noul_options", ["true", "false"])
     if not isinstance(order, list) or sorted(map(str, order)) != ["false", "true"]:
         faults.append(f"noul_options: expected true and false in some order, found {order!r}")
-    sanitize = given.get("sanitize_control_tokens", True)
+    sanitize = config.get("sanitize_control_tokens", True)
     if not isinstance(sanitize, bool):
         faults.append(f"sanitize_control_tokens: expected true or false, found {sanitize!r}")
-    source = given.get("chat_template") if template is None else template
+    source = config.get("chat_template") if template is None else template
     if source is not None and not isinstance(source, str):
         faults.append(f"chat_template: expected the source of a template, found {source!r}"[:200])
     if faults:
         raise CheckpointError(path, faults)
-    return DecisionSettings(labels, temperature, source, tuple(order), sanitize, given.get("adapter"))
+    return DecisionSettings(labels, temperature, source, tuple(order), sanitize, config.get("adapter"))
 
 
 def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
     """Return the settings of a `jev` checkpoint, with its head."""
-    given = read_object(directory / JUDGE, MAX_CONFIG_BYTES)
+    config = read_object(directory / JUDGE, MAX_CONFIG_BYTES)
     calibration = read_object(directory / CALIBRATION, MAX_CONFIG_BYTES)
     faults: list[str] = []
-    slots = given.get("slots")
+    slots = config.get("slots")
     slots = slots if isinstance(slots, dict) else {}
     names, ranges, count = slots.get("verbalizers"), slots.get("ranges"), slots.get("num_slots")
-    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, list) or not all(isinstance(label, str) for label in names):
         faults.append(f"slots.verbalizers: expected a list of labels, found {names!r}"[:200])
         names = []
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_OPTIONS:
@@ -204,13 +211,13 @@ def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
     if (
         not isinstance(ranges, dict)
         or not ranges
-        or not all(_is_range(one, len(names), count) for one in ranges.values())
+        or not all(_is_range(row_range, len(names), count) for row_range in ranges.values())
     ):
         faults.append(f"slots.ranges: expected type -> [first row, end] within {len(names)} labels, found {ranges!r}")
         ranges = {}
-    if others := ranges.keys() - set(KINDS):
-        faults.append(f"slots.ranges: expected types of {', '.join(KINDS)}, found {', '.join(sorted(others))}")
-    softcap = given.get("softcap")
+    if other_types := ranges.keys() - set(KINDS):
+        faults.append(f"slots.ranges: expected types of {', '.join(KINDS)}, found {', '.join(sorted(other_types))}")
+    softcap = config.get("softcap")
     if softcap is not None and not is_positive(softcap):
         faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
     if faults:
@@ -223,32 +230,34 @@ def _of_judge(directory: Path, hidden_size: int) -> DecisionSettings:
     weight, bias = read_tensors(directory / HEAD, {"proj.weight": (count, hidden_size), "proj.bias": (count,)})
     head = SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
     return DecisionSettings(
-        labels, temperature, JEV_TEMPLATE, ("false", "true"), True, given.get("adapter_subfolder", "adapter"), head
+        labels, temperature, JEV_TEMPLATE, ("false", "true"), True, config.get("adapter_subfolder", "adapter"), head
     )
 
 
 def _is_range(value: Any, labels: int, rows: int) -> bool:
-    whole = isinstance(value, list) and len(value) == 2 and all(type(one) is int for one in value)
-    return whole and 0 <= value[0] < value[1] <= min(labels, rows)
+    is_pair = isinstance(value, list) and len(value) == 2 and all(type(end) is int for end in value)
+    return is_pair and 0 <= value[0] < value[1] <= min(labels, rows)
 
 
-def _labels(given: Any, faults: list[str]) -> dict[str, tuple[str, ...]]:
-    if not isinstance(given, dict):
-        faults.append(f"labels: expected type -> list of labels, found {given!r}"[:200])
+def _labels(type_labels: Any, faults: list[str]) -> dict[str, tuple[str, ...]]:
+    if not isinstance(type_labels, dict):
+        faults.append(f"labels: expected type -> list of labels, found {type_labels!r}"[:200])
         return {}
-    for kind, one in given.items():
-        good = isinstance(one, list) and len(one) <= MAX_OPTIONS and all(isinstance(label, str) for label in one)
+    for kind, labels in type_labels.items():
+        good = (
+            isinstance(labels, list) and len(labels) <= MAX_OPTIONS and all(isinstance(label, str) for label in labels)
+        )
         if kind not in KINDS or not good:
             faults.append(
-                f"labels[{kind!r}]: expected a list of labels of one of {', '.join(KINDS)}, found {one!r}"[:200]
+                f"labels[{kind!r}]: expected a list of labels of one of {', '.join(KINDS)}, found {labels!r}"[:200]
             )
-    return {} if faults else {kind: tuple(one) for kind, one in given.items()}
+    return {} if faults else {kind: tuple(labels) for kind, labels in type_labels.items()}
 
 
-def _numbers(given: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, float]:
+def _numbers(config: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, float]:
     """Return the temperatures of a field, by type."""
-    found = given.get(name) or {}
-    if not isinstance(found, dict) or not all(map(is_positive, found.values())):
-        faults.append(f"{name}: expected type -> number greater than 0, found {found!r}"[:200])
+    temperatures = config.get(name) or {}
+    if not isinstance(temperatures, dict) or not all(map(is_positive, temperatures.values())):
+        faults.append(f"{name}: expected type -> number greater than 0, found {temperatures!r}"[:200])
         return {}
-    return {kind: float(one) for kind, one in found.items()}
+    return {kind: float(temperature) for kind, temperature in temperatures.items()}

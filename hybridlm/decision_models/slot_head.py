@@ -1,4 +1,4 @@
-"""Linear heads whose rows are the options of questions, in files of their own or among the tensors of a model."""
+"""Linear heads with one row per option, in separate files or among a model's tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ MAX_OPTIONS = 1024
 
 @dataclass(frozen=True)
 class SlotHead:
-    """A linear head whose rows are the options of questions: the head of `jev`, pplx-decider and d3.
+    """A linear head with one row per option: the head of `jev`, pplx-decider and d3.
 
     Attributes:
         weight: float32 [rows, hidden].
         bias: float32 [rows].
-        softcap: bound of the scores, `softcap * tanh(score / softcap)`; None for none.
+        softcap: bound of the scores, `softcap * tanh(score / softcap)`, or None.
         offsets: type -> row of its first option.
     """
 
@@ -47,7 +47,7 @@ def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> 
         faults.append(f"num_verbalizers: expected a number of rows from 1 to {MAX_OPTIONS}, found {rows!r}")
         rows = 1
     places = offsets.values() if isinstance(offsets, dict) and set(offsets) <= set(KINDS) else [None]
-    if not all(type(one) is int and 0 <= one < rows for one in places):
+    if not all(type(offset) is int and 0 <= offset < rows for offset in places):
         faults.append(f"offsets: expected type -> row of its first option, below {rows}, found {offsets!r}")
     if softcap is not None and not is_positive(softcap):
         faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
@@ -55,9 +55,9 @@ def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> 
         raise CheckpointError(directory / MODEL, faults)
     checkpoint = open_directory(directory)
     expected = {"proj.weight": (rows, hidden_size), "proj.bias": (rows,)}
-    found = {name: checkpoint.shape(name) for name in expected if name in checkpoint.files}
-    if found != expected:
-        raise CheckpointError(directory, f"expected the tensors {expected} of the head, found {found}")
+    shapes = {name: checkpoint.shape(name) for name in expected if name in checkpoint.files}
+    if shapes != expected:
+        raise CheckpointError(directory, f"expected the tensors {expected} of the head, found {shapes}")
     weight, bias = (finite_tensor(directory, name, checkpoint.read(name)) for name in expected)
     return SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
 
@@ -67,7 +67,7 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np
     if not path.is_file():
         raise CheckpointError(path, "expected the head of the decision model, found no file")
     file = SafetensorsFile(path)
-    found = {name: info.shape for name, info in file.tensors.items()}
-    if found != expected:
-        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(found.items())[:5])}")
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    if shapes != expected:
+        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(shapes.items())[:5])}")
     return [finite_tensor(path, name, file.read(name)) for name in expected]

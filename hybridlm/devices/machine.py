@@ -1,4 +1,4 @@
-"""The machine that this process computes on: its cores, instructions and memory, and the XLA flags in force."""
+"""The machine of this process: cores, instructions, memory, and active XLA flags."""
 
 import os
 import platform
@@ -16,9 +16,9 @@ class Machine:
     """Everything that the speed of a compiled program depends on.
 
     Attributes:
-        device, processor: their names.
-        instructions: vector instructions of the processor, some of which a virtual machine may hide.
-        cores: that this process may use.
+        device, processor: names of the device and of the processor.
+        instructions: vector instructions of the processor; a virtual machine may hide some.
+        cores: number of cores that this process may use.
         jaxlib, flags: version of jaxlib, and XLA_FLAGS.
     """
 
@@ -43,14 +43,14 @@ def cores() -> int:
 
 
 def _processor() -> tuple[str, str]:
-    """Return the name of the CPU and its vector instructions, as far as the system tells."""
+    """Return the CPU's name and vector instructions, as far as the system reports them."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = [line.partition(":") for line in file.read(1 << 16).splitlines()]
     except OSError:
         lines = []
-    known = {name.strip().lower(): value.strip() for name, _, value in reversed(lines)}
-    name = known.get("model name") or platform.processor() or platform.machine()
-    instructions = known.get("flags", known.get("features", "")).split()
-    vectors = sorted(one for one in instructions if one.startswith(VECTORS))
+    fields = {name.strip().lower(): value.strip() for name, _, value in reversed(lines)}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    instructions = fields.get("flags", fields.get("features", "")).split()
+    vectors = sorted(instruction for instruction in instructions if instruction.startswith(VECTORS))
     return name.encode("ascii", "replace").decode(), " ".join(vectors).encode("ascii", "replace").decode()

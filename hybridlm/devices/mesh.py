@@ -1,4 +1,7 @@
-"""Meshes of devices: data parallel over lanes, tensor parallel over heads and columns, expert parallel over experts."""
+"""Meshes of devices: data parallel (lanes), tensor parallel, and expert parallel.
+
+Tensor parallelism splits heads and columns of matrices.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +22,15 @@ MORE_CPUS = (
 
 
 def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return a mesh over the first `data * model * expert` devices, for `load(mesh=)`; see docs/devices.md.
+    """Return a mesh over the first `data * model * expert` devices, for `load(mesh=)`.
+
+    See docs/devices.md.
 
     Args:
-        data: devices over which lanes and their rows are split; they exchange nothing while they generate or score.
-        model: devices over which heads, columns of matrices and the vocabulary are split (tensor parallel).
-        expert: devices over which experts are split (expert parallel).
-        devices: the devices, as those of a `Target`; None for all that JAX has.
+        data: devices that split lanes and their rows; they exchange nothing while they generate or score.
+        model: devices that split heads, columns of matrices and the vocabulary (tensor parallel).
+        expert: devices that split experts (expert parallel).
+        devices: the devices, for example of a `Target`; None for all devices of JAX.
 
     Raises:
         ValueError: a size is not a whole number of at least 1, or there are fewer devices.
@@ -33,16 +38,16 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1, *, devices: Sequence[An
     sizes = _checked(data, model, expert)
     count, devices = data * model * expert, jax.devices() if devices is None else devices
     if count > len(devices):
-        asked = " * ".join(f"{name}={size}" for name, size in sizes.items())
-        more = f" {MORE_CPUS.format(count)}" if devices[0].platform == "cpu" else ""
+        product = " * ".join(f"{name}={size}" for name, size in sizes.items())
+        advice = f" {MORE_CPUS.format(count)}" if devices[0].platform == "cpu" else ""
         raise ValueError(
-            f"mesh: {asked} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{more}"
+            f"mesh: {product} = {count} devices, and there are {len(devices)} ({devices[0].platform}).{advice}"
         )
     return jax.make_mesh(tuple(sizes.values()), AXES, (AxisType.Auto,) * len(AXES), devices=list(devices[:count]))
 
 
 def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMesh:
-    """Return a mesh of devices that need not exist, for steps that are proved and planned but never run.
+    """Return a mesh of absent devices, for steps that are only proved and planned.
 
     Raises:
         ValueError: a size is not a whole number of at least 1.
@@ -59,24 +64,24 @@ def _checked(data: int, model: int, expert: int) -> dict[str, int]:
     return sizes
 
 
-def with_all_axes(given: Mesh) -> Mesh:
-    """Return a user's mesh with all axes in the order of `AXES`; missing ones have size 1.
+def with_all_axes(user_mesh: Mesh) -> Mesh:
+    """Return a user's mesh with all of `AXES`, in order; missing axes have size 1.
 
     Raises:
         TypeError: it is not a mesh of devices.
         ValueError: it has other axes.
     """
-    if not isinstance(given, Mesh):
-        raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {given!r}")
-    others = [str(name) for name in given.axis_names if name not in AXES]
-    if others:
+    if not isinstance(user_mesh, Mesh):
+        raise TypeError(f"mesh: expected hybridlm.mesh(...) or a jax.sharding.Mesh, got {user_mesh!r}")
+    unknown_axes = [str(name) for name in user_mesh.axis_names if name not in AXES]
+    if unknown_axes:
         raise ValueError(
-            f"mesh: the axes {', '.join(others)} mean nothing here; expected some of {', '.join(AXES)}, as "
+            f"mesh: the axes {', '.join(unknown_axes)} mean nothing here; expected some of {', '.join(AXES)}, as "
             "hybridlm.mesh(data=2, model=2) has them"
         )
-    order = [given.axis_names.index(name) for name in AXES if name in given.axis_names]
-    sizes = [given.shape.get(name, 1) for name in AXES]
-    return Mesh(np.transpose(given.devices, order).reshape(sizes), AXES, (AxisType.Auto,) * len(AXES))
+    order = [user_mesh.axis_names.index(name) for name in AXES if name in user_mesh.axis_names]
+    sizes = [user_mesh.shape.get(name, 1) for name in AXES]
+    return Mesh(np.transpose(user_mesh.devices, order).reshape(sizes), AXES, (AxisType.Auto,) * len(AXES))
 
 
 def read_sizes(text: str) -> dict[str, int]:
@@ -97,7 +102,9 @@ def read_sizes(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str | None) -> Mesh | None:
-    """Return the mesh that a command line names; without one None, or with several processes a mesh over all devices.
+    """Return the mesh of a command line.
+
+    Without a mesh: None, or with several processes a mesh over all devices.
 
     Raises:
         ValueError: as `read_sizes`, or there are fewer devices.

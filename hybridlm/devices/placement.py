@@ -1,4 +1,4 @@
-"""Placement of the arrays of steps: on one device, or sharded over the axes of a mesh."""
+"""Placement of a step's arrays: on one device, or sharded over mesh axes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ class Placement:
     Attributes:
         mesh: with all axes of `hybridlm.devices.mesh`; None for JAX's default device, or the target's first. An
             abstract mesh has no devices: steps are planned for it, and no array is put on it.
-        target: machine that steps are compiled for without it, and on which they cannot run; None for local devices.
-        kernels: whether layers run kernels, as `load(kernels=)` has it.
+        target: absent machine that steps are compiled for and cannot run on; None for local devices.
+        kernels: whether layers run kernels, as in `load(kernels=)`.
     """
 
     mesh: Mesh | AbstractMesh | None = None
@@ -44,14 +44,14 @@ class Placement:
 
     @property
     def kernels_name(self) -> str:
-        """Return a name of all kernels that layers may run, for keys: numbers depend on it down to the last bit."""
+        """The name of all kernels that layers may run, for keys: kernels change the last bits."""
         if self.platform != "cpu" or self.kernel_mode != "auto":
             return self.kernel_mode
-        return "none" if (found := library()) is None else found.name
+        return "none" if (kernel_library := library()) is None else kernel_library.name
 
     @property
     def platform(self) -> str:
-        """Return "cpu", "gpu" or "tpu": what steps are compiled for."""
+        """The platform that steps are compiled for: "cpu", "gpu" or "tpu"."""
         if self.target is not None:
             return self.target.platform
         return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else local_target().platform
@@ -62,7 +62,7 @@ class Placement:
 
     @property
     def data(self) -> int:
-        """Devices that lanes are split over (data parallel); the rows of a pool are a multiple of it."""
+        """Number of devices that split lanes (data parallel); it divides the rows of a pool."""
         return self.size(DATA)
 
     @property
@@ -72,8 +72,8 @@ class Placement:
 
     @property
     def share_threads(self) -> bool:
-        """Whether several devices are CPUs of this process, which XLA runs on one pool of threads."""
-        return isinstance(self.mesh, Mesh) and sum(one.platform == "cpu" for one in self.mesh.local_devices) > 1
+        """True if several devices are CPUs of this process: XLA gives them one thread pool."""
+        return isinstance(self.mesh, Mesh) and sum(device.platform == "cpu" for device in self.mesh.local_devices) > 1
 
     @property
     def local_devices(self) -> list[Any]:
@@ -93,12 +93,18 @@ class Placement:
         """Axis that rows are split over; None if each device has all of them."""
         return DATA if self.data > 1 else None
 
-    def prefill_rows(self, lanes: int, most: int) -> int:
-        """Return the rows of the prefill pool: at most `most` and at most `lanes`, but at least one on every device."""
-        return min(lanes, -(-most // self.data) * self.data)
+    def prefill_rows(self, lanes: int, limit: int) -> int:
+        """Return the rows of the prefill pool: at most `limit` and `lanes`.
+
+        Every device has at least one row.
+        """
+        return min(lanes, -(-limit // self.data) * self.data)
 
     def over(self, *dimensions: str | None) -> NamedSharding | None:
-        """Return the sharding of dimensions over these axes, None for a whole dimension; None on one device."""
+        """Return the sharding of dimensions over these axes; None on one device.
+
+        An axis None means that the dimension is not split.
+        """
         if self.mesh is None:
             return None
         split = [axis if axis is not None and self.mesh.shape[axis] > 1 else None for axis in dimensions]
@@ -107,25 +113,25 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*split))
 
     def dimensions(self, array: Any) -> list[str | None]:
-        """Return for each dimension of an array on these devices the axis that it is split over, or None."""
+        """Return the mesh axis of each dimension of an array on these devices, or None."""
         split = [] if self.mesh is None else list(array.sharding.spec)
         return split + [None] * (len(array.shape) - len(split))
 
     def shards(
         self, weights: Sequence[Weight], sharded_dims: Mapping[ParameterPath, tuple[ShardedDim, ...]]
     ) -> dict[ParameterPath, Shards]:
-        """Return the layout of parameters: sharded as `sharded_dims` says, replicated along all other axes."""
-        found: dict[ParameterPath, Shards] = {}
+        """Return the layout of parameters: sharded by `sharded_dims`, else replicated."""
+        layouts: dict[ParameterPath, Shards] = {}
         for weight in weights:
             split: list[str | None] = [None] * len(weight.shape)
-            own = tuple(sharded for sharded in sharded_dims.get(weight.path, ()) if self.size(sharded.axis) > 1)
-            for sharded in own:
+            shard_dims = tuple(sharded for sharded in sharded_dims.get(weight.path, ()) if self.size(sharded.axis) > 1)
+            for sharded in shard_dims:
                 split[sharded.dim] = sharded.axis
-            found[weight.path] = Shards(tuple(weight.shape), own, self.over(*split))
-        return found
+            layouts[weight.path] = Shards(tuple(weight.shape), shard_dims, self.over(*split))
+        return layouts
 
     def of_operand(self, operand: Any) -> NamedSharding | None:
-        """Return the sharding of an operand of a step: scalars are replicated, all others have lanes on axis 0."""
+        """Return the sharding of a step's operand: lanes are on axis 0, scalars are replicated."""
         return self.over(DATA) if np.ndim(operand) else self.over()
 
     def put(self, inputs: T) -> T:
@@ -141,7 +147,7 @@ class Placement:
         return tree.unflatten(leaf if isinstance(leaf, jax.Array) else next(placed) for leaf in leaves)
 
     def put_whole(self, tree: Any) -> Any:
-        """Put host arrays on every device of a mesh, in one call; as `put` on one device."""
+        """Put host arrays on every device of a mesh in one call; else as `put`."""
         if self.mesh is None:
             return tree
         return self._put(tree, jax.tree.map(lambda _: self.over(), tree))
@@ -156,27 +162,27 @@ class Placement:
         return jax.device_put(inputs) if self.mesh is None else self.put(inputs)
 
     def _put(self, tree: Any, places: Any) -> Any:
-        """Put host arrays where `places` says, which has a sharding for each."""
+        """Put host arrays on the shardings in `places`, one for each array."""
         if not self.several_processes:
             return jax.device_put(tree, places)
         # device_put would first compare the arrays across processes, with a program for each.
         return jax.tree.map(
-            lambda one, place: jax.make_array_from_callback(one.shape, place, one.__getitem__), tree, places
+            lambda array, place: jax.make_array_from_callback(array.shape, place, array.__getitem__), tree, places
         )
 
-    def require_one_process(self, what: str) -> None:
+    def require_one_process(self, subject: str) -> None:
         """Raise ValueError if arrays of other processes would be needed by this one."""
         if self.several_processes:
-            raise ValueError(f"{what}: not supported for a model over several processes; load it in one")
+            raise ValueError(f"{subject}: not supported for a model over several processes; load it in one")
 
-    def examples(self, inputs: T, whole: bool = False) -> T:
+    def examples(self, inputs: T, replicated: bool = False) -> T:
         """Return inputs to compile a program for; on a mesh their types and shardings."""
         if self.mesh is None:
             return inputs
 
-        def example(one: Any) -> jax.ShapeDtypeStruct:
-            sharding = self.over() if whole else self.of_operand(one)
-            return jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+        def example(leaf: Any) -> jax.ShapeDtypeStruct:
+            sharding = self.over() if replicated else self.of_operand(leaf)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree.map(example, inputs)
 
@@ -194,11 +200,11 @@ def place(mesh: Any, lanes: int, sanitize: bool, kernels: str | None = None) -> 
     if mesh is None:
         return Placement(kernels=kernels)
     full = with_all_axes(mesh)
-    there = {device.process_index for device in full.devices.flat}
-    if len(there) < jax.process_count() and there != {jax.process_index()}:
+    processes = {device.process_index for device in full.devices.flat}
+    if len(processes) < jax.process_count() and processes != {jax.process_index()}:
         raise ValueError(
-            f"mesh: it has devices of {len(there)} of {jax.process_count()} processes; expected devices of each, or of "
-            "this one alone"
+            f"mesh: it has devices of {len(processes)} of {jax.process_count()} processes; expected devices of each, "
+            "or of this one alone"
         )
     placement = Placement(full, kernels=kernels)
     check_lanes(lanes, placement.data)
@@ -217,11 +223,11 @@ def check_lanes(lanes: int, data: int) -> None:
         )
 
 
-def numbers_on_a_device(one: Any) -> int:
-    """Return the number of elements that one device has of an array, or of its type; all of them without a sharding."""
-    return math.prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape))
+def numbers_on_a_device(array: Any) -> int:
+    """Return the elements of an array, or type, on one device; all without a sharding."""
+    return math.prod(array.shape if array.sharding is None else array.sharding.shard_shape(array.shape))
 
 
 def bytes_on_a_device(tree: Any) -> int:
     """Return the bytes that one device has of all arrays, or types, of a tree."""
-    return sum(numbers_on_a_device(one) * one.dtype.itemsize for one in jax.tree.leaves(tree))
+    return sum(numbers_on_a_device(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""Steps over the devices of a mesh: each device runs the step on its own shard of every array."""
+"""Steps over a mesh: each device runs the step on its shard of every array."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +22,11 @@ def sharded(
     Args:
         step: positional arguments in, a tuple out.
         args: example arguments with their shardings.
-        contract: of the whole step. A pool keeps its sharding; lanes are split in their order.
+        contract: contract of the complete step. A pool keeps its sharding; lanes are split in their order.
         mesh: the devices.
     """
-    given = jax.tree.map(lambda one: one.sharding.spec, args)
-    entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, given, strict=True)]
+    in_specs = jax.tree.map(lambda array: array.sharding.spec, args)
+    entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, in_specs, strict=True)]
     pools = {pool.group: specs for pool, specs in entries if pool is not None}
     lanes = PartitionSpec(DATA) if mesh.shape[DATA] > 1 else PartitionSpec()
 
@@ -40,10 +40,10 @@ def sharded(
         return isinstance(node, Lane | Shared) or _pool(node) is not None
 
     results = tuple(jax.tree.map(leaving, entry, is_leaf=ends) for entry in contract.outputs)
-    return jax.shard_map(step, mesh=mesh, in_specs=given, out_specs=results, check_vma=True)
+    return jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=results, check_vma=True)
 
 
 def _pool(entry: Any) -> Pool | None:
-    """Return the first pool of an argument or result that consists of pools, which are all of one group."""
+    """Return the first pool of an argument or result that consists of pools of one group."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

@@ -63,7 +63,7 @@ class Acceptance:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts: each counts only if all before it are right."""
+        """Return the expected number of accepted drafts; a draft needs all drafts before it."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:

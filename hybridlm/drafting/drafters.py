@@ -1,4 +1,4 @@
-"""Drafters propose the next tokens of a sequence; a wrong draft costs time and changes nothing."""
+"""Drafters propose the next tokens of a sequence; wrong drafts only cost time."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ MAX_NGRAM, MIN_NGRAM = 4, 2
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes continuations of sequences; any object with this method can be given to `load` and `generate`."""
+    """Proposes continuations of sequences; `load` and `generate` accept any such object."""
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """Return at most k tokens that may follow.
@@ -30,10 +30,11 @@ AsLoaded = Literal["as loaded"]
 
 
 class NgramDrafter:
-    """Prompt lookup for one sequence: propose what followed an earlier occurrence of the last tokens.
+    """Prompt lookup for one sequence: proposes continuations of earlier n-grams.
 
-    The longest recurring n-gram wins, at its latest occurrence. Every n-gram of 2 to 4 tokens is stored with the
-    position after it, so that a proposal costs the same for any length of the sequence.
+    It proposes the tokens after an earlier occurrence of the last tokens. The longest recurring n-gram wins, at its
+    latest occurrence. Every n-gram of 2 to 4 tokens is stored with the position after it, so that a proposal costs the
+    same for any length of the sequence.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class NgramDrafter:
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """See `Drafter`. The tokens of later calls must extend those of earlier ones."""
+        """See `Drafter`. Each call's tokens must extend the tokens of the previous call."""
         for place in range(max(self._seen, MIN_NGRAM), len(token_ids)):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, place) + 1):
                 self._behind[tuple(token_ids[place - size : place])] = place
@@ -54,14 +55,14 @@ class NgramDrafter:
 
 
 class MtpDrafter:
-    """Drafts of the MTP head for one sequence, from the step that sampled its last token."""
+    """Drafts of the MTP head for a sequence, from its last sampling step."""
 
     def __init__(self) -> None:
         self._after, self._mtp_drafts = 0, list[int]()
 
-    def observe(self, after: int, mtp_drafts: Sequence[int]) -> None:
-        """Store the drafts that follow the first `after` tokens."""
-        self._after, self._mtp_drafts = after, list(mtp_drafts)
+    def observe(self, position: int, mtp_drafts: Sequence[int]) -> None:
+        """Store the drafts that follow the first `position` tokens."""
+        self._after, self._mtp_drafts = position, list(mtp_drafts)
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """See `Drafter`. Returns nothing after a step without MTP drafts."""
@@ -107,27 +108,27 @@ def checked_proposal(drafter: Drafter, token_ids: Sequence[int], k: int, vocab_s
         TypeError: it is not a list of integers.
         ValueError: more than k tokens, or one outside the vocabulary.
     """
-    found = drafter.propose(token_ids, k)
+    proposal = drafter.propose(token_ids, k)
     name = type(drafter).__name__
-    if not isinstance(found, list | tuple | np.ndarray) or any(
-        isinstance(token, bool) or not isinstance(token, int | np.integer) for token in found
+    if not isinstance(proposal, list | tuple | np.ndarray) or any(
+        isinstance(token, bool) or not isinstance(token, int | np.integer) for token in proposal
     ):
-        raise TypeError(f"{name}.propose: expected a list of at most {k} token ids, got {found!r}")
-    if len(found) > k:
-        raise ValueError(f"{name}.propose: expected at most {k} tokens, got {len(found)}")
-    for i, token in enumerate(found):
+        raise TypeError(f"{name}.propose: expected a list of at most {k} token ids, got {proposal!r}")
+    if len(proposal) > k:
+        raise ValueError(f"{name}.propose: expected at most {k} tokens, got {len(proposal)}")
+    for i, token in enumerate(proposal):
         if not 0 <= token < vocab_size:
             raise ValueError(f"{name}.propose: token {token} at index {i} is outside the vocabulary [0, {vocab_size})")
-    return tuple(int(token) for token in found)
+    return tuple(int(token) for token in proposal)
 
 
 class DecidedDrafter:
-    """A drafter of the user's, whose proposals process 0 decides for all processes.
+    """A drafter of the user; process 0 decides its proposals for all processes.
 
     Args:
         drafter: proposes.
         vocab_size: token ids are below it.
-        decide: returns what its argument returns in process 0.
+        decide: returns the result of its argument in process 0.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, decide: Callable[[Callable[[], list[int]]], list[int]]):
@@ -139,7 +140,10 @@ class DecidedDrafter:
 
 
 class DraftedElsewhere:
-    """The drafter of a session in other processes than process 0, which has the user's."""
+    """The drafter of a session in other processes than process 0.
+
+    Process 0 has the user's drafter.
+    """
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """Raise RuntimeError: proposals are received."""

@@ -26,14 +26,14 @@ class Drafting:
             self._drafter.observe(self._prompt + generated, mtp_drafts)
             self._last = (0, 0, ())
 
-    def propose(self, generated: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
+    def propose(self, generated: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:
         """Return drafts after the tokens generated so far.
 
         Raises:
             TypeError, ValueError: the drafter's answer is invalid (see `checked_proposal`).
         """
         self._tokens += generated[len(self._tokens) - self._prompt :]
-        if self._last[:2] != (len(self._tokens), most):
-            found = checked_proposal(self._drafter, self._tokens, most, vocab_size) if most > 0 else ()
-            self._last = len(self._tokens), most, found
+        if self._last[:2] != (len(self._tokens), limit):
+            drafts = checked_proposal(self._drafter, self._tokens, limit, vocab_size) if limit > 0 else ()
+            self._last = len(self._tokens), limit, drafts
         return self._last[2]

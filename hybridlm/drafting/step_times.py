@@ -25,9 +25,9 @@ class StepTimes:
         return len(self._seconds[step]) >= MIN_TIMES
 
     def min_seconds(self, step: Any) -> float:
-        """Return the minimum of the last durations, in seconds: other load makes steps slower, never faster.
+        """Return the minimum of the last durations, in seconds.
 
-        Only valid if `measured`.
+        Other load makes steps slower, never faster. Only valid if `measured`.
         """
         return min(self._seconds[step])
 
@@ -39,8 +39,8 @@ class StepTiming:
         seconds: its duration; None while it is unknown.
     """
 
-    def __init__(self, kept: deque[float]):
-        self._kept, self._began = kept, time.perf_counter()
+    def __init__(self, durations: deque[float]):
+        self._kept, self._began = durations, time.perf_counter()
         self.seconds: float | None = None
 
     def dispatched(self, output: Any) -> None:
@@ -49,19 +49,21 @@ class StepTiming:
             self.seconds = time.perf_counter() - self._began
 
     @contextmanager
-    def reading(self, output: Any, before: float) -> Iterator[None]:
-        """Wait for the step and read it; if it has finished before, its duration is unknown and not counted.
+    def reading(self, output: Any, previous_end: float) -> Iterator[None]:
+        """Wait for the step and read it; the duration of a finished step is unknown.
+
+        An unknown duration is not counted.
 
         Args:
             output: an output of the step.
-            before: time at which the previous step had been read.
+            previous_end: time at which the previous step had been read.
         """
         runs = not output.is_ready()
         yield
         if runs:
-            self.seconds = time.perf_counter() - max(self._began, before)
+            self.seconds = time.perf_counter() - max(self._began, previous_end)
 
     def keep(self, seconds: float | None) -> None:
-        """Add a duration to those of this kind of step; None adds nothing."""
+        """Add a duration of this kind of step; None adds nothing."""
         if seconds is not None:
             self._kept.append(seconds)

@@ -36,15 +36,15 @@ class GrammarSource:
 
 
 class GrammarState:
-    """The part of a grammar that a sequence has left.
+    """The remaining part of a sequence's grammar.
 
     Args:
         matcher: at the beginning of the grammar.
-        thoughts: finds the end of the thoughts before it; None if there are none.
-        words: words of the matcher's masks; the tokenizer may have tokens that the model has not.
+        thoughts: finds the end of the thoughts before the grammar; None without thoughts.
+        words: words of the matcher's masks; the tokenizer may have tokens that the model lacks.
 
     Attributes:
-        words: as given.
+        words: words of the matcher's masks.
         fault: why no token can follow; None while one can.
     """
 
@@ -54,11 +54,14 @@ class GrammarState:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar has ended: nothing but an end token could follow, or it was the last one."""
+        """True if the grammar has ended: only an end token can follow.
+
+        It has also ended if the last token was the end token.
+        """
         return self.fault is None and self._thoughts is None and self._matcher.is_stopped()
 
     def push(self, token: int) -> None:
-        """Add a token that was sampled; sets `fault` if the grammar has no such token here."""
+        """Add a sampled token; sets `fault` if the grammar has no such token here."""
         if self._thoughts is not None:
             rest = self._thoughts.push(token)
             if rest is not None:
@@ -75,22 +78,22 @@ class GrammarState:
         return self._matcher.validate_tokens(list(drafts))
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
-        """Write the masks of the next token, and of those after each draft.
+        """Write the masks of the next token, and of the tokens after each draft.
 
         Args:
             masks: uint32 [D + 1 or more, words of the state] of all ones, contiguous; an empty row stands for no token.
-            drafts: D tokens that may follow; after one that the grammar does not allow, rows stay as they are.
+            drafts: D tokens that may follow; rows after a draft that the grammar rejects stay unchanged.
         """
         if self._thoughts is not None:
             return
         self._fill_next(self._matcher, masks[0])
         self._check(masks[0])
-        after = self._matcher.deep_copy() if drafts and self.fault is None else None
+        draft_matcher = self._matcher.deep_copy() if drafts and self.fault is None else None
         for row, draft in zip(masks[1:], drafts, strict=False):
-            if after is None or not after.consume_token(draft) or after.is_stopped():
+            if draft_matcher is None or not draft_matcher.consume_token(draft) or draft_matcher.is_stopped():
                 return
-            self._fill_next(after, row)
-            if after.is_error():
+            self._fill_next(draft_matcher, row)
+            if draft_matcher.is_error():
                 row[:] = 0
                 return
 
@@ -99,7 +102,10 @@ class GrammarState:
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     def _check(self, row: np.ndarray) -> None:
-        """Look for the error of the mask that was written; of a state without next tokens llguidance allows the end."""
+        """Look for the error of the written mask.
+
+        If no token can follow, llguidance allows the end token.
+        """
         if self._matcher.is_error():
             self.fault = _error_of(self._matcher)
             row[:] = 0
@@ -124,20 +130,22 @@ class GrammarState:
 
 
 class Grammars:
-    """The grammars of a tokenizer, each compiled once. `Grammars.of` makes one for each tokenizer and model.
+    """The grammars of a tokenizer, each compiled once.
+
+    `Grammars.of` makes one object for each tokenizer and model.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: logits of a token.
-        end_token_ids: the model's end tokens; if there are none, a completion ends where nothing can follow.
+        tokenizer: tokenizer of the model.
+        vocab_size: number of logits of a token.
+        end_token_ids: the model's end tokens; without end tokens a completion ends if nothing can follow.
 
     Raises:
         ValueError: llguidance does not read this tokenizer.
         MissingExtra: llguidance is not installed.
     """
 
-    _made: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
-    _made = weakref.WeakKeyDictionary()
+    _by_tokenizer: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Grammars]]"
+    _by_tokenizer = weakref.WeakKeyDictionary()
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]):
         require_extra("structured_outputs", "llguidance", "grammar")
@@ -158,11 +166,11 @@ class Grammars:
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, end_token_ids: tuple[int, ...]) -> "Grammars":
         """Return the grammars of a tokenizer; arguments and errors as for the class."""
-        made = cls._made.setdefault(tokenizer, {})
+        instances = cls._by_tokenizer.setdefault(tokenizer, {})
         key = (vocab_size, end_token_ids)
-        if key not in made:
-            made[key] = cls(tokenizer, vocab_size, end_token_ids)
-        return made[key]
+        if key not in instances:
+            instances[key] = cls(tokenizer, vocab_size, end_token_ids)
+        return instances[key]
 
     def check(self, text: str) -> None:
         """Compile a grammar.
@@ -173,7 +181,10 @@ class Grammars:
         self._matcher(text)
 
     def state(self, text: str, prompt: Sequence[int], output: Sequence[int], think_end: str | None) -> GrammarState:
-        """Return where a sequence is in a grammar. Where the prompt opens thoughts, the grammar begins after them."""
+        """Return the position of a sequence in a grammar.
+
+        If the prompt opens thoughts, the grammar begins after them.
+        """
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         thoughts = thoughts_end(tokenizer, prompt, think_end)
@@ -186,36 +197,38 @@ class Grammars:
         """Return a compiled grammar at its beginning; raises as `check`."""
         from llguidance import LLMatcher
 
-        found = self._compiled.get(text)
-        if found is not None:
+        matcher = self._compiled.get(text)
+        if matcher is not None:
             self._compiled.move_to_end(text)
-            return found
-        found = LLMatcher(self._vocabulary, text, log_level=0, limits=_limits())
-        if found.is_error():
-            raise ValueError(f"cannot be compiled: {_error_of(found)}")
-        if warnings := found.get_grammar_warnings():
+            return matcher
+        matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise ValueError(f"cannot be compiled: {_error_of(matcher)}")
+        if warnings := matcher.get_grammar_warnings():
             raise ValueError(f"is not followed in full: {'; '.join(warnings)}")
-        trial = found.deep_copy()
+        trial = matcher.deep_copy()
         first = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
         # Of characters that no token has, llguidance allows the token behind them, and refuses it when it comes.
-        if trial.is_error() or (first.size == 1 and not found.validate_tokens(first.tolist())):
+        if trial.is_error() or (first.size == 1 and not matcher.validate_tokens(first.tolist())):
             raise ValueError(f"no token of the vocabulary can begin it: {_error_of(trial)}")
-        self._compiled[text] = found
+        self._compiled[text] = matcher
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
-        return found
+        return matcher
 
 
 def token_masks(
     states: Sequence[GrammarState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
 ) -> np.ndarray | None:
-    """Return the masks of every lane, or None if no lane has a grammar; lanes without one may sample any token.
+    """Return the masks of every lane, or None if no lane has a grammar.
+
+    Lanes without a grammar may sample any token.
 
     Args:
-        states: of the lanes.
+        states: states of the lanes.
         words: words of a mask.
-        drafts: of the lanes; None for a step that verifies none.
-        tokens: of a lane in a step that verifies.
+        drafts: drafts of the lanes; None for a step that verifies none.
+        tokens: tokens of a lane in a step that verifies.
 
     Returns:
         uint32 [lanes, words], or with drafts [lanes, tokens, words].

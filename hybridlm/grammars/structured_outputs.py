@@ -21,7 +21,7 @@ class StructuredOutputs(TypedDict, total=False):
         json: a JSON schema, as a mapping or as JSON text.
         json_object: True for any JSON object.
         regex: a regular expression that the whole completion matches, in the syntax of Rust's regex.
-        choice: texts, of which the completion is one.
+        choice: texts; the completion is one of them.
         grammar: a Lark grammar, as llguidance reads it.
         disable_any_whitespace: with a schema or an object: no white space between the parts of the JSON.
     """
@@ -34,7 +34,7 @@ class StructuredOutputs(TypedDict, total=False):
     disable_any_whitespace: bool
 
 
-def grammar_text(asked: Any) -> str:
+def grammar_text(options: Any) -> str:
     """Return a grammar as llguidance reads it, not yet compiled.
 
     Raises:
@@ -45,12 +45,12 @@ def grammar_text(asked: Any) -> str:
     from llguidance import LLMatcher
 
     keys = [*KINDS, "disable_any_whitespace"]
-    if not isinstance(asked, Mapping) or [key for key in asked if key not in keys]:
-        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {_shown(asked)}")
-    given = [key for key in KINDS if asked.get(key) is not None and (asked[key] is not False or key == "json")]
-    if len(given) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {', '.join(given) or 'none'}")
-    (kind,), value, compact = given, asked[given[0]], asked.get("disable_any_whitespace") or False
+    if not isinstance(options, Mapping) or [key for key in options if key not in keys]:
+        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {_shown(options)}")
+    given_keys = [key for key in KINDS if options.get(key) is not None and (options[key] is not False or key == "json")]
+    if len(given_keys) != 1:
+        raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {', '.join(given_keys) or 'none'}")
+    (kind,), value, compact = given_keys, options[given_keys[0]], options.get("disable_any_whitespace") or False
     if compact not in (True, False) or (compact and not kind.startswith("json")):
         raise ValueError(f"disable_any_whitespace: expected True or False, with json or json_object, got {compact!r}")
     if kind in ("json", "json_object"):
@@ -68,12 +68,12 @@ def grammar_text(asked: Any) -> str:
 
 
 def compiler_version() -> str:
-    """Return the version of llguidance, which masks depend on; "none" without it."""
+    """Return llguidance's version, since masks depend on it; "none" without it."""
     return metadata.version("llguidance") if find_spec("llguidance") is not None else "none"
 
 
 def _schema(value: Any) -> str:
-    """Return a JSON schema as text; the order of its properties is that of the completion."""
+    """Return a JSON schema as text; its properties have the order of the completion."""
     try:
         schema = parse_json(value) if isinstance(value, str) else json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -90,12 +90,15 @@ def _any_object(value: Any) -> str:
 
 
 def _choice(value: Any) -> str:
-    """Return the Lark grammar of a list of texts: one terminal, since llguidance limits the alternatives of a rule."""
+    """Return the Lark grammar of a list of texts.
+
+    It has one terminal, because llguidance limits the alternatives of a rule.
+    """
     texts = value if isinstance(value, list | tuple) else []
-    if not texts or not all(isinstance(one, str) and one for one in texts):
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"choice: expected a list of texts that are not empty, got {_shown(value)}")
-    # Strings of Lark are those of JSON, but for DEL, which has to be escaped, too.
-    quoted = (json.dumps(one, ensure_ascii=False).replace("\x7f", "\\u007f") for one in texts)
+    # Strings of Lark are JSON strings, except that DEL must be escaped too.
+    quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in texts)
     return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
 
 

@@ -27,13 +27,13 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
         status: exit status, in place of the signal.
     """
 
-    def said(number: int) -> None:
+    def report(number: int) -> None:
         why = reason()
         if why is not None:
             os.write(2, f"error: {why}\n".encode())  # sys.stderr may be held by a thread that waits
             os._exit(status)
 
-    handler = _Handler(said)
+    handler = _Handler(report)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
     if not _installed:
         atexit.register(signal.signal, signal.SIGABRT, signal.SIG_DFL)  # Python no longer runs by then
@@ -41,7 +41,10 @@ def report_at_abort(reason: Callable[[], str | None], status: int) -> None:
 
 
 def is_unreachable(address: str) -> bool:
-    """Whether nothing listens at an address, "host:port"; a process that is being killed gets a second to disappear."""
+    """True if no process listens at an address, "host:port".
+
+    A process that is being killed gets a second to disappear.
+    """
     host, port = address.rsplit(":", 1)
     for _ in range(_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""Decisions that are not functions of the requests alone, and how they reach the processes of a run.
+"""Decisions that do not follow from the requests, and their distribution to all processes.
 
 Schedulers are deterministic: given the same commands (open a session, add a request, cancel it, run a step ...) and the
 same decisions (measured times, proposals of a user's drafter, interrupts) they run the same steps. Process 0 broadcasts
@@ -29,7 +29,7 @@ class DecisionFailed(RuntimeError):
 
 
 class Decisions:
-    """The commands and decisions of one process, which nobody else has to know.
+    """The commands and decisions of a single process.
 
     Attributes:
         leads: whether this process takes requests of the user.
@@ -38,24 +38,27 @@ class Decisions:
     leads = True
 
     @contextmanager
-    def command(self, kind: str, **given: Any) -> Iterator[None]:
-        """Run what one call of the user asks for; a command within another one is part of it.
+    def command(self, kind: str, **arguments: Any) -> Iterator[None]:
+        """Run one call of the user; a nested command is part of the outer one.
 
         Args:
-            kind: its name.
-            **given: all that it depends on, apart from earlier commands.
+            kind: name of the command.
+            **arguments: all data that it depends on, apart from earlier commands.
         """
         yield
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return a decision, within a command: what `make` returns in process 0."""
+        """Return a decision within a command: the result of `make` in process 0."""
         return make()
 
     def checkpoint(self) -> None:
         """Let an interrupt end a command here."""
 
     def share(self, thing: Any) -> None:
-        """Name an object that was made by a command, for later ones to refer to while it exists in process 0."""
+        """Name an object that a command made, so that later commands can refer to it.
+
+        The name is valid while the object exists in process 0.
+        """
 
 
 class Broadcast(Decisions):
@@ -80,8 +83,8 @@ class Broadcast(Decisions):
         self._interrupts: list[Any] = []
 
     @contextmanager
-    def command(self, kind: str, **given: Any) -> Iterator[None]:
-        """Send a command to the other processes and run it here; nested commands are part of the outer one."""
+    def command(self, kind: str, **arguments: Any) -> Iterator[None]:
+        """Send a command to the other processes and run it; nested commands are not sent."""
         with self._lock:
             self._depth += 1
             try:
@@ -90,14 +93,14 @@ class Broadcast(Decisions):
                     return
                 while self._freed:
                     self._messages.send(Message("drop", {"number": self._freed.popleft()}, self._history()))
-                self._messages.send(Message(kind, given, self._history()), self._numbers)
+                self._messages.send(Message(kind, arguments, self._history()), self._numbers)
                 with self._deferred_interrupts():
                     yield
             finally:
                 self._depth -= 1
 
     def decide(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns in process 0, in every process."""
+        """Return the result of `make` in process 0, in every process."""
         if self.leads:
             try:
                 value = make()
@@ -120,7 +123,7 @@ class Broadcast(Decisions):
             raise Interrupted
 
     def share(self, thing: Any) -> None:
-        """Number an object that commands refer to; process 0 says when it is freed."""
+        """Number an object that commands refer to; process 0 announces when it is freed."""
         number = next(self._next_number)
         self._numbers[thing] = number
         if self.leads:
@@ -129,7 +132,7 @@ class Broadcast(Decisions):
             self._things[number] = thing
 
     def receive(self) -> Message:
-        """Wait for the next message of process 0; objects that were dropped there are dropped here.
+        """Wait for the next message of process 0; drop objects that were dropped there.
 
         Raises:
             Disagreement: this process has dispatched other steps than process 0.
@@ -154,16 +157,19 @@ class Broadcast(Decisions):
 
     @contextmanager
     def _deferred_interrupts(self) -> Iterator[None]:
-        """Let an interrupt (SIGINT) wait for the next checkpoint, or the end of the command: the others cannot stop."""
+        """Defer an interrupt (SIGINT) to the next checkpoint or the end of the command.
+
+        The other processes cannot stop within a command.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.getsignal(signal.SIGINT)
-        signal.signal(signal.SIGINT, lambda *given: self._interrupts.append(given))
+        handler = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, lambda *signal_args: self._interrupts.append(signal_args))
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
             interrupts, self._interrupts = self._interrupts, []
-            if interrupts and callable(before):
-                before(*interrupts[0])
+            if interrupts and callable(handler):
+                handler(*interrupts[0])

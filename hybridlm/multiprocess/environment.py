@@ -18,7 +18,7 @@ _timeout: float = MAX_TIMEOUT
 
 
 class ProcessLost(RuntimeError):
-    """A process has ended, or does not answer; the results of steps in flight are lost."""
+    """A process has ended or does not answer; steps in flight are lost."""
 
 
 class Disagreement(RuntimeError):
@@ -26,7 +26,10 @@ class Disagreement(RuntimeError):
 
 
 def exit_peer_lost() -> None:
-    """Exit now. An ordinary exit waits in JAX for the other processes, which wait for this one in a step."""
+    """Exit without waiting for JAX.
+
+    An ordinary exit waits for the other processes, and they wait for this one in a step.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_index() == 0:
@@ -35,7 +38,7 @@ def exit_peer_lost() -> None:
 
 
 def peer_timeout() -> float:
-    """Seconds after which a process that does not answer makes all others exit."""
+    """Return the seconds after which an unresponsive process makes all others exit."""
     return _timeout
 
 

@@ -1,8 +1,8 @@
 """Heartbeats between processes; a process exits when a peer stops responding.
 
-A step waits for all devices inside the runtime, where no exception reaches it; so a separate thread ends a process
-whose peer has stopped. A silent peer was killed or stopped, or its host is gone; a lagging one sends heartbeats but
-does not take up the messages sent to it.
+A step waits for all devices inside the runtime, where no exception reaches it; so a separate thread ends a process if a
+peer has stopped. A silent peer was killed or stopped, or its host is gone; a lagging peer sends heartbeats but does not
+receive its messages.
 """
 
 import json
@@ -42,18 +42,18 @@ class HeartbeatRecord(NamedTuple):
 
 
 class Heartbeat:
-    """Sends heartbeats and watches those of the other processes.
+    """Sends heartbeats and watches the heartbeats of other processes.
 
     Args:
         store: shared store of the heartbeats.
         process: number of this process.
         timeout: seconds after which a silent or lagging process has made all others exit. They notice after half.
-        members: processes that exist from the beginning; of others nothing is expected before their first heartbeat.
+        members: processes that exist from the beginning; other processes count from their first heartbeat.
         end: exits this process with a status; replaced in tests.
 
     Attributes:
         epoch, busy: of this process; see `HeartbeatRecord`.
-        failure: why another process has ended, once known; None before.
+        failure: why another process has ended; None if unknown.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Heartbeat:
 
         Causes are a known failure, the end of process 0, or a silent process.
         """
-        found = self.failure
-        if found is None and not self._stopped.is_set():
+        cause = self.failure
+        if cause is None and not self._stopped.is_set():
             if self._process != 0 and is_unreachable(self._store.address):
-                found = f"{self._name_of(0)} has ended, or its host is gone"
+                cause = f"{self._name_of(0)} has ended, or its host is gone"
             elif (silent := self._silent(self._limit / 2)) is not None:
-                found = silent[1]
-        return None if found is None else f"{found}; {self._name} ends"
+                cause = silent[1]
+        return None if cause is None else f"{cause}; {self._name} ends"
 
     def report_failure(self, message: str) -> None:
         """Publish why this process cannot go on."""
         self._publish_failure(self._process, f"process {self._process} has ended: {message}")
 
     def wait_for_cause(self) -> None:
-        """Find out why a step that all processes run has failed: a process published its failure, or is silent.
+        """Determine why a step of all processes failed: a published failure or a silent process.
 
         Waits until a process has been silent for long enough.
         """
@@ -113,12 +113,12 @@ class Heartbeat:
             time.sleep(self._interval / 4)
 
     def _publish_failure(self, other: int, message: str) -> None:
-        """Publish why a process cannot go on, which others would otherwise see as unexplained silence."""
+        """Publish why a process cannot continue; otherwise others see only silence."""
         with suppress(jax.errors.JaxRuntimeError):
             self._store.set(f"failed/{other}", message.encode())
 
     def _send_loop(self) -> None:
-        """Send heartbeats, and read those of the others."""
+        """Send heartbeats, and read the heartbeats of other processes."""
         beat = 0
         while not self._stopped.is_set():
             beat += 1
@@ -127,13 +127,15 @@ class Heartbeat:
                 self._store.set(f"alive/{self._process}", json.dumps(record).encode())
                 self._update(
                     {
-                        int(number): HeartbeatRecord(*json.loads(one))
-                        for number, one in self._store.list("alive").items()
+                        int(number): HeartbeatRecord(*json.loads(record))
+                        for number, record in self._store.list("alive").items()
                     }
                 )
                 failed = {int(number): text.decode() for number, text in self._store.list("failed").items()}
                 self._last_answer = time.monotonic()
-                self.failure = self.failure or next((why for one, why in failed.items() if one != self._process), None)
+                self.failure = self.failure or next(
+                    (why for other, why in failed.items() if other != self._process), None
+                )
             except jax.errors.JaxRuntimeError:
                 pass  # no answer: `_check_loop` measures how long
             self._stopped.wait(self._interval)
@@ -144,18 +146,18 @@ class Heartbeat:
         for other, record in records.items():
             if record != self._records.get(other):
                 self._last_seen[other] = now
-            before = self._records.get(other)
-            if before is None or record.busy or record.epoch == latest or record.epoch != before.epoch:
+            previous = self._records.get(other)
+            if previous is None or record.busy or record.epoch == latest or record.epoch != previous.epoch:
                 self._caught_up[other] = now
         self._records = records
 
     def _check_loop(self) -> None:
         since = None
         while not self._stopped.wait(self._interval):
-            found = self._silent(self._limit) or self._lagging()
+            unresponsive = self._silent(self._limit) or self._lagging()
             since = since or (None if self.failure is None else time.monotonic())
-            if found is not None:
-                self._exit_now(found[1])
+            if unresponsive is not None:
+                self._exit_now(unresponsive[1])
             elif self.failure is not None and since is not None and time.monotonic() - since > self._limit / 4:
                 self._exit_now(self.failure)  # the wait of this process does not fail by itself
 
@@ -191,10 +193,10 @@ class Heartbeat:
     def _lagging(self) -> tuple[int, str] | None:
         now = time.monotonic()
         for other, record in self._records.items():
-            behind = now - self._caught_up[other]
-            if behind > self._limit and now - self._last_seen[other] < self._limit / 2:
+            lag = now - self._caught_up[other]
+            if lag > self._limit and now - self._last_seen[other] < self._limit / 2:
                 return other, (
-                    f"{record.name} answers, but has stood at message {record.epoch} for {behind:.0f} s, while "
+                    f"{record.name} answers, but has stood at message {record.epoch} for {lag:.0f} s, while "
                     "others are past it"
                 )
         return None
@@ -212,7 +214,7 @@ def start_heartbeat() -> None:
 
 
 def take_heartbeat(store: KeyValues, process: int) -> Heartbeat:
-    """Return the heartbeat of a process group: for the first one, that of `start_heartbeat`."""
+    """Return the heartbeat of a process group; the first group takes `start_heartbeat`'s."""
     if _started:
         return _started.pop()
     heartbeat = Heartbeat(store, process, peer_timeout())

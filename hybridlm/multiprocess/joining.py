@@ -13,7 +13,7 @@ MIN_JAX_HEARTBEAT = 10
 
 
 def join(timeout: float, devices: int | None = None) -> None:
-    """Join a run as one of the processes that a launcher has started; from then on each watches the others.
+    """Join a run as one process of a launcher; start to watch the others.
 
     Args:
         timeout: seconds without an answer after which a process counts as lost.
@@ -26,13 +26,13 @@ def join(timeout: float, devices: int | None = None) -> None:
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    given: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     if COUNT in os.environ and NUMBER in os.environ:
-        given = {"num_processes": int(os.environ[COUNT]), "process_id": int(os.environ[NUMBER])}
+        numbers = {"num_processes": int(os.environ[COUNT]), "process_id": int(os.environ[NUMBER])}
     try:
-        # JAX aborts a process after this time; our heartbeat is quicker and says more.
+        # JAX aborts a process after this time; our heartbeat is quicker and reports more.
         jax.distributed.initialize(
-            **given,
+            **numbers,
             initialization_timeout=2 * MAX_TIMEOUT,
             heartbeat_timeout_seconds=max(MIN_JAX_HEARTBEAT, int(timeout)),
             # Processes leave together; JAX aborts all if one is later than this, such as one that still loads programs.

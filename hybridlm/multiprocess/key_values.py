@@ -30,7 +30,7 @@ class KeyValues:
         self._client.key_value_set_bytes(f"{self._folder}/{name}", value, allow_overwrite=True)
 
     def get(self, name: str, seconds: float) -> bytes | None:
-        """Wait up to `seconds` for a value; None if there is none by then."""
+        """Wait up to `seconds` for a value; None after that time."""
         try:
             return self._client.blocking_key_value_get_bytes(f"{self._folder}/{name}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as error:
@@ -39,10 +39,10 @@ class KeyValues:
             return None
 
     def list(self, folder: str) -> dict[str, bytes]:
-        """Return all values whose key begins with "folder/", by the rest of the key."""
-        found = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
-        return {name.rsplit("/", 1)[-1]: value for name, value in found}
+        """Return all values with keys in "folder/", by the rest of the key."""
+        entries = self._client.key_value_dir_get_bytes(f"{self._folder}/{folder}/")
+        return {name.rsplit("/", 1)[-1]: value for name, value in entries}
 
     def delete(self, name: str) -> None:
-        """Delete a value, and all whose key begins with "name/"."""
+        """Delete a value, and all values with a key that begins with "name/"."""
         self._client.key_value_delete(f"{self._folder}/{name}")

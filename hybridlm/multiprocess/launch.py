@@ -1,4 +1,4 @@
-"""Start processes on this machine that run one command together, and end all with the first that fails."""
+"""Start processes of one command on this machine; the first failure ends all."""
 
 import os
 import signal
@@ -53,15 +53,15 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
             if process.poll() is None:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for i in range(count):
             variables = {**os.environ, ADDRESS: address, COUNT: str(count), NUMBER: str(i)}
             pipe = None if i == 0 else subprocess.PIPE
-            given = None if i == 0 else subprocess.DEVNULL
+            stdin = None if i == 0 else subprocess.DEVNULL
             # Its own process group: Ctrl-C in a terminal reaches it through this process only, once.
             process = subprocess.Popen(
-                command, env=variables, stdin=given, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
+                command, env=variables, stdin=stdin, stdout=pipe, stderr=subprocess.STDOUT if pipe else None,
                 process_group=0,
             )  # fmt: skip
             processes.append(process)
@@ -75,14 +75,14 @@ def launch(command: Sequence[str], count: int, timeout: float) -> None:
             process.wait()
         for pump in pumps:
             pump.join(timeout=1)
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: list[int]) -> None:
-    """Wait for all processes, or for the first failure and then a while for the others to report why they exit.
+    """Wait for all processes, or until a failure has been reported by the others.
 
-    They notice a missing process after half of the timeout. Where one of them has noticed, the others have as well.
+    They notice a missing process after half of the timeout. If one of them has noticed, the others have as well.
     """
     end, failed = None, None
     while any(process.poll() is None for process in processes):
@@ -97,26 +97,29 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float, received: li
         if end is not None and time.monotonic() > end:
             break
         time.sleep(_POLL_SECONDS)
-    found = [(i, status) for i, process in enumerate(processes) if (status := process.poll())]
-    found = [one for one in found if one[1] != EXIT_PEER_LOST] or found
-    left = [str(i) for i, process in enumerate(processes) if process.poll() is None]
+    failures = [(i, status) for i, process in enumerate(processes) if (status := process.poll())]
+    failures = [failure for failure in failures if failure[1] != EXIT_PEER_LOST] or failures
+    remaining = [str(i) for i, process in enumerate(processes) if process.poll() is None]
     if received:
         raise LaunchError(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
-    if left and found and all(status == EXIT_PEER_LOST for _, status in found):
+    if remaining and failures and all(status == EXIT_PEER_LOST for _, status in failures):
         raise LaunchError(
-            f"process {', '.join(left)} did not answer and was killed; the others ended because of it", EXIT_PEER_LOST
+            f"process {', '.join(remaining)} did not answer and was killed; the others ended because of it",
+            EXIT_PEER_LOST,
         )
-    if found:
-        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else found[0]
+    if failures:
+        i, status = failed if failed is not None and failed[1] != EXIT_PEER_LOST else failures[0]
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        others = f"; {', '.join(left)} did not answer and were killed" if left else ""
+        others_text = f"; {', '.join(remaining)} did not answer and were killed" if remaining else ""
         raise LaunchError(
-            f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others}",
+            f"process {i} (pid {processes[i].pid}) {how}, and with it all others{others_text}",
             _as_shell(status),
-            others_ended=not left and [number for number, _ in found] == [0],
+            others_ended=not remaining and [number for number, _ in failures] == [0],
         )
-    if left:
-        raise LaunchError(f"process 0 has ended, and {', '.join(left)} did not within {timeout / 2:g} s: killed", 1)
+    if remaining:
+        raise LaunchError(
+            f"process 0 has ended, and {', '.join(remaining)} did not within {timeout / 2:g} s: killed", 1
+        )
 
 
 def _as_shell(status: int) -> int:
@@ -132,6 +135,6 @@ def _prefixed(number: int, source: IO[bytes]) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 PART_BYTES = 1 << 20
-"""Maximum bytes of a part, far below what a message of gRPC may have."""
+"""Maximum bytes of a part, far below gRPC's limit for a message."""
 _BLOCK = 256
 """Number of messages that are deleted from the store together."""
 
@@ -40,7 +40,7 @@ class Store(Protocol):
     """A key-value store that the processes share; see `KeyValues`."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Set the value of a name that has none yet."""
+        """Set the value of a new name."""
         ...
 
     def get(self, name: str) -> bytes:
@@ -56,7 +56,7 @@ class Messages:
     """The messages of a run, in their order.
 
     Args:
-        store: shared store, whose `get` waits for a value.
+        store: shared store with a `get` that waits for a value.
         classes: data classes that messages may have, by name.
 
     Attributes:
@@ -66,23 +66,29 @@ class Messages:
     def __init__(self, store: Store, classes: Sequence[type] = ()):
         self._store, self.count = store, 0
         self._deleted = 0
-        self.classes = {one.__name__: one for one in classes}
+        self.classes = {dataclass.__name__: dataclass for dataclass in classes}
 
     def send(self, message: Message, numbers: Mapping[Any, int] | None = None) -> None:
-        """Send a message; `numbers` has those of the objects that it may refer to."""
+        """Send a message; `numbers` has the objects that it may refer to, with their numbers."""
         for part, data in enumerate(to_parts(self.count, message, {} if numbers is None else numbers)):
             self._store.set(_key(self.count, part), data)
         self.count += 1
 
     def receive(self, things: Mapping[int, Any]) -> Message:
-        """Wait for the next message; `things` has the objects that it may refer to. Raises MessageError."""
+        """Wait for the next message; `things` has the objects that it may refer to.
+
+        Raises:
+            MessageError: the message is damaged or has another number.
+        """
         body, part, parts = b"", 0, 1
         while part < parts:
             piece, parts = from_part(self.count, part, self._store.get(_key(self.count, part)))
             body, part = body + piece, part + 1
-        kind, given, history = json.loads(body)
+        kind, arguments, history = json.loads(body)
         self.count += 1
-        return Message(kind, {name: _decoded(one, self.classes, things) for name, one in given.items()}, history)
+        return Message(
+            kind, {name: _decoded(value, self.classes, things) for name, value in arguments.items()}, history
+        )
 
     def forget(self, count: int) -> None:
         """Delete messages that every process has received: those before the first `count`, in whole blocks."""
@@ -96,10 +102,14 @@ def _key(number: int, part: int) -> str:
 
 
 def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[bytes]:
-    """Encode a message; raises ValueError, with the name of the argument, for what cannot be sent."""
-    given = {name: _encoded(value, numbers, name) for name, value in message.given.items()}
-    body = json.dumps([message.kind, given, message.history]).encode()
-    pieces = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
+    """Encode a message.
+
+    Raises:
+        ValueError: an argument cannot be sent; the message names it.
+    """
+    arguments = {name: _encoded(value, numbers, name) for name, value in message.given.items()}
+    body = json.dumps([message.kind, arguments, message.history]).encode()
+    pieces = [body[begin : begin + PART_BYTES] for begin in range(0, len(body), PART_BYTES)]
     heads = [f"{number} {part} {len(pieces)} " for part in range(len(pieces))]
     return [
         f"{head}{zlib.crc32(piece, zlib.crc32(head.encode())):08x}\n".encode() + piece
@@ -111,14 +121,16 @@ def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
     """Return the content of a part, and the number of parts.
 
     Raises:
-        MessageError: it is damaged, or another one than that of these numbers.
+        MessageError: the part is damaged, or has other numbers.
     """
     first, _, piece = data.partition(b"\n")
-    head, _, said = first.rpartition(b" ")
-    found = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
-    if said != found.encode():
-        expected = said[:8].decode(errors="replace")
-        raise MessageError(f"message {number}, part {part}: checksum: expected {expected}, got {found}; it was damaged")
+    head, _, checksum = first.rpartition(b" ")
+    computed = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
+    if checksum != computed.encode():
+        expected = checksum[:8].decode(errors="replace")
+        raise MessageError(
+            f"message {number}, part {part}: checksum: expected {expected}, got {computed}; it was damaged"
+        )
     found_number, found_part, parts = map(int, head.split())
     if found_number != number:
         raise MessageError(f"message {number}: expected number {number}, got {found_number}; a message was lost")
@@ -131,12 +143,12 @@ def _encoded(value: Any, numbers: Mapping[Any, int], name: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [_encoded(one, numbers, name) for one in value]
+        return [_encoded(item, numbers, name) for item in value]
     if isinstance(value, tuple | frozenset):
         items = sorted(value) if isinstance(value, frozenset) else value
-        return {type(value).__name__: [_encoded(one, numbers, name) for one in items]}
+        return {type(value).__name__: [_encoded(item, numbers, name) for item in items]}
     if isinstance(value, dict):
-        return {"dict": [[_encoded(one, numbers, name), _encoded(value[one], numbers, name)] for one in value]}
+        return {"dict": [[_encoded(item, numbers, name) for item in pair] for pair in value.items()]}
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.int32:
         return {"int32": value.tolist()}
     if isinstance(value, np.ndarray):
@@ -145,7 +157,7 @@ def _encoded(value: Any, numbers: Mapping[Any, int], name: str) -> Any:
         return {"thing": number}
     if is_dataclass(value) and not isinstance(value, type):
         inner = [field.name for field in fields(value) if field.init]
-        return {"class": [type(value).__name__, {one: _encoded(getattr(value, one), numbers, name) for one in inner}]}
+        return {"class": [type(value).__name__, {key: _encoded(getattr(value, key), numbers, name) for key in inner}]}
     raise ValueError(
         f"{name}: a {type(value).__name__} of yours cannot be sent to other processes; load in one process"
     )
@@ -153,7 +165,7 @@ def _encoded(value: Any, numbers: Mapping[Any, int], name: str) -> Any:
 
 def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any]) -> Any:
     if isinstance(value, list):
-        return [_decoded(one, classes, things) for one in value]
+        return [_decoded(entry, classes, things) for entry in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -162,7 +174,7 @@ def _decoded(value: Any, classes: Mapping[str, type], things: Mapping[int, Any])
     if kind == "int32":
         return np.array(inner, np.int32)
     if kind == "class":
-        name, given = inner
-        return classes[name](**{field: _decoded(one, classes, things) for field, one in given.items()})
-    items = [_decoded(one, classes, things) for one in inner]
+        name, field_values = inner
+        return classes[name](**{field: _decoded(entry, classes, things) for field, entry in field_values.items()})
+    items = [_decoded(entry, classes, things) for entry in inner]
     return {"tuple": tuple, "frozenset": frozenset, "dict": dict}[kind](items)

@@ -1,4 +1,4 @@
-"""Check inside a step that all processes have the same operands, before it writes a row.
+"""Check inside a step, before it writes, that all processes have the same operands.
 
 Every process puts the operands of a step on its own devices, and JAX does not check that they are equal: a replicated
 array is assumed to be the same everywhere. So each process adds a digest of its operation (`digest`), and if two
@@ -34,8 +34,8 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
     entries = contract.inputs
 
     @functools.wraps(step)
-    def run(*given: Any) -> tuple:
-        *args, digest = given
+    def run(*operands: Any) -> tuple:
+        *args, digest = operands
         maps = [arg for arg, entry in zip(args, entries, strict=True) if isinstance(entry, SlotMap)]
         agree = devices_agree((digest, maps))
 

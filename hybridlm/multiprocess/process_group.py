@@ -1,4 +1,4 @@
-"""The processes that run one model together: they agree on programs, and every step checks its operands."""
+"""The processes of one model: they agree on programs, and every step checks operands."""
 
 import atexit
 import itertools
@@ -89,27 +89,27 @@ class ProcessGroup:
             Disagreement: a process has another value than process 0; names every one.
             ProcessLost: a process does not answer.
         """
-        said = self._exchange(name, {field: str(value) for field, value in values.items()})
+        answers = self._exchange(name, {field: str(value) for field, value in values.items()})
         faults = [
-            f"process {other}: {field}: expected {value} as process 0 has, got {one.get(field)}"
-            for other, one in enumerate(said)
-            for field, value in said[0].items()
-            if one.get(field) != value
+            f"process {other}: {field}: expected {value} as process 0 has, got {answer.get(field)}"
+            for other, answer in enumerate(answers)
+            for field, value in answers[0].items()
+            if answer.get(field) != value
         ]
         if faults:
             raise Disagreement(f"{where}{'; '.join(faults)}")
 
-    def _exchange(self, name: str, mine: Any) -> list[Any]:
+    def _exchange(self, name: str, value: Any) -> list[Any]:
         """Return the values (JSON) of all processes, in their order."""
         with self.waiting():
-            self._store.set(f"{name}/{self.process}", json.dumps(mine).encode())
+            self._store.set(f"{name}/{self.process}", json.dumps(value).encode())
             return [json.loads(self._receive(f"{name}/{other}")) for other in range(self.count)]
 
     def _receive(self, name: str) -> bytes:
         """Wait for a value of another process, until one of them has ended."""
-        while (said := self._store.get(name, _POLL)) is None:
+        while (value := self._store.get(name, _POLL)) is None:
             self._raise_if_lost()
-        return said
+        return value
 
     def _raise_if_lost(self) -> None:
         """Raise ProcessLost if a process is known to have ended."""
@@ -126,11 +126,11 @@ class ProcessGroup:
             self._store.set(name, value)
 
     def delete(self, name: str) -> None:
-        """Delete a value, and all whose key begins with "name/"."""
+        """Delete a value, and all values with a key that begins with "name/"."""
         self._store.delete(name)
 
     def get(self, name: str) -> bytes:
-        """Wait for a value of process 0; meanwhile check the steps in flight. Raises as `call`."""
+        """Wait for a value of process 0 and check steps in flight; raises as `call`."""
         while True:
             self.heartbeat.epoch = self.messages.count
             with self.waiting():
@@ -150,7 +150,7 @@ class ProcessGroup:
     # -- running
 
     def agree_on_program(self, shape: Any, compiled: Callable[[Callable[[bool], bool]], Program]) -> Program:
-        """Return a program that every process has, once each has it, and check that the programs are equal.
+        """Return a program once every process has it, and check that the programs are equal.
 
         Without waiting, the first process to run it would block its devices until the others have compiled.
 
@@ -168,7 +168,7 @@ class ProcessGroup:
         values, number = {"step": str(shape)}, next(self._programs)
         try:
             with self.busy_with(str(shape)):
-                program = compiled(lambda mine: all(self._exchange(f"kept/{number}", mine)))
+                program = compiled(lambda has_program: all(self._exchange(f"kept/{number}", has_program)))
         except (IsolationError, AuditError, HloError) as error:
             self.agree_on(f"program/{number}", values | {"refused": type(error).__name__}, f"{shape}: ")
             raise
@@ -208,14 +208,14 @@ class ProcessGroup:
     def read(self, outputs: Any) -> Any:
         """Wait for outputs of a step. Raises as `call`."""
         with self.waiting():
-            found = jax.device_get(outputs)
+            values = jax.device_get(outputs)
         self._check()
-        return found
+        return values
 
     @contextmanager
-    def busy_with(self, what: str) -> Iterator[None]:
-        """Mark this process as busy with work that may take long, which the others do not hold against it."""
-        self.heartbeat.busy = what
+    def busy_with(self, activity: str) -> Iterator[None]:
+        """Mark this process as busy with long work: it does not count as lagging."""
+        self.heartbeat.busy = activity
         try:
             yield
         finally:
@@ -223,7 +223,7 @@ class ProcessGroup:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Run work that depends on the other processes; raises ProcessLost if one of them made it fail."""
+        """Run work that depends on other processes; raise ProcessLost if one caused a failure."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
@@ -249,7 +249,7 @@ class ProcessGroup:
                 self.messages.forget(pending.message)
 
     def _disagree(self, pending: PendingStep) -> None:
-        """Raise Disagreement with the fields in which processes differ."""
+        """Raise Disagreement with the fields that differ between processes."""
         where = f"step {pending.number} ({pending.what}): processes have different operands, no row was written: "
         self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

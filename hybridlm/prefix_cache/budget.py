@@ -21,46 +21,48 @@ class CacheBudget(NamedTuple):
         return f"{self.device}, {self.host} bytes"
 
 
-def cache_budget(given: Any, device_only: bool = False) -> CacheBudget:
-    """Parse `prefix_cache`: one size for the device and as much on the host, or a size for each.
+def cache_budget(budget: Any, device_only: bool = False) -> CacheBudget:
+    """Parse `prefix_cache`: one size for both device and host, or a size each.
 
     Args:
-        given: a size, or {"device": size, "host": size}, "host" optional; a `CacheBudget` is returned unchanged.
-        device_only: use no host memory, because no host has all of a state.
+        budget: a size, or {"device": size, "host": size}, "host" optional; a `CacheBudget` is returned unchanged.
+        device_only: use no host memory, because no host has a complete state.
 
     Raises:
-        TypeError, ValueError: it is neither; the message says what was expected.
+        TypeError, ValueError: it is neither; the message has the expected form.
     """
-    if isinstance(given, CacheBudget):
-        return given
-    if not isinstance(given, Mapping):
-        size = to_bytes(given, "prefix_cache")
+    if isinstance(budget, CacheBudget):
+        return budget
+    if not isinstance(budget, Mapping):
+        size = to_bytes(budget, "prefix_cache")
         return CacheBudget(size, 0 if device_only else size)
-    if "device" not in given or not set(given) <= {"device", "host"}:
+    if "device" not in budget or not set(budget) <= {"device", "host"}:
         raise ValueError(
             f'prefix_cache: expected a size, or a dict of "device" and, if it is to have another size, "host"; got '
-            f"{dict(given)!r}"
+            f"{dict(budget)!r}"
         )
-    device = to_bytes(given["device"], "prefix_cache['device']")
-    host = to_bytes(given.get("host", 0 if device_only else device), "prefix_cache['host']")
+    device = to_bytes(budget["device"], "prefix_cache['device']")
+    host = to_bytes(budget.get("host", 0 if device_only else device), "prefix_cache['host']")
     if device_only and host:
-        raise ValueError("prefix_cache['host']: where a model lies over several processes, no host has all of a state")
+        raise ValueError(
+            "prefix_cache['host']: a model over several processes has no host with a complete state; give 0"
+        )
     return CacheBudget(device, host)
 
 
-def to_bytes(given: Any, name: str) -> int:
+def to_bytes(size: Any, name: str) -> int:
     """Parse a size in bytes.
 
     Raises:
-        TypeError, ValueError: not a size; the message has the name and what was expected.
+        TypeError, ValueError: not a size; the message has the name and the expected form.
     """
-    if isinstance(given, int) and not isinstance(given, bool):
-        if given < 0:
-            raise ValueError(f"{name}: expected {_EXPECTED}, got {given}")
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"{name}: expected {_EXPECTED}, got {given!r}")
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", given)
-    if found is None or found[2].lower() not in _UNITS:
-        raise ValueError(f"{name}: expected {_EXPECTED}, got {given!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise ValueError(f"{name}: expected {_EXPECTED}, got {size}")
+        return size
+    if not isinstance(size, str):
+        raise TypeError(f"{name}: expected {_EXPECTED}, got {size!r}")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", size)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{name}: expected {_EXPECTED}, got {size!r}")
+    return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -1,4 +1,4 @@
-"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts, for prompts that begin with the same tokens.
+"""The prefix cache (`load(prefix_cache=)`): states of earlier prompts with equal beginnings.
 
 A radix tree maps tokens to states (a radix cache); `CacheMemory` tracks where their arrays are. A prompt continues from
 the deepest state of its tokens, by the same moves as from an explicit prefix.
@@ -41,11 +41,11 @@ class PrefixCache:
     """
 
     def __init__(self, moves: RowMoves, budget: CacheBudget, chunk: int):
-        least = moves.state_bytes + (moves.span_bytes if moves.grows else 0)
-        if budget.device < least:
+        min_bytes = moves.state_bytes + (moves.span_bytes if moves.grows else 0)
+        if budget.device < min_bytes:
             raise ValueError(
                 f"prefix_cache: {budget.device:,} B on the device hold no state of this model, nothing would ever be "
-                f"found; the smallest needs {least:,} B ({moves.state_bytes:,} B whatever its length, and "
+                f"found; the smallest needs {min_bytes:,} B ({moves.state_bytes:,} B whatever its length, and "
                 f"{moves.span_bytes:,} B for every {KV_BLOCK} positions of keys and values)"
             )
         self._moves, self._chunk = moves, chunk
@@ -59,7 +59,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Hits and misses of prompts; states and bytes held; counts of spills, evictions and refused states."""
+        """Counts of hits, misses, states, bytes, spills, evictions and refused states."""
         memory = self._memory
         return {
             "prefix_hits": self._hits,
@@ -74,9 +74,9 @@ class PrefixCache:
 
     @contextmanager
     def pinned(self, prompt: Sequence[int], start: Snapshot | None) -> Iterator[Snapshot | None]:
-        """Pin the deepest cached state of a prompt while a `with` block uses it: it is not evicted there.
+        """Pin the deepest cached state of a prompt within a `with` block, against eviction.
 
-        At least one token of the prompt is left after it, since the next token is predicted from that.
+        At least one token of the prompt is left after it, since the next token is predicted from that token.
 
         Args:
             prompt: its tokens.
@@ -120,38 +120,39 @@ class PrefixCache:
             reading: prompts that are being prefilled; a stop is added to them at the end of the common prefix if it is
                 missing.
         """
-        found, tokens = self.cached_length(prompt, None), tuple(prompt)
+        cached, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
             shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)
             if shared - meets >= self._chunk and shared > other.consumed:
                 other.stops, meets = tuple(sorted({*other.stops, shared})), shared
-            if other.consumed < meets and meets - found >= self._chunk:
+            if other.consumed < meets and meets - cached >= self._chunk:
                 return True
         return False
 
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
-        """Return the positions, in order, at which the state of a prompt is cached when prefilled from `begin` on.
+        """Return the sorted positions to cache in a prompt that is prefilled from `begin` on.
 
         These are: its end, from which a conversation continues; the beginning of its last step, from which the same
-        prompt continues, because one token has to be left; the end of the part that is cached already, if that saves a
-        later prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
+            prompt
+        continues, because one token has to be left; the end of the part that is cached already, if that saves a later
+        prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
-            known = self._tree.match(prompt).length
-        cut = known if begin + self._chunk <= known < len(prompt) else len(prompt)
-        stops, at = {cut}, begin
-        while at < len(prompt):
-            end = min(at + self._chunk, len(prompt), *([cut] if at < cut else []))
+            cached = self._tree.match(prompt).length
+        cut = cached if begin + self._chunk <= cached < len(prompt) else len(prompt)
+        stops, position = {cut}, begin
+        while position < len(prompt):
+            end = min(position + self._chunk, len(prompt), *([cut] if position < cut else []))
             if end == len(prompt):
-                stops |= {at, end} - {begin}
-            if end // (MAX_CHUNKS_BETWEEN_STATES * self._chunk) > at // (MAX_CHUNKS_BETWEEN_STATES * self._chunk):
+                stops |= {position, end} - {begin}
+            if end // (MAX_CHUNKS_BETWEEN_STATES * self._chunk) > position // (MAX_CHUNKS_BETWEEN_STATES * self._chunk):
                 stops.add(end)
-            at = end
+            position = end
         return tuple(sorted(stops))
 
     def keep(self, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> None:
-        """Cache the state of a row, if it is not cached yet and fits after evictions.
+        """Cache the state of a row, if it is new and fits after evictions.
 
         Raises:
             SnapshotError: it has consumed another number of tokens.
@@ -162,16 +163,16 @@ class PrefixCache:
                 self._use(match.node)
                 return
             while True:
-                known = self._tree.known(tokens)
-                needed = self._moves.bytes_of(len(tokens), sum(span.count for span in known))
+                cached_spans = self._tree.known(tokens)
+                needed = self._moves.bytes_of(len(tokens), sum(span.count for span in cached_spans))
                 if self._memory.fits(needed):
                     break
                 if needed > self._memory.budget.device or not self._memory.evict_one():
                     self._refused += 1
                     return
-            snapshot = self._moves.take(pool, slot, tokens, owner, known)
+            snapshot = self._moves.take(pool, slot, tokens, owner, cached_spans)
             # Spans belong to the edges, which may be split and shared later; the node has the fixed-size state.
-            node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(known) :])
+            node = self._tree.insert(tokens, replace(snapshot, spans=()), snapshot.spans[len(cached_spans) :])
             assert snapshot.state is not None
             self._nodes[snapshot.state] = node
             self._use(node)
@@ -184,25 +185,25 @@ class PrefixCache:
                     self._memory.discard(self._drop(node.state.state) or ())
 
     def check_integrity(self) -> None:
-        """Check that the tree is consistent, and that its buffers are those accounted for, within the budgets.
+        """Check that the tree is consistent and its buffers are accounted for within the budgets.
 
         Raises:
-            TreeError: with everything that is wrong.
+            TreeError: with every fault.
         """
         with self._lock:
             self._tree.check_integrity()
             states = {node.state.state for node in self._tree.nodes() if node.state is not None}
-            buffers = {one for one in states if one is not None} | self._tree.buffers()
+            buffers = {state for state in states if state is not None} | self._tree.buffers()
             faults = self._memory.faults(buffers)
-            if states != set(self._nodes) or any(self._nodes[one].parent is None for one in self._nodes):
+            if states != set(self._nodes) or any(node.parent is None for node in self._nodes.values()):
                 faults.append(f"{len(states)} states in the tree, {len(self._nodes)} places of states")
-            if any(one.refcount for one in buffers):
+            if any(buffer.refcount for buffer in buffers):
                 faults.append("buffers that are still pinned after use")
             if faults:
                 raise TreeError("; ".join(faults))
 
     def _use(self, node: CacheNode) -> None:
-        """Mark the state of a node as used, and then the spans before it, so that these are evicted later."""
+        """Mark a node's state as used, then the spans before it: they are evicted later."""
         for buffers in _arrays(node):
             self._memory.add(buffers)
 
@@ -210,10 +211,12 @@ class PrefixCache:
 def _drop(
     tree: RadixTree[Snapshot, CachedBuffers], places: dict[CachedBuffers, CacheNode], buffers: CachedBuffers
 ) -> list[CachedBuffers] | None:
-    """Remove a state from the tree; returns it and the spans that lead to no other state, None if it is not a state.
+    """Remove a state from the tree; return its buffers and those no other state needs.
+
+    Spans that lead to other states stay. Returns None if the buffers are no state.
 
     Raises:
-        TreeError: it is in use.
+        TreeError: the state is in use.
     """
     node = places.get(buffers)
     if node is None:
@@ -225,6 +228,6 @@ def _drop(
 
 
 def _arrays(node: CacheNode) -> list[CachedBuffers]:
-    """Return all buffers of the state at a node, each once: the fixed-size state, then the spans."""
+    """Return all buffers of a node's state once: the fixed-size state, then the spans."""
     state = [] if node.state is None or node.state.state is None else [node.state.state]
     return [*state, *dict.fromkeys(span.buffer for span in node.all_spans)]

@@ -1,4 +1,4 @@
-"""Memory of cached states: on the device up to a budget, then swapped to the host; least recently used (LRU) first."""
+"""Memory of cached states: swapped from device to host, least recently used (LRU) first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ class CacheMemory:
         return self.device_bytes + needed <= self.budget.device
 
     def evict_one(self) -> bool:
-        """Move the least recently used buffer off the device, or drop a state; False if all are pinned."""
+        """Swap out the least recently used buffer, or drop a state; False if impossible."""
         oldest = next((buffers for buffers in self._device if not buffers.refcount), None)
         if oldest is None:
             return False
@@ -49,7 +49,10 @@ class CacheMemory:
         return True
 
     def add(self, buffers: CachedBuffers) -> None:
-        """Add new buffers on the device, for which there is room; or mark known ones as used."""
+        """Add new buffers on the device, or mark known buffers as used.
+
+        New buffers must fit.
+        """
         if buffers in self._host:
             self._host.move_to_end(buffers)
             return
@@ -69,9 +72,9 @@ class CacheMemory:
         buffers.to_device()
         self.add(buffers)
 
-    def discard(self, gone: Iterable[CachedBuffers]) -> None:
+    def discard(self, removed: Iterable[CachedBuffers]) -> None:
         """Remove buffers from the accounts."""
-        for buffers in gone:
+        for buffers in removed:
             if buffers in self._device:
                 del self._device[buffers]
                 self.device_bytes -= buffers.nbytes
@@ -85,14 +88,14 @@ class CacheMemory:
         faults = []
         if device & host or device | host != expected:
             faults.append(f"{len(device)} arrays on the device and {len(host)} on the host, expected {len(expected)}")
-        for name, buffers, held, budget in (
+        for name, buffers, counted, budget in (
             ("device", device, self.device_bytes, self.budget.device),
             ("host", host, self.host_bytes, self.budget.host),
         ):
-            total = sum(one.nbytes for one in buffers)
-            if total != held or held > budget:
-                faults.append(f"{name}: arrays of {total} B, counted {held} B, budget {budget} B")
-            if any(one.on_device != (name == "device") for one in buffers):
+            total = sum(buffer.nbytes for buffer in buffers)
+            if total != counted or counted > budget:
+                faults.append(f"{name}: arrays of {total} B, counted {counted} B, budget {budget} B")
+            if any(buffer.on_device != (name == "device") for buffer in buffers):
                 faults.append(f"{name}: arrays that are elsewhere")
         return faults
 
@@ -107,8 +110,8 @@ class CacheMemory:
     def _drop_one(self, among: Iterable[CachedBuffers]) -> bool:
         """Drop the first state that is not pinned; returns whether there is one."""
         for buffers in among:
-            if not buffers.refcount and (gone := self._drop(buffers)) is not None:
-                self.discard(gone)
+            if not buffers.refcount and (dropped := self._drop(buffers)) is not None:
+                self.discard(dropped)
                 self.evictions += 1
                 return True
         return False

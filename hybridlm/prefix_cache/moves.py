@@ -51,10 +51,10 @@ class RowMoves:
         self._overlap = 1 if head else 0  # positions that a span repeats from the previous one
         layout = kind.layout
         self._part_indices: dict[RowPart, list[int]] = {
-            "state": [i for i, one in enumerate(layout) if one.positions is None],
-            "span": [i for i, one in enumerate(layout) if one.positions is not None],
+            "state": [i for i, array in enumerate(layout) if array.positions is None],
+            "span": [i for i, array in enumerate(layout) if array.positions is not None],
         }
-        self._axes = tuple(one.positions for one in layout if one.positions is not None)
+        self._axes = tuple(array.positions for array in layout if array.positions is not None)
         self._buffer_types = {part: self._types(part) for part in self._part_indices}
         self._empty = {part: maker_of_zeros(buffers) for part, buffers in self._buffer_types.items()}
         self.grows = bool(self._axes)
@@ -65,11 +65,11 @@ class RowMoves:
     def shapes(self, pool: int) -> list[PartShape]:
         """Return the steps between a pool of `pool` rows and cached buffers."""
         parts: list[RowPart] = ["state", "span"] if self.grows else ["state"]
-        return [self._shape(part, kept, pool) for part in parts for kept in (True, False)]
+        return [self._shape(part, keep, pool) for part in parts for keep in (True, False)]
 
-    def bytes_of(self, position: int, known: int) -> int:
-        """Return the bytes of a state at `position`, beside the buffers cached for its first `known` tokens."""
-        new = position - known + min(known, self._overlap) if self.grows and known < position else 0
+    def bytes_of(self, position: int, cached: int) -> int:
+        """Return the additional bytes of a state at `position` if `cached` tokens have buffers."""
+        new = position - cached + min(cached, self._overlap) if self.grows and cached < position else 0
         return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ class RowMoves:
         pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 4 if shape.kept else 5
-        scalars = self._placement.examples((np.zeros(1, np.int32),) * count, whole=True)
+        scalars = self._placement.examples((np.zeros(1, np.int32),) * count, replicated=True)
         return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
     def take(
@@ -103,13 +103,13 @@ class RowMoves:
         if not tokens:
             return nothing_consumed(self.kind)
         mark = self._runner.mark(owner)
-        spans, at = list(known), sum(span.count for span in known)
+        spans, position = list(known), sum(span.count for span in known)
         # With an MTP head a span that follows another one repeats its last position, with current values.
-        lead = min(at, self._overlap) if self.grows and at < label.position else 0
-        for first in range(at - lead, label.position if self.grows else 0, KV_BLOCK):
-            count, before = min(KV_BLOCK, label.position - first), lead if first < at else 0
+        lead = min(position, self._overlap) if self.grows and position < label.position else 0
+        for first in range(position - lead, label.position if self.grows else 0, KV_BLOCK):
+            count, overlap = min(KV_BLOCK, label.position - first), lead if first < position else 0
             buffers = self._keep("span", pool, slot, (first, count), first, mark)
-            spans.append(BufferSpan(buffers, before, count - before))
+            spans.append(BufferSpan(buffers, overlap, count - overlap))
         self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
@@ -119,7 +119,7 @@ class RowMoves:
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
-        """Copy the arrays of fixed size of a row as dispatched steps leave them, in the order of `state_places`."""
+        """Copy a row's arrays of fixed size after the dispatched steps, as in `state_places`."""
         return self._keep("state", pool, slot, (), pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:
@@ -132,7 +132,7 @@ class RowMoves:
         Args:
             snapshot: the state.
             pool, slot: the row.
-            tokens: tokens of the sequence, of which the state has seen the first.
+            tokens: tokens of the sequence; the state has seen the first of them.
             owner: future owner of the row.
 
         Returns:
@@ -158,10 +158,10 @@ class RowMoves:
         return snapshot.label.position
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from arrays that were in no row of these pools.
+        """Build a snapshot from arrays that do not come from these pools.
 
         Args:
-            arrays: in the order of the layout; growing ones have as many positions as the label says.
+            arrays: in the order of the layout; growing arrays have as many positions as the label.
             label: identity of the state.
         """
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
@@ -172,36 +172,41 @@ class RowMoves:
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
             count = min(KV_BLOCK, label.position - first)
             parts = [array[first : first + count] for array in grown]
-            padded = [np.concatenate((one, np.zeros((KV_BLOCK - count, *one.shape[1:]), one.dtype))) for one in parts]
+            padded = [
+                np.concatenate((part, np.zeros((KV_BLOCK - count, *part.shape[1:]), part.dtype))) for part in parts
+            ]
             spans.append(BufferSpan(self._from_host("span", padded, first), 0, count))
         mark = self._runner.stamp([state, *(span.buffer for span in spans)], label.position)
         return Snapshot(label, state, tuple(spans), mark)
 
     def _from_host(self, part: RowPart, arrays: list[np.ndarray], position: int) -> CachedBuffers:
         rows = tuple(np.broadcast_to(array, (self._runner.min_rows, *array.shape)).copy() for array in arrays)
-        places = tuple(one.sharding for one in self._buffer_types[part])
+        places = tuple(buffer_type.sharding for buffer_type in self._buffer_types[part])
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """ShapeDtypeStructs of a part's cached buffers: positions first, not split over data, else as in a pool."""
+        """Return the types of a part's cached buffers.
+
+        Positions come first, and rows are not split over data; otherwise the types are as in a pool.
+        """
         arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
         axes = [None] * len(arrays) if part == "state" else self._axes
-        return tuple(self._buffer_type(one, axis) for one, axis in zip(arrays, axes, strict=True))
+        return tuple(self._buffer_type(array, axis) for array, axis in zip(arrays, axes, strict=True))
 
-    def _buffer_type(self, one: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
-        _, *shape = one.shape
-        _, *split = self._placement.dimensions(one)
+    def _buffer_type(self, array: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+        _, *shape = array.shape
+        _, *split = self._placement.dimensions(array)
         if positions is not None:
             shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
             split = [None, *split[:positions], *split[positions + 1 :]]
         sharding = self._placement.over(None, *split)
-        return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), one.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), array.dtype, sharding=sharding)
 
     def _part(self, leaves: list[Any], part: RowPart) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._part_indices[part])
 
-    def _shape(self, part: RowPart, kept: bool, pool: int) -> PartShape:
-        return PartShape(part, kept, pool, self._runner.min_rows, self._axes if part == "span" else ())
+    def _shape(self, part: RowPart, keep: bool, pool: int) -> PartShape:
+        return PartShape(part, keep, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
     def _keep(
         self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None

@@ -1,4 +1,4 @@
-"""A radix tree over token ids: cached states and KV spans of sequences that begin alike (a radix cache).
+"""A radix tree over token ids: cached states and KV spans of common prefixes.
 
 Per-token entries are on the edges, as spans of buffers; fixed-size states are at the nodes. The tree does not look into
 either, it only counts references: an edge that is split shares its buffers, nothing is copied or stored twice.
@@ -17,7 +17,7 @@ T = TypeVar("T", tuple[int, ...], str)
 
 
 class TreeError(ValueError):
-    """An operation that would break the tree, or a tree that is broken; the message lists every fault."""
+    """An operation would break the tree, or the tree is broken; lists every fault."""
 
 
 class Node(Generic[S, B]):
@@ -29,7 +29,7 @@ class Node(Generic[S, B]):
         parent: None for the root.
         position: number of tokens from the root to here.
         children: by the first token of their edges.
-        state: state after all tokens up to here; None if there is none.
+        state: state after all tokens up to here, or None.
     """
 
     __slots__ = ("__weakref__", "_parent", "children", "spans", "position", "state", "tokens")
@@ -53,11 +53,11 @@ class Node(Generic[S, B]):
     @property
     def path(self) -> list["Node[S, B]"]:
         """The nodes from the root (excluded) to this one."""
-        found, node = [], self
+        nodes, node = [], self
         while node.parent is not None:
-            found.append(node)
+            nodes.append(node)
             node = node.parent
-        return found[::-1]
+        return nodes[::-1]
 
     @property
     def all_spans(self) -> tuple[BufferSpan[B], ...]:
@@ -71,7 +71,7 @@ class Match(NamedTuple, Generic[S, B]):
     Attributes:
         length: number of matched tokens.
         node: the deepest node on the way.
-        into: the child on whose edge the match ends; None if it ends at the node.
+        into: the child with the edge where the match ends; None if it ends at the node.
     """
 
     length: int
@@ -109,29 +109,29 @@ class RadixTree(Generic[S, B]):
             node = child
         return Match(node.position, node, None)
 
-    def deepest(self, tokens: Sequence[int], most: int) -> Node[S, B] | None:
-        """Return the deepest node with a state along these tokens, at position `most` or before."""
+    def deepest(self, tokens: Sequence[int], limit: int) -> Node[S, B] | None:
+        """Return the deepest node with a state along these tokens, at position `limit` or before."""
         for node in reversed(self.match(tokens).node.path):
-            if node.state is not None and node.position <= most:
+            if node.state is not None and node.position <= limit:
                 return node
         return None
 
     def known(self, tokens: Sequence[int]) -> tuple[BufferSpan[B], ...]:
         """Return the buffers of the matched tokens."""
         match = self.match(tokens)
-        behind = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
-        return match.node.all_spans + behind
+        edge_spans = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
+        return match.node.all_spans + edge_spans
 
     def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
         """Insert a state after these tokens.
 
         Args:
             tokens: at least one.
-            state: state of a node that has none yet.
+            state: state of a node without a state.
             spans: buffers of all tokens that are not in the tree.
 
         Raises:
-            TreeError: there is a state, no token, or not as many tokens in the spans; nothing has changed.
+            TreeError: there is a state, no token, or another number of tokens in the spans; nothing has changed.
         """
         tokens, match = tuple(tokens), self.match(tokens)
         count, missing = sum(span.count for span in spans), len(tokens) - match.length
@@ -153,7 +153,7 @@ class RadixTree(Generic[S, B]):
         return node
 
     def remove(self, node: Node[S, B]) -> list[B]:
-        """Remove the state of a node, and the edges that lead to no other state; returns the buffers of these.
+        """Remove a node's state and the edges without other states; return the edges' buffers.
 
         Raises:
             TreeError: it has no state, or is no longer a node of this tree.
@@ -252,17 +252,17 @@ def split_spans(
     """Split spans after the first `count` tokens; without spans both parts are empty."""
     first, rest = [], []
     for span in spans:
-        inside = min(max(count, 0), span.count)
-        first += [span._replace(count=inside)] if inside else []
-        rest += [BufferSpan(span.buffer, span.first + inside, span.count - inside)] if inside < span.count else []
-        count -= inside
+        head = min(max(count, 0), span.count)
+        first += [span._replace(count=head)] if head else []
+        rest += [BufferSpan(span.buffer, span.first + head, span.count - head)] if head < span.count else []
+        count -= head
     return tuple(first), tuple(rest)
 
 
-def common_length(one: T, other: T) -> int:
+def common_length(sequence: T, other_sequence: T) -> int:
     """Return the length of the common prefix of two tuples of tokens, or two texts."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(sequence), len(other_sequence))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+        low, high = (middle, high) if sequence[low:middle] == other_sequence[low:middle] else (low, middle - 1)
     return low

@@ -22,7 +22,7 @@ from ir_passes.jaxpr.jax_private import compilation_cache_dir, without_compilati
 _log = logging.getLogger("hybridlm")
 
 STEPS = "steps"
-"""Name of the folder, in that of a cache, of compiled steps with their certificates."""
+"""Name of the subfolder of a cache for compiled steps with their certificates."""
 NOWHERE = ""
 """Setting that turns JAX's compilation cache off: nothing is kept and nothing found."""
 _free = threading.Condition()
@@ -35,27 +35,27 @@ class Cache(NamedTuple):
 
     Attributes:
         setting: JAX's setting while steps are compiled; None leaves it unchanged.
-        folder: local folder for certificates and times beside them; None for none.
+        folder: local folder for certificates and times; None for no folder.
     """
 
     setting: str | None
     folder: Path | None
 
 
-def is_cache(given: Any) -> bool:
-    """Whether this can be given to `load(compilation_cache=)`."""
-    return given is None or given is False or (isinstance(given, str | os.PathLike) and given != "")
+def is_cache(setting: Any) -> bool:
+    """True if `load(compilation_cache=)` accepts this value."""
+    return setting is None or setting is False or (isinstance(setting, str | os.PathLike) and setting != "")
 
 
-def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
+def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged.
 
-    A user without a home directory, as in some containers, has none, which a warning says.
+    A user without a home directory, as in some containers, gets a warning and no cache.
     """
-    if given is False:
+    if path is False:
         return Cache(None, None)
-    own: str | None = jax.config.values["jax_compilation_cache_dir"]
-    chosen = own if given is None else os.fspath(given)
+    jax_setting: str | None = jax.config.values["jax_compilation_cache_dir"]
+    chosen = jax_setting if path is None else os.fspath(path)
     if chosen is None:
         try:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -63,7 +63,7 @@ def cache_of(given: str | os.PathLike[str] | Literal[False] | None) -> Cache:
             _warn_once(f"compiled steps are not kept: {error} Give compilation_cache or set XDG_CACHE_HOME")
             return Cache(None, None)
         chosen = str(home / "hybridlm" / "xla")
-    return Cache(None if chosen == own else chosen, None if "://" in chosen else Path(chosen))
+    return Cache(None if chosen == jax_setting else chosen, None if "://" in chosen else Path(chosen))
 
 
 @cache
@@ -95,7 +95,7 @@ def use_cache(setting: str | None) -> Iterator[None]:
     JAX meanwhile may be stored there too.
 
     Args:
-        setting: of a `Cache`. A folder that somebody else can write is not used: what lies there is machine code.
+        setting: setting of a `Cache`. A folder that another user can write is not used, because it holds machine code.
     """
     setting = _own_or_nowhere(setting)
     if setting is None:

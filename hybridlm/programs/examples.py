@@ -40,7 +40,7 @@ def example_arguments(
         abstract = rows(shape.rows)
         return abstract, placement.examples(no_edits(shape.rows, types_in(structure, abstract)))
     if isinstance(shape, CopyShape):
-        maps = placement.examples((np.zeros(1, np.int32),) * 2, whole=True)
+        maps = placement.examples((np.zeros(1, np.int32),) * 2, replicated=True)
         return rows(shape.target), rows(shape.source), *maps
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":
@@ -61,7 +61,7 @@ def example_arguments(
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:
-    """Return the dimensions of a step's masks behind the lanes; None for a step without masks."""
+    """Return the dimensions of a step's masks after the lanes; None without masks."""
     if not shape.masked:
         return None
     words = mask_words(vocab_size)

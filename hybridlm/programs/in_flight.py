@@ -12,8 +12,8 @@ class InFlight:
     """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
 
     XLA:CPU runs the devices of one process on one pool of as many threads. A collective holds a thread of it for every
-    device that has arrived; so does a call for a device on which 32 programs wait already. If the remaining devices
-    find no free thread, nothing moves any more, and XLA ends the process after 40 seconds.
+    device that has arrived; so does a call for a device with 32 waiting programs. If the remaining devices
+    find no free thread, there is a deadlock, and XLA ends the process after 40 seconds.
 
     Args:
         shared: whether the programs run on several such devices; otherwise nothing is awaited.

@@ -1,4 +1,4 @@
-"""The compiled steps in several processes together, with a check in every step that all have the same operands."""
+"""Compiled steps in several processes; every step checks that operands are equal."""
 
 import zlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MAP_FIELDS = ("slot that is read", "slot that is written")
 
 
 class ManyProcesses(Runner):
-    """Runs the compiled steps in all processes of a group, whose schedulers dispatch the same ones.
+    """Runs the compiled steps in all processes of a group with equal schedulers.
 
     Every method that runs a step raises as `ProcessGroup.call`.
     """
@@ -32,7 +32,7 @@ class ManyProcesses(Runner):
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Run the step in all processes, with a digest of each operand that the step compares."""
+        """Run the step in all processes, with a digest of each compared operand."""
         program, inputs = self.compiled(step.shape, examples), self.placement.put(step.inputs)
         args = step.params, step.pool.take(), inputs
         outputs, rows = self.group.call(step.shape, program, args, digests(step.inputs))
@@ -40,12 +40,12 @@ class ManyProcesses(Runner):
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        """Run the move in all processes, with a digest of each operand that the step compares."""
+        """Run the move in all processes, with a digest of each compared operand."""
         names = (*MAP_FIELDS, *(f"operand {i}" for i in range(2, len(step.maps))))
         fields = dict(zip(names, map(_digest, step.maps), strict=True))
-        program, given = self.compiled(step.shape, examples), self.placement.put_whole(tuple(step.maps))
+        program, maps = self.compiled(step.shape, examples), self.placement.put_whole(tuple(step.maps))
         arrays = step.target.take(), step.source.look()
-        step.target.put(*self.group.call(step.shape, program, (*arrays, *given), fields))
+        step.target.put(*self.group.call(step.shape, program, (*arrays, *maps), fields))
 
     def compiled(self, shape: AnyShape, examples: Examples) -> Any:
         """Return the program, once every process has one with the same text."""
@@ -56,7 +56,7 @@ class ManyProcesses(Runner):
         self.require_edits(str(shape))
 
     def read(self, outputs: Any) -> Any:
-        """Wait for outputs of steps and return them on the host; names a process that has ended meanwhile."""
+        """Return outputs of steps on the host; names a process that has ended meanwhile."""
         return self.group.read(outputs)
 
     def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:

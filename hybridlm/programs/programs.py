@@ -1,4 +1,4 @@
-"""The compiled programs of a model: one for each step and shape, certified and compiled on first use.
+"""The compiled programs of a model: one per step and shape, compiled on first use.
 
 A step is compiled again only for another `Shape`: another bucket of lanes, or another setting that is part of it.
 Lengths, positions and sampling settings are operands, so they never cause a recompilation.
@@ -72,7 +72,7 @@ copies these in every step."""
 NO_TILES = "Couldn't find output tile sizes"
 """Message of XLA about a product that its Triton compiler cannot compute."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-"""Products that Triton cannot compute are left to cuBLAS; a certificate says so among its flags."""
+"""XLA flags that leave products to cuBLAS if Triton cannot compute them; the certificate lists them."""
 
 
 class Programs:
@@ -81,13 +81,13 @@ class Programs:
     Args:
         structure: structure of the model.
         certify: whether a step that is not proved, or fails its audit, raises, warns or runs unchecked.
-        certificates: directory of stored certificates, None for none.
+        certificates: directory of stored certificates, or None.
         placement: the devices that steps run on.
-        cache: setting of JAX's compilation cache for programs that are no certified steps; None for its own.
+        cache: setting of JAX's compilation cache for uncertified programs; None for JAX's default.
         executables: stores compiled steps with their certificates between processes; None for no store. Steps of a
             family from another distribution are not stored: its sources may change.
         model: name of the model in listings of the store.
-        config: of the whole model, whose layers run to measure what verifying steps keep; None: not measured.
+        config: config of the model; its layers run to measure the state after verifying steps; None: not measured.
 
     Attributes:
         structure, placement, config: as given.
@@ -135,25 +135,25 @@ class Programs:
         return list(dict.fromkeys(shape for shape, _ in self._finished()))
 
     def _finished(self) -> list[tuple[AnyShape, CompiledStep | StoredStep]]:
-        """Return the programs that have been compiled, with their shapes: several where settings of JAX differ."""
+        """Return the compiled programs with their shapes: several if settings of JAX differ."""
         return [(shape, program.result()) for (shape, _), program in list(self._compiled.items()) if program.done()]
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates of all compiled steps, by the name of the shape; a second one of the same name is "name (2)".
+        """Certificates of all compiled steps by shape name; a second one is "name (2)".
 
-        In the order of names: steps are compiled in threads, in no order of their own.
+        They are sorted by name, because threads compile steps in any order.
         """
-        found: dict[str, Certificate] = {}
+        certificates: dict[str, Certificate] = {}
         for shape, program in sorted(self._finished(), key=lambda pair: str(pair[0])):
             name, count = str(shape), 1
-            while name in found:
+            while name in certificates:
                 name, count = f"{shape} ({count + 1})", count + 1
-            found[name] = program.certificate
-        return found
+            certificates[name] = program.certificate
+        return certificates
 
     def step(self, shape: AnyShape) -> tuple[Callable[..., Any], LaneContract]:
-        """Return the step of a shape as each device runs it, not compiled, and the contract of the whole step."""
+        """Return the uncompiled step of a shape on each device, and the complete step's contract."""
         arrays = self.structure.arrays
         if isinstance(shape, PartShape):
             step, contract = shape.step(self._split)
@@ -177,9 +177,9 @@ class Programs:
         return step, step_contract(verifying=shape.step == "verify")
 
     @under_settings
-    def key(self, shape: AnyShape, given: tuple[Any, ...]) -> str | None:
-        """Return the key of a step for a store, of its example arguments; None if it has none."""
-        _, args, _ = self._whole_step(shape, given)
+    def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:
+        """Return the store key of a step with these example arguments, or None."""
+        _, args, _ = self._whole_step(shape, arguments)
         return step_key(shape, args, structure_name(self.structure), self.certify, self.placement)
 
     @under_settings
@@ -196,17 +196,17 @@ class Programs:
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
-            SettingError: a setting of JAX is on under which no step can be certified.
+            SettingError: a setting of JAX prevents certification.
         """
         key = shape, jax_private.program_settings()
         program = self._compiled.get(key)
         if program is None:
             with self._lock:
                 program = self._compiled.get(key)
-                mine = program is None
+                is_first = program is None
                 if program is None:
                     program = self._compiled[key] = Future()
-            if mine:
+            if is_first:
                 try:
                     program.set_result(self._ready(shape, arguments(shape), all_have))
                 except BaseException as error:
@@ -219,25 +219,25 @@ class Programs:
 
     @under_settings
     def in_full(self, shape: S, arguments: Callable[[S], tuple[Any, ...]]) -> CompiledStep:
-        """Return the program of a shape with its jaxpr, HLO and proof; one from the store is compiled anew for them."""
+        """Return a program with jaxpr, HLO and proof; a stored one is compiled again."""
         program = self.compiled(shape, arguments)
         return program.in_full if isinstance(program, StoredStep) else program
 
     @under_settings
     def load_ahead(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load programs that are kept, in this order, in threads; others are compiled when they are needed."""
+        """Load stored programs in this order, in threads; others are compiled when needed."""
         if self._stored is not None:
             for shape in shapes:
-                given = arguments(shape)
-                _, args, _ = self._whole_step(shape, given)
+                example_args = arguments(shape)
+                _, args, _ = self._whole_step(shape, example_args)
                 key = self._stored.key(shape, args)
-                self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(given)))
+                self._stored.load_ahead(key, types_of(args), partial(self._compile, shape, types_of(example_args)))
 
     @under_settings
     def prepare(self, shapes: Sequence[AnyShape], arguments: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Load or compile programs in threads, which are needed after the one that this thread is about to call."""
-        here = jax_private.program_settings()
-        missing = [shape for shape in shapes if (shape, here) not in self._compiled]
+        """Load or compile programs that are needed soon, in a thread."""
+        thread_settings = jax_private.program_settings()
+        missing = [shape for shape in shapes if (shape, thread_settings) not in self._compiled]
         if not missing or cores() == 1:
             return
 
@@ -245,7 +245,7 @@ class Programs:
             try:
                 with self.settings.for_steps():
                     # Under settings of JAX that hold in the calling thread only, that thread compiles by itself.
-                    if jax_private.program_settings() == here:
+                    if jax_private.program_settings() == thread_settings:
                         self.compiled(shape, arguments)
             except Exception:  # whoever calls the program compiles it again, and sees why not
                 _log.debug("%s was not made ahead", shape, exc_info=True)
@@ -256,27 +256,27 @@ class Programs:
             self._threads.submit(ready, shape)
 
     def _ready(
-        self, shape: AnyShape, given: tuple[Any, ...], all_have: Callable[[bool], bool]
+        self, shape: AnyShape, example_args: tuple[Any, ...], all_have: Callable[[bool], bool]
     ) -> CompiledStep | StoredStep:
         """Return the program of a shape from the store, or compile and keep it."""
         if self._stored is None:
             all_have(False)
-            compiled = self._compile(shape, given)
+            compiled = self._compile(shape, example_args)
             self._note(shape, Origin(False, asdict(compiled.certificate.seconds), kept=False))
             return compiled
-        _, args, _ = self._whole_step(shape, given)
+        _, args, _ = self._whole_step(shape, example_args)
         types, key = types_of(args), self._stored.key(shape, args)
-        found = self._stored.find(key, types, partial(self._compile, shape, types_of(given)))
-        if all_have(found is not None) and found is not None:
-            step, seconds = found
+        stored = self._stored.find(key, types, partial(self._compile, shape, types_of(example_args)))
+        if all_have(stored is not None) and stored is not None:
+            step, seconds = stored
             self._note(shape, Origin(True, {"load": seconds}, kept=True))
             self._warn_not_audited(shape, step.certificate)
             return step
-        compiled = self._compile(shape, given)
+        compiled = self._compile(shape, example_args)
         began = time.perf_counter()
-        kept = self._stored.keep(key, shape, compiled, types)
+        is_stored = self._stored.keep(key, shape, compiled, types)
         seconds = asdict(compiled.certificate.seconds) | {"keep": time.perf_counter() - began}
-        self._note(shape, Origin(False, seconds, kept))
+        self._note(shape, Origin(False, seconds, is_stored))
         return compiled
 
     def _note(self, shape: AnyShape, origin: Origin) -> None:
@@ -291,7 +291,7 @@ class Programs:
         mesh = self.placement.mesh
         if self.placement.several_processes:
             step, contract = with_operand_check(step, contract)
-            args = *args, self.placement.examples(EXAMPLE_DIGEST, whole=True)
+            args = *args, self.placement.examples(EXAMPLE_DIGEST, replicated=True)
         return step if mesh is None else sharded(step, args, contract, mesh), args, contract
 
     def _compile(self, shape: AnyShape, args: tuple[Any, ...]) -> CompiledStep:
@@ -326,10 +326,12 @@ class Programs:
         return compiled
 
     def measure(self, shape: AnyShape) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-        """Return what runs of its layers show of a step: claims, and the faults that `certify="warn"` warns of.
+        """Return measured claims of a step's layers, and faults that only warn.
+
+        Faults warn if `certify` is "warn".
 
         Raises:
-            AuditError: a step that verifies drafts would keep another state than that of the accepted tokens.
+            AuditError: a step that verifies drafts would keep another state than the state after the accepted tokens.
         """
         if self._kept_state is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
             return (), ()
@@ -344,13 +346,13 @@ class Programs:
         return (), faults
 
     def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
-        """Warn once that programs are not audited; the certificate of each says why."""
+        """Warn once that programs are not audited; each certificate has the reason."""
         with self._lock:
             if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
                 return
             self._warned_not_audited = True
         _log.warning(
-            "the step %s is proved, but what XLA made of it is not audited, and so it may be of others (see "
+            "the step %s is proved, but XLA's program of it is not audited, and maybe not those of other steps (see "
             "`lm.certificates`): %s",
             _describe(shape),
             certificate.not_audited,

@@ -1,7 +1,7 @@
-"""The one seam at which steps are run: on the rows of a pool, or to move rows.
+"""The only interface for running steps on a pool's rows and for moving rows.
 
 `OneProcess` calls the compiled steps, `hybridlm.programs.many_processes` runs them in several processes together, and
-`hybridlm.programs.sanitized` runs them with shadow labels beside the rows.
+`hybridlm.programs.sanitized` runs them with shadow labels.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ from ir_passes.jaxpr import jax_private
 MovedArrays = RowPool | PoolPart | CachedBuffers
 """Arrays that a move reads or writes: with `look` for those that are read, `take` and `put` for those written."""
 Examples = Callable[[Any], tuple[Any, ...]]
-"""Shape -> example arguments, for which its step is compiled on first use."""
+"""Shape -> example arguments for the compilation of its step on first use."""
 
 
 class PoolStep(NamedTuple):
@@ -71,7 +71,7 @@ class Move(NamedTuple):
 class Runner(ABC):
     """Runs the compiled steps of one model.
 
-    Every method that runs a step takes example arguments, for which its program is compiled on first use, and raises
+    Every method that runs a step takes example arguments for the compilation of its program on first use, and raises
     IsolationError, AuditError or HloError if the step is refused.
 
     Attributes:
@@ -88,17 +88,17 @@ class Runner(ABC):
 
     @property
     def settings(self) -> JaxSettings:
-        """Settings of JAX under which every method that runs a step does so; see `under_settings`."""
+        """Settings of JAX for every method that runs a step; see `under_settings`."""
         return self.programs.settings
 
     @property
     def certify(self) -> str:
-        """The setting of `load` that the steps which run were made with; "off" if they run as they were traced."""
+        """The setting `certify` of the running steps; "off" for steps that run as traced."""
         return self.programs.certify
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch a step that consumes the rows of a pool, and does not put them back.
+        """Dispatch a step that consumes the rows of a pool without putting them back.
 
         Returns:
             Its outputs and the new rows.
@@ -112,9 +112,13 @@ class Runner(ABC):
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
         """Dispatch a step that changes the rows of a pool, given its operand; see `require_edits`."""
 
-    def require_edits(self, what: str) -> None:
-        """Raise ValueError, which begins with `what`, unless states can be read and changed between steps."""
-        self.placement.require_one_process(what)
+    def require_edits(self, subject: str) -> None:
+        """Raise ValueError unless states can be read and changed between steps.
+
+        Args:
+            subject: beginning of the message.
+        """
+        self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
         """Wait for outputs of steps and return them on the host."""
@@ -125,32 +129,32 @@ class Runner(ABC):
         return self.programs.compiled(shape, examples)
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
-        """Make the program of a step whose time is about to be measured, so that compiling is not counted.
+        """Compile a step before its time is measured.
 
         Returns:
-            Whether that time is the step's own.
+            True if the measured time will be the step's alone.
         """
         self.compiled(shape, examples)
         return True
 
     def run_worker(self, repeat: Callable[[ProcessGroup], None]) -> bool:
-        """Call `repeat` in every process of a group but process 0; return whether this is such a process."""
+        """Call `repeat` unless this is process 0; return whether it was called."""
         return False
 
     def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
-        """Load or compile programs in threads that are needed soon; by default they wait for their first call."""
+        """Load or compile programs that are needed soon in threads; by default do nothing."""
         return None
 
     def mark(self, owner: Any) -> Label | None:
-        """Return the current label of a sequence's rows, for a snapshot of them; None if there are no labels."""
+        """Return the label of a sequence's rows for a snapshot; None without labels."""
         return None
 
     def adopt(self, owner: Any, mark: Label | None) -> None:
-        """Record that the rows of a sequence are now a copy of a snapshot with this label."""
+        """Record that a sequence's rows are now a copy of a snapshot with this label."""
         return None
 
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label | None:
-        """Label cached buffers that no step has written, as those of a new owner; return the label."""
+        """Label cached buffers of a new owner that no step has written; return the label."""
         return None
 
     def forget(self, owner: Any) -> None:
@@ -178,8 +182,8 @@ class OneProcess(Runner):
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """Dispatch the compiled copy; the target's arrays are donated."""
-        given, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
-        step.target.put(*self._call(program, step.target.take(), step.source.look(), *given))
+        maps, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
+        step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:

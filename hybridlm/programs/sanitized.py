@@ -1,7 +1,7 @@
-"""Steps with shadow labels beside their rows (`load(sanitize=True)`), which show whose state a lane finds.
+"""Steps with shadow labels for their rows (`load(sanitize=True)`): checks of row owners.
 
 The proof is about a step given its rows; the sanitizer checks that these are the rows of the sequences that the
-scheduler means: after every step it compares the labels that moved with the rows to those that the host's own
+scheduler means: after every step it compares the labels that moved with the rows to the labels that the host's
 bookkeeping expects. It waits for each step.
 """
 
@@ -55,7 +55,7 @@ class Sanitizer(Runner):
 
     @property
     def certify(self) -> str:
-        """The setting "off": steps are proved, and run with shadow labels instead of being rewritten and audited."""
+        """The setting "off": steps are proved and run with shadow labels, not audited."""
         return "off"
 
     @under_settings
@@ -67,9 +67,9 @@ class Sanitizer(Runner):
         """
         safe, call = self.program(step.shape, examples)
         batch, counts = step.inputs.batch, step.counts
-        positions, most = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
+        positions, counted = np.asarray(batch.positions), np.asarray(batch.lengths) if counts is None else counts
         turns = [
-            None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(most[lane]))
+            None if owner is None else LaneWork(self._number(owner), int(positions[lane]), int(counted[lane]))
             for lane, owner in enumerate(step.owners)
         ]
         expected = self._ledger.expect(turns)
@@ -79,41 +79,43 @@ class Sanitizer(Runner):
         safe.require(verdict, expected)
         self.steps += 1
         if counts is None:
-            self._shorten(step.pool, step.owners, most - np.asarray(outputs[0]))
+            self._shorten(step.pool, step.owners, counted - np.asarray(outputs[0]))
         return outputs, rows
 
     def _shorten(self, pool: RowPool, owners: Sequence[Any], fewer: np.ndarray) -> None:
-        """Correct the labels of a step that consumed fewer tokens per lane than it was given."""
+        """Correct the labels after a step that consumed fewer tokens per lane than expected."""
         shadow_labels = [np.array(shadow) for shadow in self._shadow_labels[pool]]
         for lane, owner in enumerate(owners):
             if owner is not None and fewer[lane]:
                 number = self._number(owner)
-                left = self._ledger.label(number)
-                label = left._replace(position=left.position - int(fewer[lane]))
+                old_label = self._ledger.label(number)
+                label = old_label._replace(position=old_label.position - int(fewer[lane]))
                 self._ledger.adopt(number, label)
                 for shadow in shadow_labels:
-                    shadow[(shadow == left).all(axis=1)] = label
+                    shadow[(shadow == old_label).all(axis=1)] = label
         self._shadow_labels[pool] = tuple(jax.numpy.array(shadow) for shadow in shadow_labels)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """See `Runner.move`; the labels move with the arrays.
 
-        With a mark, labels that are still those of the time of caching are replaced by it: of states with a common
-        beginning, the later ones continue from keys and values of the first.
+        With a mark, labels from the time of caching are replaced by it: states with a common beginning share the first
+        state's keys and values.
 
         Raises:
-            SanitizerError: another row moved than the operands say.
+            SanitizerError: another row moved than the operands select.
         """
         safe, call = self.program(step.shape, examples)
         target, source = step.target, step.source
         into, out_of = self._labels_of(target), self._labels_of(source)
         if step.mark is not None and isinstance(source, CachedBuffers):
-            said, says = np.array(source.mark, np.int32), np.array(step.mark, np.int32)
-            out_of = tuple(jax.numpy.where((rows == said).all(axis=1, keepdims=True), says, rows) for rows in out_of)
+            old_mark, new_mark = np.array(source.mark, np.int32), np.array(step.mark, np.int32)
+            out_of = tuple(
+                jax.numpy.where((rows == old_mark).all(axis=1, keepdims=True), new_mark, rows) for rows in out_of
+            )
         expected = self._ledger.expect([None])
-        given = self.placement.put_whole(tuple(step.maps))
-        new, moved, verdict = call((target.take(), source.look(), *given), (*into, *out_of), expected)
+        maps = self.placement.put_whole(tuple(step.maps))
+        new, moved, verdict = call((target.take(), source.look(), *maps), (*into, *out_of), expected)
         safe.require(verdict, expected)
         if isinstance(target, PoolPart):
             labels = list(self.shadow_labels(target.pool))
@@ -128,9 +130,9 @@ class Sanitizer(Runner):
         """Refuse: states are not changed between sanitized steps; raises ValueError."""
         self.require_edits(str(shape))
 
-    def require_edits(self, what: str) -> None:
-        """Raise ValueError, which begins with `what`."""
-        raise ValueError(f"{what} expect a model without sanitize; load it so")
+    def require_edits(self, subject: str) -> None:
+        """Raise ValueError: a sanitized model has no edits; the message begins with `subject`."""
+        raise ValueError(f"{subject} expect a model without sanitize; load it without sanitize")
 
     def start_timing(self, shape: AnyShape, examples: Examples) -> bool:
         """Return False: a step is compiled on its first call, and waited for."""
@@ -149,7 +151,7 @@ class Sanitizer(Runner):
             (step, contract), args = self.programs.step(shape), examples(shape)
             prove_isolation(step, args, contract)
             self.programs.measure(shape)
-            paths = [one.path for one in contract.bind(step, args).inputs]
+            paths = [bound_input.path for bound_input in contract.bind(step, args).inputs]
             # Old contents of these are masked when a sequence begins: caches by position, recurrent matrices when read.
             # A lane with another's row is found by its convolution state, which is not masked.
             masked = [path for path in paths if path.endswith(self._masked)]
@@ -187,10 +189,10 @@ class Sanitizer(Runner):
     def stamp(self, buffers: Sequence[CachedBuffers], position: int) -> Label:
         """Label cached buffers as states of a new owner at `position`."""
         mark = Label(next(self._next), position, epoch=self._ledger.epoch)
-        for one in buffers:
-            one.mark = mark
+        for buffer in buffers:
+            buffer.mark = mark
             shadow = np.tile(np.array(mark, np.int32), (self.min_rows, 1))
-            self._shadow_labels[one] = tuple(jax.numpy.array(shadow) for _ in one.arrays)
+            self._shadow_labels[buffer] = tuple(jax.numpy.array(shadow) for _ in buffer.arrays)
         return mark
 
     def _number(self, owner: Any) -> int:
@@ -205,8 +207,8 @@ class Sanitizer(Runner):
         return self.shadow_labels(arrays)
 
     def shadow_labels(self, arrays: RowPool | CachedBuffers) -> ShadowLabels:
-        """Return the shadow labels of a pool or of cached buffers: rows that have not been written yet are fresh."""
+        """Return the shadow labels of a pool or of cached buffers; unwritten rows are fresh."""
         if arrays not in self._shadow_labels:
             leaves = jax.tree.leaves(arrays.look())
-            self._shadow_labels[arrays] = tuple(jax.numpy.zeros((len(one), 4), jax.numpy.int32) for one in leaves)
+            self._shadow_labels[arrays] = tuple(jax.numpy.zeros((len(leaf), 4), jax.numpy.int32) for leaf in leaves)
         return self._shadow_labels[arrays]

@@ -16,13 +16,14 @@ class Shape:
     Attributes:
         step: "generate", "verify", "score" or "hidden".
         lanes, tokens: N and T.
-        top: number of log-probabilities reported (None: none at all).
-        processor: the logits processor, None for none.
+        top: number of reported log-probabilities, or None.
+        processor: the logits processor, or None.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
-        changes: tokens per lane whose logits change (penalties, biases, bans); 0 for a step without.
+        changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without changes.
         masked: whether there are masks of tokens (grammars); their steps have changes, too, so that they are few.
         chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
-        probes: of a scoring or generating step, what it reads and changes inside the model; None for nothing.
+        probes: of a scoring or generating step, the sites that it reads and changes inside the model; None without
+            sites.
     """
 
     step: Literal["generate", "verify", "score", "hidden"]
@@ -80,7 +81,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class EditShape:
-    """Compilation key of the step that changes states of rows, in a pool of `rows` rows."""
+    """Compilation key of the step that changes states in a pool of `rows` rows."""
 
     rows: int
 
@@ -105,5 +106,5 @@ S = TypeVar("S", Shape, CopyShape, PartShape, EditShape, AnyShape)
 
 
 def lane_bucket(count: int, lanes: int) -> int:
-    """Return the compiled number of lanes (bucket) for `count` sequences: the next power of two, at most `lanes`."""
+    """Return the compiled lanes for `count` sequences: the next power of two, at most `lanes`."""
     return min(1 << max(count - 1, 0).bit_length(), lanes)

@@ -1,4 +1,4 @@
-"""The start of a model: its parts in seconds, a line for the user, and what the last start took."""
+"""The start of a model: seconds of its parts, messages, and previous times."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 _log = logging.getLogger("hybridlm")
 
 STARTS = "starts"
-"""Name of the folder, in that of a cache, of the seconds of the last starts."""
+"""Name of the subfolder of a cache for the seconds of the last starts."""
 VERSION = 1
 
 
@@ -55,19 +55,19 @@ class Start:
         self._show = sys.stderr.isatty() if show is None else show
         self._store = None if folder is None else FileStore(folder / STARTS)
         self._name = f"{fingerprint(settings)}.json"
-        kept = None if self._store is None else self._store.read_record(self._name, partial(from_json, LastStart))
-        self.last = kept if kept is not None and kept.version == VERSION else LastStart(VERSION, None, None)
+        record = None if self._store is None else self._store.read_record(self._name, partial(from_json, LastStart))
+        self.last = record if record is not None and record.version == VERSION else LastStart(VERSION, None, None)
         self.parts: dict[str, float] = {}
         self._compiled = self._answered = False
-        known = [
+        times = [
             f"{seconds:.1f} s{kind}"
             for seconds, kind in ((self.last.warm, ""), (self.last.cold, " when its steps were compiled"))
             if seconds is not None
         ]
-        self._say(f"loading {model}; last time {', '.join(known)} to the first answer" if known else f"loading {model}")
+        self._say(f"loading {model}; last time {', '.join(times)} to the first answer" if times else f"loading {model}")
 
     def ended(self, part: str) -> None:
-        """End a part, which began where the one before ended."""
+        """End a part; the next part begins now."""
         now = time.perf_counter()
         self.parts[part], self._mark = now - self._mark, now
 
@@ -77,14 +77,14 @@ class Start:
             self._compiled = True
             if not self._answered:
                 last = "" if self.last.cold is None else f"; last time {self.last.cold:.1f} s to the first answer"
-                kept = "" if self._store is None else ", which later processes load"
-                self._say(f"compiling steps of {self._model}{kept}{last}")
+                note = "" if self._store is None else ", which later processes load"
+                self._say(f"compiling steps of {self._model}{note}{last}")
 
     def answered(self, seconds: float) -> None:
-        """End the start with the first answer, and keep what it took.
+        """End the start with the first answer, and store its duration.
 
         Args:
-            seconds: from the call to its first token; what passed between `load` and the call does not count.
+            seconds: from the call to its first token; time between `load` and the call does not count.
         """
         if self._answered:
             return

@@ -1,8 +1,8 @@
-"""The key of a compiled step: a hash of everything that the step is made of, found without tracing it.
+"""The key of a compiled step: a hash of all its ingredients, computed without tracing.
 
 Sources of the three packages, versions, JAX's settings and XLA's flags, the machine, the devices, the structure of the
-model, the types and places of all arguments, and which step it is. Where one of them has no name that is the same in
-every process (a function of the user's, a layer from elsewhere, code patched at run time), there is no key, and each
+model, the types and places of all arguments, and which step it is. If one of them has no name that is the same in every
+process (a function of the user, a layer of another package, code patched at run time), there is no key, and each
 process compiles the step.
 """
 
@@ -37,9 +37,9 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 _log = logging.getLogger("hybridlm")
 PACKAGES = (Path(__file__).parents[1], Path(str(models.__file__)).parent, Path(str(ir_passes.__file__)).parent)
 OURS = ("models", "flax", "jax", "builtins")
-"""Packages whose classes a model may consist of: their sources, or versions, are in the key."""
+"""Packages of the classes in a model: their sources, or versions, are in the key."""
 ENVIRONMENT = ("XLA_", "LIBTPU", "TF_", "NVIDIA_TF32_OVERRIDE")
-"""Beginnings of variables that change what XLA makes; those of JAX are settings of it."""
+"""Prefixes of environment variables that affect XLA's programs; variables of JAX are settings of JAX."""
 NO_PROGRAM = (
     "jax_compilation_cache",
     "jax_persistent_cache",
@@ -53,12 +53,12 @@ _ADDRESS = re.compile(r"(at )?0x[0-9a-fA-F]+")
 
 
 def own_sources() -> str | None:
-    """Return the hash of the three packages as they were imported; None if they have changed since."""
+    """Return the hash of the three imported packages; None if they have changed since."""
     return running_hash(PACKAGES)
 
 
 def structure_name(structure: Structure) -> str | None:
-    """Return a hash of a model's structure; None if a part of it is not one of ours or has no name."""
+    """Return a hash of a model's structure, or None for foreign or unnamed parts."""
     kinds = {part for node in structure.graph.nodes if isinstance(part := getattr(node, "type", None), type)}
     if any(kind.__module__.partition(".")[0] not in OURS for kind in kinds):
         return None
@@ -74,7 +74,7 @@ def step_key(
     certify: str,
     placement: Placement,
 ) -> str | None:
-    """Return the key of one step; None if it has none."""
+    """Return the key of one step, or None."""
     sources = own_sources()
     if patched := patched_code(*(folder.name for folder in PACKAGES)):
         _log.info("%s is compiled anew: patched at run time: %s", shape, ", ".join(patched[:8]))
@@ -89,33 +89,33 @@ def step_key(
 
 
 def settings() -> list[str]:
-    """Return all that changes what JAX and XLA make of a step: versions, settings, flags."""
+    """Return everything that affects how JAX and XLA compile: versions, settings, flags."""
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
-    kept = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
+    jax_settings = [f"{name}={value!r}" for name, value in sorted(values.items()) if not name.startswith(NO_PROGRAM)]
     flags = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
     optimize = f"python -O{sys.flags.optimize}"
-    return [*versions(), optimize, fingerprint(jax_private.program_settings()), *kept, *flags]
+    return [*versions(), optimize, fingerprint(jax_private.program_settings()), *jax_settings, *flags]
 
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return those of everything that takes part in making a program."""
+    """Return the versions of everything that takes part in making a program."""
     made_by = (jax.__version__, metadata.version("jaxlib"), flax.__version__, np.__version__)
     return (*made_by, metadata.version("ml_dtypes"), platform.python_version(), platform.platform())
 
 
 def devices_name(placement: Placement) -> list[str]:
-    """Return what tells the devices from others: kind, number and place of each, the processor's instructions."""
+    """Return the identity of the devices: kind, number and place, and the CPU's instructions."""
     mesh, target = placement.mesh, placement.target
     if target is not None:
         return [repr(target), *target.compiler, "" if mesh is None else repr(dict(mesh.shape))]
     devices: list[Any] = list(mesh.devices.flat) if isinstance(mesh, Mesh) else placement.local_devices
-    named = [f"{one.platform} {one.device_kind} {one.id} {one.process_index}" for one in devices]
+    named = [f"{device.platform} {device.device_kind} {device.id} {device.process_index}" for device in devices]
     named.append(placement.kernels_name)
     axes = [] if mesh is None else [repr(dict(mesh.shape)), repr(getattr(mesh, "axis_types", None))]
     client = devices[0].client
-    here = (jax.process_index(), jax.process_count(), jax_private.topology_of(devices), client.platform_version)
-    return [*named, *axes, *map(str, here), repr(_machine())]
+    process = (jax.process_index(), jax.process_count(), jax_private.topology_of(devices), client.platform_version)
+    return [*named, *axes, *map(str, process), repr(_machine())]
 
 
 @cache

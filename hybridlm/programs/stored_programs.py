@@ -1,4 +1,4 @@
-"""Compiled steps of one model that are kept between processes: found by their keys, loaded ahead in threads."""
+"""Compiled steps of one model on disk: found by key, loaded ahead in threads."""
 
 import logging
 import threading
@@ -53,12 +53,12 @@ class StoredPrograms:
     def find(
         self, key: str | None, args: tuple[Any, ...], compile_anew: Callable[[], CompiledStep]
     ) -> tuple[StoredStep, float] | None:
-        """The step of a key and the seconds that loading it took, if it is kept.
+        """Return the stored step of a key and its loading seconds, or None.
 
         Args:
-            key: of `key`.
-            args: arguments like those that it is called with, by their types.
-            compile_anew: makes the whole step.
+            key: result of `key`.
+            args: arguments of its calls, by their types.
+            compile_anew: compiles the complete step.
         """
         if key is None:
             return None
@@ -78,7 +78,7 @@ class StoredPrograms:
         try:
             step = restore(entry.description, entry.certificate, entry.program, args, RESULTS, compile_anew)
         except (NotStorable, jax.errors.JaxRuntimeError, AttributeError, TypeError) as error:
-            # The last two where a later JAX has other names for what it does not make public.
+            # The last two if a later JAX renames private parts.
             self._store.damaged(key, error)
             return None
         return step, time.perf_counter() - began
@@ -103,7 +103,7 @@ class StoredPrograms:
 
 
 def types_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments by their types and places alone: what refers to them keeps no parameters."""
+    """Return arguments by their types and places, so that no parameters are kept alive."""
 
     def typed(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: which tensors make a weight, and the exact numbers that their codes stand for.
+"""Quantised checkpoints: the tensors of a weight, and the exact values of its codes.
 
 Imports nothing of hybridlm. Begin with `groups`; `schemes` has the formulas.
 """

@@ -1,4 +1,4 @@
-"""Numbers that quantised checkpoints store as codes: 8-bit and 4-bit floats, powers of two, packed integers.
+"""Codes in quantised checkpoints: 8-bit and 4-bit floats, powers of two, packed integers.
 
 Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), and the files of
 compressed-tensors, GPTQ and AWQ.
@@ -29,18 +29,18 @@ def float8_e8m0(codes: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
 
 
 def float4_e2m1(codes: UInt8[np.ndarray, "*rows bytes"]) -> Float32[np.ndarray, "*rows columns"]:
-    """Return the values of E2M1 codes, two in a byte, the even column in the low nibble."""
+    """Return the values of E2M1 codes, two per byte, even columns in the low nibble."""
     return _E2M1_PAIRS[codes].reshape(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def packed_integers(
     words: Integer[np.ndarray, "*rows words"], bits: int, count: int
 ) -> Integer[np.ndarray, "*rows count"]:
-    """Return unsigned integers that lie in a dense stream of bits, the lowest bit of the first 32-bit word first.
+    """Return unsigned integers from a dense stream of bits, lowest bits and words first.
 
     Args:
         words: little-endian words; an integer may straddle two of them.
-        bits: of each integer, at most 8.
+        bits: bits of each integer, at most 8.
         count: integers in each row.
     """
     stream = np.ascontiguousarray(words).view(np.uint8)
@@ -48,8 +48,10 @@ def packed_integers(
         return stream[..., :count]
     if bits == 4:
         return np.stack([stream & 15, stream >> 4], axis=-1).reshape(*words.shape[:-1], -1)[..., :count]
-    ones = np.unpackbits(stream, axis=-1, count=count * bits, bitorder="little").reshape(*words.shape[:-1], count, bits)
-    return np.packbits(ones, axis=-1, bitorder="little")[..., 0]
+    bit_rows = np.unpackbits(stream, axis=-1, count=count * bits, bitorder="little").reshape(
+        *words.shape[:-1], count, bits
+    )
+    return np.packbits(bit_rows, axis=-1, bitorder="little")[..., 0]
 
 
 def awq_integers(words: Integer[np.ndarray, "rows words"]) -> UInt8[np.ndarray, "rows columns"]:

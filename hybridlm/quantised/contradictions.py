@@ -12,49 +12,56 @@ from hybridlm.quantised.settings import QuantisationSettings
 def contradictions(
     settings: QuantisationSettings, quantised: Mapping[str, QuantisedTensor], plain: Iterable[str]
 ) -> Iterator[str]:
-    """Yield each weight whose tensors contradict the configuration, with both sides.
+    """Yield each weight with tensors that contradict the configuration, with both sides.
 
-    A plain weight contradicts it only where it is listed by name: patterns of real files miss modules that are stored
-    plainly (routers, convolutions), and a plain tensor is never taken for another.
+    A plain weight contradicts it only if it is listed by name: patterns of real files miss modules that are stored
+        plainly
+    (routers, convolutions), and a plain tensor cannot be mistaken for another form.
 
     Args:
         settings: the configuration.
         quantised: name -> tensors.
         plain: names of the other tensors.
     """
-    exact = {module_name(one) for one in settings.ignored if not _is_pattern(one)}
-    patterns = _Patterns(one for one in settings.ignored if _is_pattern(one))
+    exact = {module_name(entry) for entry in settings.ignored if not _is_pattern(entry)}
+    patterns = _Patterns(entry for entry in settings.ignored if _is_pattern(entry))
     for name, tensor in quantised.items():
         module = module_name(name)
         listed = None if settings.listed is None else _listed(module, settings.listed)
         pattern = patterns.find(name.removesuffix(".weight"), module)
         if module in exact or pattern is not None:
-            said = f"lists {pattern or module} as stored plainly"
+            statement = f"lists {pattern or module} as stored plainly"
         elif listed is not None and not _forms(tensor) & listed:
-            said = f"lists it as {_or(listed)}" if listed else "does not list it"
+            statement = f"lists it as {_or(listed)}" if listed else "does not list it"
         elif settings.schemes is not None and not _forms(tensor) & settings.schemes:
-            said = f"says {_or(settings.schemes)} ({settings.method})"
+            statement = f"says {_or(settings.schemes)} ({settings.method})"
         elif _other_width(tensor, settings.hints.bits):
-            said = f"says integers of {_or(map(str, settings.hints.bits))} bits, and not of {tensor.bits}"
+            statement = f"says integers of {_or(map(str, settings.hints.bits))} bits, and not of {tensor.bits}"
         else:
             continue
-        yield f"{name}: the files hold {tensor.scheme} codes, the configuration {said}"
+        yield f"{name}: the files hold {tensor.scheme} codes, the configuration {statement}"
     if settings.listed:
         for name in plain:
             if name.endswith(".weight") and (module := module_name(name)) in settings.listed:
-                said = _or(settings.listed[module])
-                yield f"{name}: the files hold plain numbers, the configuration lists it as {said}"
+                statement = _or(settings.listed[module])
+                yield f"{name}: the files hold plain numbers, the configuration lists it as {statement}"
 
 
 def _listed(module: str, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the schemes of a module in a list, which may name what it is part of: all experts of a layer."""
+    """Return the listed schemes of a module, or of a module that contains it.
+
+    A list may name all experts of a layer at once.
+    """
     while module and module not in listed:
         module = module.rpartition(".")[0]
     return listed.get(module, frozenset())
 
 
 def _forms(tensor: QuantisedTensor) -> frozenset[str]:
-    """Return the schemes that a weight is stored by: one scale may stand for the only row or block."""
+    """Return the possible schemes of a weight: one scale may cover a single block.
+
+    A single block is the only row, or the only block of rows and columns.
+    """
     rows, columns = tensor.shape[-2:]
     forms = {tensor.scheme}
     if tensor.scheme == "fp8-tensor":
@@ -76,10 +83,11 @@ def _is_pattern(entry: str) -> bool:
 
 
 class _Patterns:
-    """Patterns of the configuration, by the whole words that they begin with: a name is compared with few of them.
+    """Patterns of the configuration, indexed by the whole words that they begin with.
 
-    Published files have hundreds of patterns and a hundred thousand tensors. A pattern holds with and without the
-    wrappers of the language model. A regular expression of a file is not run: one can be made to take forever.
+    So a name is compared with few patterns: published files have hundreds of patterns and a hundred thousand tensors. A
+    pattern matches with and without the wrappers of the language model. Regular expressions of a file are not run,
+    because they could take forever.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -91,7 +99,7 @@ class _Patterns:
                     self._by_words.setdefault(literal.rpartition(".")[0], []).append((pattern, entry))
 
     def find(self, *names: str) -> str | None:
-        """Return the entry of a pattern that one of a module's names matches; None if there is none."""
+        """Return the entry of a pattern that matches one of a module's names, or None."""
         for name in names:
             words = name.split(".")
             for count in range(len(words)):

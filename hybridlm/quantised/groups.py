@@ -1,4 +1,4 @@
-"""Quantised weights of a checkpoint, told by the tensors that lie beside each other.
+"""Quantised weights of a checkpoint, recognised by their tensors' names.
 
 The tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
 """
@@ -14,7 +14,7 @@ _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
 _IGNORED = ("input_scale", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale")
 _IGNORED += ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "prob_output_scale")
-# What changes a weight's numbers in a way that is not read, by the last part of a tensor's name.
+# Unsupported changes of a weight's numbers, by the last part of a tensor's name.
 _REFUSED = {
     "pre_quant_scale": "a scale of input columns (AWQ in modelopt files)",
     "svdquant_lora_a": "a low-rank part (SVDQuant)",
@@ -36,12 +36,12 @@ _COMPANIONS = ("_scale_inv", "_scale_2", "_global_scale", "_scale", "_zero_point
 
 @dataclass(frozen=True)
 class GroupedTensors:
-    """The tensors of a checkpoint, those of each quantised weight taken together.
+    """The tensors of a checkpoint, grouped by quantised weight.
 
     Attributes:
         quantised: name of a weight, as if it were stored plainly -> its tensors.
-        parts: tensor in the files that is no weight by itself -> name of the weight that it belongs to.
-        faults: name of a weight -> why its tensors make none.
+        parts: tensor in the files that is only a part of a weight -> name of the weight.
+        faults: name of a weight -> why its tensors do not form a weight.
     """
 
     quantised: Mapping[str, QuantisedTensor]
@@ -57,7 +57,7 @@ def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -
         read: reads one of them; used for tensors that hold a shape.
         hints: from the configuration.
     """
-    found: dict[str, QuantisedTensor] = {}
+    grouped: dict[str, QuantisedTensor] = {}
     parts: dict[str, str] = {}
     faults: dict[str, str] = {}
     for name in tensors:
@@ -65,13 +65,13 @@ def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -
         if weight is None:
             continue
         parts.update(dict.fromkeys(members.values(), weight))
-        if weight in found or weight in faults:
+        if weight in grouped or weight in faults:
             faults[weight] = f"stored twice: {members['codes']} beside another form of {weight}"
         elif weight in tensors and members["codes"] != weight:
             faults[weight] = f"stored twice: {members['codes']} and {weight}"
         else:
             try:
-                found[weight] = quantised_tensor(members, tensors, read, hints)
+                grouped[weight] = quantised_tensor(members, tensors, read, hints)
             except Mismatch as error:
                 faults[weight] = str(error)
     for name in [name for name in tensors if name not in parts]:
@@ -80,13 +80,16 @@ def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -
             parts[name], fault = concerned
             if fault:
                 faults[parts[name]] = fault
-    for weight in faults.keys() & found.keys():
-        del found[weight]
-    return GroupedTensors(MappingProxyType(found), MappingProxyType(parts), MappingProxyType(faults))
+    for weight in faults.keys() & grouped.keys():
+        del grouped[weight]
+    return GroupedTensors(MappingProxyType(grouped), MappingProxyType(parts), MappingProxyType(faults))
 
 
 def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, dict[str, str]]:
-    """Return the weight that a tensor holds the codes of, and its tensors by role; None where it holds none."""
+    """Return the weight with codes in this tensor, and its tensors by role.
+
+    Without codes: None and no tensors.
+    """
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         suffixes = {"scale": "_scale", "global": "_global_scale", "zero": "_zero_point", "order": "_g_idx"}
@@ -103,12 +106,12 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
     else:
         return None, {}
     members = {role: other for role, other in roles.items() if other in tensors}
-    # Codes with nothing beside them are an unreadable tensor, which the check of headers names.
+    # Codes without other tensors are an unreadable tensor; the check of headers reports it.
     return (weight, {"codes": name, **members}) if members or weight != name else (None, {})
 
 
 def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
-    """Return the weight that a tensor outside of all groups belongs to, and why that weight cannot be read.
+    """Return the weight of a tensor outside all groups, and why it cannot be read.
 
     The reason is empty for scales of activations and caches, which are not used; None for a plain tensor.
     """
@@ -116,17 +119,17 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
     if last in _IGNORED or "_bmm" in last:
         return name, ""
     base = name.rpartition(".")[0]
-    for key, what in _REFUSED.items():
+    for key, change in _REFUSED.items():
         # Scales without biases are AWQ's or GPTQ's.
         if name.endswith("." + key) or (key == "biases" and last == "scales" and f"{base}.biases" in tensors):
             base = name.removesuffix("." + key) if name.endswith("." + key) else base
             weight = base if base.endswith(".weight") or base in tensors else base + ".weight"
-            return weight, f"{name}: {what}, which is not implemented: use another release of this model"
+            return weight, f"{name}: {change}, which is not implemented: use another release of this model"
     for suffix in _COMPANIONS:
         stem = name.removesuffix(suffix)
         if stem != name and (stem in tensors or stem.endswith(".weight")):
-            beside = f"beside {tensors[stem].dtype} numbers" if stem in tensors else "without a weight"
-            return stem, f"{name}: a leftover, {beside}: expected the codes that it belongs to"
+            context = f"beside {tensors[stem].dtype} numbers" if stem in tensors else "without a weight"
+            return stem, f"{name}: a leftover, {context}: expected the codes that it belongs to"
     if last in ("scales", "qzeros", "g_idx"):
         stem = name.removesuffix(last)
         return stem + "weight", f"{name}: a leftover: expected {stem}qweight beside it"

@@ -1,4 +1,4 @@
-"""Signs that a weight was damaged when it was quantised: rows of zeros, and groups whose numbers were clipped."""
+"""Signs that quantisation damaged a weight: rows of zeros, and clipped groups."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 CLIPPED_SHARE = 0.5
-"""Share of a group's numbers at its largest magnitude from which the group counts as clipped."""
+"""Minimum share of a group's numbers with its largest magnitude for a clipped group."""
 MIN_ROWS = 8
 """Rows of zeros below which none counts as lost: single rows can be zero in a good checkpoint."""
 _MIN_GROUP = 8
@@ -16,10 +16,10 @@ class WeightHealth(NamedTuple):
     """Counts of a weight.
 
     Attributes:
-        rows: of all experts.
-        zero_rows: rows without a number other than zero.
-        groups: groups of columns, each with a scale of its own.
-        clipped_groups: groups of which half the numbers have the largest magnitude.
+        rows: rows of all experts.
+        zero_rows: rows of zeros only.
+        groups: groups of columns, each with one scale.
+        clipped_groups: groups with half of their numbers at the largest magnitude.
     """
 
     rows: int
@@ -29,8 +29,9 @@ class WeightHealth(NamedTuple):
 
 
 def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
-    """Return the number of rows of zeros where they are many: eight, and one in twenty; otherwise zero.
+    """Return the number of zero rows if they are many, else 0.
 
+    Many means at least eight, and at least one in twenty.
     Scales that are too coarse for some projections of hybrid models have made such files (keys of linear attention).
     """
     rows = weight.reshape(-1, weight.shape[-1])
@@ -49,6 +50,6 @@ def weight_health(weight: Float[np.ndarray, "*experts out in"], group: int | Non
     zero = int((~rows.any(axis=1)).sum())
     group = rows.shape[1] if group is None else group
     grouped = rows[:, : rows.shape[1] // group * group].reshape(-1, group)
-    most = grouped.max(axis=1, keepdims=True, initial=0)
-    clipped = ((grouped == most).mean(axis=1) >= CLIPPED_SHARE) & (most[:, 0] > 0) & (group >= _MIN_GROUP)
+    magnitude = grouped.max(axis=1, keepdims=True, initial=0)
+    clipped = ((grouped == magnitude).mean(axis=1) >= CLIPPED_SHARE) & (magnitude[:, 0] > 0) & (group >= _MIN_GROUP)
     return WeightHealth(len(rows), zero, len(grouped), int(clipped.sum()))

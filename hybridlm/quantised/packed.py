@@ -1,4 +1,4 @@
-"""Quantised weights as arrays that a model keeps in memory: codes and scales by row (`QuantisedWeight`)."""
+"""Quantised weights as arrays in memory: codes and scales by row (`QuantisedWeight`)."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ MIN_GROUP = 8
 
 @dataclass(frozen=True)
 class PackedForm:
-    """The form of a packed weight, without its arrays; parts of one parameter must have the same.
+    """The form of a packed weight, without arrays; equal for all parts of a parameter.
 
     Attributes:
-        kind: of the codes (see `QuantisedWeight`).
+        kind: kind of the codes (see `QuantisedWeight`).
         inputs: entries of a row.
         groups: scales of a row.
-        scale_dtype: of the scales.
-        whole: there is a scale of the whole matrix as well.
-        zero: dtype of the zero points of groups: that of the codes, or "float32" for those that are subtracted from
-            the product with the scale; None where there are none.
+        scale_dtype: dtype of the scales.
+        whole: True if the complete matrix has a scale as well.
+        zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
+            subtracted from the product with the scale; None without zero points.
     """
 
     kind: Codes
@@ -39,11 +39,11 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """The arrays of a packed weight; all have a row for each row of the weight.
+    """The arrays of a packed weight; each has one row per weight row.
 
     Attributes:
         form: their form.
-        codes, scale, whole, zero: as `QuantisedWeight` says; None where the form has none.
+        codes, scale, whole, zero: as in `QuantisedWeight`; None if the form does not have the array.
     """
 
     form: PackedForm
@@ -59,12 +59,12 @@ def codes_dtype(kind: Codes) -> np.dtype:
 
 
 def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> PackedForm | None:
-    """Return the packed form of a weight; None where it can only be dequantised.
+    """Return the packed form of a weight; None if it can only be dequantised.
 
     Args:
         tensor: the weight.
         scale_dtype: safetensors dtype of its scales.
-        read: reads the order of its columns, if it has one: most files spell out that there is none.
+        read: reads the order of its columns, if stored: most files store the trivial order.
     """
     *_, columns = tensor.shape
     scheme = tensor.scheme
@@ -95,8 +95,10 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
         return None
     integers = scheme in ("int8", "int-packed", "gptq", "awq")
     kind = ("int4" if four else "int8") if integers else ("e2m1" if four else "e4m3")
-    whole = scheme == "nvfp4"
-    return PackedForm(kind, columns, columns // group, stored, whole, codes_dtype(kind).name if zero else None)
+    has_matrix_scale = scheme == "nvfp4"
+    return PackedForm(
+        kind, columns, columns // group, stored, has_matrix_scale, codes_dtype(kind).name if zero else None
+    )
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
@@ -107,11 +109,11 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     """
     *lead, rows, columns = tensor.shape
     stored = read(tensor.parts["codes"])
-    kept = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
+    scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
     if form.kind == "e4m3":
         tensor.require_e4m3(stored)
     if tensor.scheme in ("gptq", "awq"):
-        scale = np.ascontiguousarray(tensor.scales(read).T).astype(kept)
+        scale = np.ascontiguousarray(tensor.scales(read).T).astype(scale_type)
         if tensor.scheme == "gptq":
             codes = packed_integers(np.ascontiguousarray(stored.T), 4, columns)
             zero = tensor.gptq_zero_codes(read)
@@ -120,11 +122,11 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         return PackedArrays(form, pairs(codes), scale, None, np.ascontiguousarray(zero))
     if tensor.scheme == "nvfp4":
         scale = tensor.scales(read)
-        whole = tensor.whole(read)
+        matrix_scale = tensor.whole(read)
         # XLA would multiply by the reciprocal in every step.
-        whole = np.float32(1) / whole if tensor.divided else whole
-        whole = np.broadcast_to(whole, (*lead, rows, 1))
-        return PackedArrays(form, stored, scale.astype(kept), whole)
+        matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
+        matrix_scale = np.broadcast_to(matrix_scale, (*lead, rows, 1))
+        return PackedArrays(form, stored, scale.astype(scale_type), matrix_scale)
     scale = tensor.scales(read)
     if tensor.scheme == "fp8-block":
         height, width = tensor.block
@@ -137,7 +139,7 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         scale = np.broadcast_to(scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), (*lead, rows, 1))
     else:
         scale = scale.reshape(*lead, rows, form.groups)
-    scale = np.ascontiguousarray(scale.astype(kept))
+    scale = np.ascontiguousarray(scale.astype(scale_type))
     if tensor.scheme != "int-packed":
         return PackedArrays(form, stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
     zero = None
@@ -152,5 +154,5 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
 
 
 def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
-    """Return codes of four bits, two in a byte, the even column in the low half."""
+    """Return 4-bit codes, two per byte, even columns in the low half."""
     return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)

@@ -18,7 +18,7 @@ from hybridlm.quantised.schemes import QuantisedTensor
 DEFAULT_INT4_GROUP = 128
 _BLOCK = 128
 _NVFP4_GROUP = 16
-_E4M3, _E2M1, _BF16 = (np.dtype(one) for one in (ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16))
+_E4M3, _E2M1, _BF16 = map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16))
 MAX_E4M3, MAX_E2M1 = 448.0, 6.0
 
 
@@ -40,7 +40,10 @@ class RoundingScheme:
         return shape[-1] % group == 0 and all(shape)
 
     def stored(self, shape: tuple[int, ...]) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Return last part of a tensor name -> shape and dtype, for a weight `[..., out, in]`."""
+        """Return last part of a tensor name -> shape and dtype.
+
+        The weight is `[..., out, in]`.
+        """
         *lead, rows, columns = shape
         if self.name == "fp8-block":
             grid = (*lead, -(-rows // _BLOCK), -(-columns // _BLOCK))
@@ -64,7 +67,10 @@ class RoundingScheme:
         return 4 if self.name in ("int4", "nvfp4") else 8
 
     def packed_form(self, shape: tuple[int, ...]) -> PackedForm | None:
-        """Return the form in which a weight `[..., out, in]` stays in memory; None where it can only be dequantised."""
+        """Return the form of a weight `[..., out, in]` in memory, or None.
+
+        None means that it can only be dequantised.
+        """
         scheme = self.name if self.name in ("fp8-block", "nvfp4") else "int-packed"
         groups = shape[-1] // (self.group or shape[-1]) if scheme == "int-packed" else None
         bits = self.bits if scheme == "int-packed" else 8
@@ -81,7 +87,7 @@ class RoundingScheme:
         groups = {"group_0": self._settings_of(["Linear"])}
         if head is not None:
             groups["group_1"] = head._settings_of(["Embedding", "re:.*lm_head$"])
-        formats = {one["format"] for one in groups.values()}
+        formats = {group["format"] for group in groups.values()}
         return {
             "quant_method": "compressed-tensors",
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -184,16 +190,16 @@ def _integers(weight: np.ndarray, bits: int, group: int) -> dict[str, np.ndarray
 def _nvfp4(weight: np.ndarray, largest: np.float32) -> dict[str, np.ndarray]:
     *lead, rows, columns = weight.shape
     with np.errstate(over="ignore"):
-        whole = np.float32(MAX_E4M3 * MAX_E2M1) / largest if largest > 0 else np.float32(1)
-    whole = whole if math.isfinite(whole) else np.finfo(np.float32).max
+        matrix_scale = np.float32(MAX_E4M3 * MAX_E2M1) / largest if largest > 0 else np.float32(1)
+    matrix_scale = matrix_scale if math.isfinite(matrix_scale) else np.finfo(np.float32).max
     groups = weight.reshape(*lead, rows, columns // _NVFP4_GROUP, _NVFP4_GROUP)
-    scale = np.minimum(np.abs(groups).max(axis=-1) * (whole / np.float32(MAX_E2M1)), MAX_E4M3).astype(_E4M3)
-    factor = scale.astype(np.float32) / whole
+    scale = np.minimum(np.abs(groups).max(axis=-1) * (matrix_scale / np.float32(MAX_E2M1)), MAX_E4M3).astype(_E4M3)
+    factor = scale.astype(np.float32) / matrix_scale
     factor = np.where(factor == 0, np.float32(np.inf), factor)
     codes = np.clip(groups / factor[..., None], -MAX_E2M1, MAX_E2M1).astype(_E2M1).view(np.uint8)
     codes = codes.reshape(*lead, rows, columns)
     return {
         "weight_packed": codes[..., ::2] | codes[..., 1::2] << 4,
         "weight_scale": scale,
-        "weight_global_scale": np.array([whole], np.float32),
+        "weight_global_scale": np.array([matrix_scale], np.float32),
     }

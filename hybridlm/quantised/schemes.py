@@ -1,8 +1,8 @@
-"""Schemes of quantised weights: names, and the exact float32 numbers that their codes and scales stand for.
+"""Schemes of quantised weights: names, and exact float32 values of codes and scales.
 
-A quantised weight is codes `[..., out, in]` with one scale for each group of entries. Every scheme is told by the
-tensors that lie beside each other in the file (`groups`); `dequantise` is the formula. Only weights are dequantised:
-engines that quantise activations too compute other numbers.
+A quantised weight is codes `[..., out, in]` with one scale for each group of entries. Every scheme is recognised by the
+tensors of the weight (`groups`); `dequantise` is the formula. Only weights are dequantised: engines that also quantise
+activations compute other numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ SCHEMES: Mapping[str, str] = {
     "gptq": "4-bit integers in GPTQ's layout",
     "awq": "4-bit integers in AWQ's layout",
 }
-"""Scheme -> what it stores."""
+"""Scheme -> description of its codes and scales."""
 
 Read = Callable[[str], np.ndarray]
 """Tensor name in the files -> its stored numbers; codes as uint8."""
@@ -42,9 +42,9 @@ class DequantiseError(ValueError):
         tensor: its name in the files.
     """
 
-    def __init__(self, tensor: str, found: str):
+    def __init__(self, tensor: str, fault: str):
         self.tensor = tensor
-        super().__init__(f"{tensor}: {found}")
+        super().__init__(f"{tensor}: {fault}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class QuantisedTensor:
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None for a whole row, or where the file says it for each column."""
+        """Columns that share a scale; None for a complete row or a scale per column."""
         if self.scheme == "fp8-block":
             return min(self.block[1], self.shape[-1])
         return {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(self.scheme)
@@ -95,7 +95,7 @@ class QuantisedTensor:
             DequantiseError: one is NaN or infinite, or so large that a weight may be.
         """
         stored = read(self.parts["scale"])
-        # Codes of 8 bits among scales are powers of two, but for NVFP4.
+        # 8-bit scales are powers of two, except in NVFP4.
         codes = float8_e4m3 if self.scheme == "nvfp4" else float8_e8m0
         numbers = codes(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
         with np.errstate(over="ignore"):
@@ -103,7 +103,7 @@ class QuantisedTensor:
         return numbers
 
     def require_e4m3(self, codes: UInt8[np.ndarray, "..."]) -> None:
-        """Check codes of 8 bits, as they are stored, a block at a time.
+        """Check stored 8-bit codes, one block at a time.
 
         Raises:
             DequantiseError: one is NaN.
@@ -114,22 +114,25 @@ class QuantisedTensor:
                 _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scale of the whole matrix, or of each expert's: a scalar or `[expert, 1, 1]`.
+        """Return the scale of the complete matrix, a scalar, or of each expert, `[expert, 1, 1]`.
 
         Raises:
             DequantiseError: it is NaN or infinite, a divisor of zero, or such that a weight may be infinite.
         """
         name = self.parts["global"]
-        found = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
-        if self.divided and not found.all():
+        global_scale = _finite(name, read(name).astype(np.float32), "a global scale that is not finite")
+        if self.divided and not global_scale.all():
             raise DequantiseError(name, "a global scale of zero, which is a divisor")
         with np.errstate(over="ignore"):
-            product = _LARGEST * _LARGEST / found if self.divided else found * _LARGEST * _LARGEST
+            product = _LARGEST * _LARGEST / global_scale if self.divided else global_scale * _LARGEST * _LARGEST
         _finite(name, product, "a global scale that makes weights which are not finite")
-        return found.reshape(*self.shape[:-2], 1, 1) if found.size > 1 else found.reshape(())
+        return global_scale.reshape(*self.shape[:-2], 1, 1) if global_scale.size > 1 else global_scale.reshape(())
 
     def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
-        """Return the zero point of each group of "int-packed", `[..., out, group]`; stored in words along the rows."""
+        """Return the zero points of "int-packed" groups, `[..., out, group]`.
+
+        They are stored in words along the rows.
+        """
         words = np.swapaxes(read(self.parts["zero"]), -1, -2)
         return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
 
@@ -140,16 +143,16 @@ class QuantisedTensor:
         borrows from the next, which adding to the whole word pays back.
         """
         words = read(self.parts["zero"]).view(np.uint32)
-        ones = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
-        return packed_integers(words + ones, self.bits, self.shape[0]).T
+        increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
+        return packed_integers(words + increments, self.bits, self.shape[0]).T
 
 
-def _finite(name: str, numbers: np.ndarray, what: str) -> np.ndarray:
-    """Return numbers of a tensor as they are; raise DequantiseError with `what` if one is NaN or infinite."""
+def _finite(name: str, numbers: np.ndarray, fault: str) -> np.ndarray:
+    """Return numbers unchanged; raise DequantiseError with `fault` if one is not finite."""
     wrong = ~np.isfinite(numbers)
     if wrong.any():
-        at = tuple(int(one[0]) for one in np.nonzero(np.atleast_1d(wrong)))
-        raise DequantiseError(name, f"{what}: {int(wrong.sum())} of {wrong.size}, the first at {list(at)}")
+        index = tuple(int(indices[0]) for indices in np.nonzero(np.atleast_1d(wrong)))
+        raise DequantiseError(name, f"{fault}: {int(wrong.sum())} of {wrong.size}, the first at {list(index)}")
     return numbers
 
 

@@ -50,12 +50,12 @@ class QuantisationSettings:
     """The quantisation that a configuration describes.
 
     Attributes:
-        method: its name there; "" where there is none.
-        schemes: the schemes that weights may have; None where the configuration does not tell.
-        hints: facts that tensors do not tell.
+        method: name of the method in the configuration; "" without one.
+        schemes: the schemes that weights may have; None if the configuration does not restrict them.
+        hints: facts that tensors do not show.
         ignored: patterns of modules that are stored plainly.
-        listed: module -> its schemes, where the configuration lists every quantised module.
-        faults: what is refused, and contradictions within the configuration.
+        listed: module -> its schemes, if the configuration lists every quantised module.
+        faults: unsupported settings, and contradictions within the configuration.
     """
 
     method: str = ""
@@ -66,28 +66,28 @@ class QuantisationSettings:
     faults: tuple[str, ...] = ()
 
 
-def read_settings(config: Mapping[str, Any], beside: Mapping[str, Any] | None) -> QuantisationSettings:
-    """Read what a checkpoint says about quantisation.
+def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
+    """Read a checkpoint's configuration of quantisation.
 
     Args:
         config: config.json.
-        beside: hf_quant_config.json; None where there is none.
+        hf_quant_config: hf_quant_config.json; None if it is missing.
     """
-    found = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
-    found = [one for one in found if one]
-    if beside is None and any(map(_is_mlx, (config.get("quantization"), *found))):
+    entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
+    entries = [entry for entry in entries if entry]
+    if hf_quant_config is None and any(map(_is_mlx, (config.get("quantization"), *entries))):
         return refused("mlx", "config.json: group_size and bits without a quant_method")
-    if not found and beside is None:
+    if not entries and hf_quant_config is None:
         return QuantisationSettings()
-    for one in found:
-        if not isinstance(one, dict):
-            return QuantisationSettings("?", faults=(f"quantization_config: expected an object, found {one!r}",))
-    if len(found) == 2 and found[0] != found[1]:
+    for entry in entries:
+        if not isinstance(entry, dict):
+            return QuantisationSettings("?", faults=(f"quantization_config: expected an object, found {entry!r}",))
+    if len(entries) == 2 and entries[0] != entries[1]:
         return QuantisationSettings("?", faults=("quantization_config differs from that of the text model",))
-    settings = found[0] if found else {}
+    settings = entries[0] if entries else {}
     modelopt = None
-    if beside is not None:
-        modelopt = beside.get("quantization")
+    if hf_quant_config is not None:
+        modelopt = hf_quant_config.get("quantization")
         if not isinstance(modelopt, dict):
             return QuantisationSettings("?", faults=("hf_quant_config.json: expected an object named quantization",))
     method = str(settings.get("quant_method") or ("modelopt" if modelopt or "quant_algo" in settings else "?")).lower()
@@ -151,28 +151,30 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
     return QuantisationSettings("fp8", frozenset(schemes), hints, ignored, faults=tuple(faults))
 
 
-def _modelopt(settings: Mapping[str, Any], beside: Mapping[str, Any] | None) -> QuantisationSettings:
+def _modelopt(settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
     """Read the settings of NVIDIA's modelopt, in config.json and hf_quant_config.json."""
     faults: list[str] = []
-    algorithms = [str(one["quant_algo"]).upper() for one in (settings, beside or {}) if one.get("quant_algo")]
+    algorithms = [
+        str(source["quant_algo"]).upper() for source in (settings, hf_quant_config or {}) if source.get("quant_algo")
+    ]
     if len(set(algorithms)) > 1:
         faults.append(f"config.json says quant_algo {algorithms[0]}, hf_quant_config.json says {algorithms[1]}")
     ignored = (*_names(settings, "ignore", faults), *_names(settings, "exclude_modules", faults))
-    ignored += _names(beside or {}, "exclude_modules", faults)
+    ignored += _names(hf_quant_config or {}, "exclude_modules", faults)
     if not algorithms:
         return QuantisationSettings("modelopt", None, ignored=ignored, faults=tuple(faults))
     if algorithms[0] != "MIXED_PRECISION":
         schemes = _of_algorithm(algorithms[0], "quant_algo", faults)
         return QuantisationSettings("modelopt", schemes, ignored=ignored, faults=tuple(faults))
-    layers = (beside or {}).get("quantized_layers") or settings.get("quantized_layers")
+    layers = (hf_quant_config or {}).get("quantized_layers") or settings.get("quantized_layers")
     if layers is None:
         return QuantisationSettings("modelopt", None, ignored=ignored, faults=tuple(faults))
     listed = {}
     if not isinstance(layers, dict):
         faults.append(f"quantized_layers: expected an object, found {layers!r}")
         layers = {}
-    for module, one in layers.items():
-        algorithm = one.get("quant_algo") if isinstance(one, dict) else None
+    for module, layer in layers.items():
+        algorithm = layer.get("quant_algo") if isinstance(layer, dict) else None
         listed[module_name(_without_mark(module))] = _of_algorithm(
             str(algorithm).upper(), f"quantized_layers.{module}", faults
         )
@@ -193,12 +195,12 @@ _MERGED = frozenset({"weight_input", "weight_output"})
 
 def _places(transforms: Any) -> set[str]:
     """Return the locations of compressed-tensors' transforms; for one that cannot be read, its own text."""
-    found = set[str]()
+    locations = set[str]()
     for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
         applied = scheme.get("apply") if isinstance(scheme, dict) else None
-        for one in applied if isinstance(applied, list) else [scheme]:
-            found.add(str(one.get("location")) if isinstance(one, dict) else repr(one))
-    return found
+        for entry in applied if isinstance(applied, list) else [scheme]:
+            locations.add(str(entry.get("location")) if isinstance(entry, dict) else repr(entry))
+    return locations
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
@@ -240,8 +242,8 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
     transforms = settings.get("transform_config") or {}
     places = _places(transforms.get("config_groups") or {}) if isinstance(transforms, dict) else {repr(transforms)}
     if not places <= _MERGED:
-        found = ", ".join(sorted(places - _MERGED))
-        faults.append(f"quantization_config.transform_config: rotations at run time are not implemented: {found}")
+        unsupported = ", ".join(sorted(places - _MERGED))
+        faults.append(f"quantization_config.transform_config: rotations at run time are not implemented: {unsupported}")
     ignored = _names(settings, "ignore", faults)
     return QuantisationSettings("compressed-tensors", frozenset(schemes) or None, hints, ignored, faults=tuple(faults))
 
@@ -272,12 +274,12 @@ def _auto_round(settings: Mapping[str, Any]) -> QuantisationSettings:
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(one) is int and one > 0 for one in value)
+    return isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
 
 
 def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[str, ...]:
     names = settings.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(one, str) and len(one) <= MAX_PATTERN for one in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= MAX_PATTERN for name in names):
         faults.append(f"{key}: expected a list of module names")
         return ()
     return tuple(map(_without_mark, names))

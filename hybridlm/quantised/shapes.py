@@ -13,7 +13,7 @@ MAX_ENTRIES = 2**40
 
 
 class TensorInfo(NamedTuple):
-    """One entry of a file's header.
+    """Header entry of one tensor.
 
     Attributes:
         dtype: the format's name of the element type ("BF16", "F8_E4M3", ...), or of the type of blocks ("Q4_K").
@@ -29,11 +29,11 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Hints:
-    """Facts of the configuration that tensors alone do not tell.
+    """Facts of the configuration that tensors alone do not show.
 
     Attributes:
         block: rows and columns of a block with one scale.
-        block_is_said: whether the configuration says so; otherwise the usual size is assumed.
+        block_is_said: whether the configuration has the block size; otherwise the usual size is assumed.
         bits: the widths that packed integers may have; empty for any.
         zero_plus_one: GPTQ's zero points are stored less one, as in the first version of the format.
         fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
@@ -89,8 +89,8 @@ class _Tensors:
                 return self.by_columns("mxfp4", 32, pairs=True)
             self.expect("codes", {"F8_E4M3"})
             self.expect("scale", FLOATS | POWERS)
-            one = math.prod(self.of("scale").shape) == 1 and not self.hints.block_is_said
-            return self.made("fp8-tensor", self.matrix()) if one else self.block()
+            is_scalar = math.prod(self.of("scale").shape) == 1 and not self.hints.block_is_said
+            return self.made("fp8-tensor", self.matrix()) if is_scalar else self.block()
         if "scale" not in self.members:
             raise Mismatch(f"{self.members['codes']}: expected a scale beside it, found none")
         codes = self.of("codes").dtype
@@ -127,7 +127,7 @@ class _Tensors:
         return shape
 
     def expect_shape(self, role: str, *allowed: Iterable[int]) -> None:
-        shapes = [list(one) for one in allowed]
+        shapes = [list(shape) for shape in allowed]
         if list(self.of(role).shape) not in shapes:
             raise Mismatch(
                 f"{self.members[role]}: expected shape {' or '.join(map(str, shapes))}, found "
@@ -153,13 +153,15 @@ class _Tensors:
         scale = self.of("scale")
         if scale.dtype in POWERS:
             return self.by_columns("mxfp8", 32)
-        found = list(scale.shape)
+        scale_shape = list(scale.shape)
         # A single block is the same formula; which name it has matters to the comparison with the configuration.
-        if found in self.grids() and (self.hints.block_is_said or len(found) == len(shape) + 2):
+        if scale_shape in self.grids() and (self.hints.block_is_said or len(scale_shape) == len(shape) + 2):
             return self.made("fp8-block", shape)
-        if math.prod(found) == 1 or (lead and [one for one in found if one != 1] == [one for one in lead if one != 1]):
+        if math.prod(scale_shape) == 1 or (
+            lead and [size for size in scale_shape if size != 1] == [size for size in lead if size != 1]
+        ):
             return self.made("fp8-tensor", shape)
-        if found in ([*lead, rows], [*lead, rows, 1]):
+        if scale_shape in ([*lead, rows], [*lead, rows, 1]):
             return self.made("fp8-channel", shape)
         return self.block()
 
@@ -173,7 +175,7 @@ class _Tensors:
         return self.made("fp8-block", self.matrix())
 
     def by_columns(self, scheme: str, group: int, pairs: bool = False) -> QuantisedTensor:
-        """Return a weight with a scale for each `group` columns; with `pairs`, a byte holds two columns."""
+        """Return a weight with a scale per `group` columns; `pairs`: two columns per byte."""
         *lead, rows, stored = self.matrix()
         columns = stored * (2 if pairs else 1)
         if columns % group:
@@ -184,7 +186,7 @@ class _Tensors:
         return self.made(scheme, (*lead, rows, columns))
 
     def integers_in_words(self) -> QuantisedTensor:
-        """Return a weight of integers in a stream of bits; the tensor beside it has its true shape."""
+        """Return a weight of integers in a stream of bits; another tensor has its true shape."""
         *lead, rows, words = self.matrix()
         if "shape" not in self.members:
             raise Mismatch(f"{self.members['codes']}: expected its shape in a tensor beside it, found none")
@@ -192,24 +194,28 @@ class _Tensors:
         self.expect("scale", FLOATS)
         if math.prod(self.of("shape").shape) != len(lead) + 2:
             raise Mismatch(f"{self.members['shape']}: expected {len(lead) + 2} sizes, found {self.of('shape').shape}")
-        said = [int(size) for size in self.read(self.members["shape"]).reshape(-1)]
-        if said[:-1] != [*lead, rows] or not 0 < said[-1] <= MAX_ENTRIES:
-            raise Mismatch(f"{self.members['shape']} says {said}, the words of {rows} rows are {[*lead, rows, words]}")
-        fitting = [bits for bits in range(1, 9) if -(-said[-1] * bits // 32) == words]
+        true_shape = [int(size) for size in self.read(self.members["shape"]).reshape(-1)]
+        if true_shape[:-1] != [*lead, rows] or not 0 < true_shape[-1] <= MAX_ENTRIES:
+            raise Mismatch(
+                f"{self.members['shape']} says {true_shape}, the words of {rows} rows are {[*lead, rows, words]}"
+            )
+        fitting = [bits for bits in range(1, 9) if -(-true_shape[-1] * bits // 32) == words]
         if self.hints.bits and len(fitting) != 1:
             fitting = [bits for bits in fitting if bits in self.hints.bits]
         if len(fitting) != 1:
             raise Mismatch(
-                f"{self.members['codes']}: {words} words for {said[-1]} columns, which "
+                f"{self.members['codes']}: {words} words for {true_shape[-1]} columns, which "
                 + ("fits no width of integers" if not fitting else f"may be {' or '.join(map(str, fitting))} bits each")
             )
-        return self.integers("int-packed", tuple(said), fitting[0])
+        return self.integers("int-packed", tuple(true_shape), fitting[0])
 
     def integers(self, scheme: str, shape: tuple[int, ...], bits: int) -> QuantisedTensor:
         *lead, rows, columns = shape
-        found = list(self.of("scale").shape)
-        groups = found[-1] if len(found) == len(shape) else 1
-        self.expect_shape("scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(found) != 1 else [found]))
+        scale_shape = list(self.of("scale").shape)
+        groups = scale_shape[-1] if len(scale_shape) == len(shape) else 1
+        self.expect_shape(
+            "scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(scale_shape) != 1 else [scale_shape])
+        )
         if "order" in self.members:
             self.expect("order", {"I32", "I64"})
             self.expect_shape("order", [columns])
@@ -217,14 +223,17 @@ class _Tensors:
             raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
         if "zero" in self.members and scheme == "int8":
             self.expect("zero", {"I8"})
-            self.expect_shape("zero", found)
+            self.expect_shape("zero", scale_shape)
         elif "zero" in self.members:
             self.expect("zero", {"I32"})
             self.expect_shape("zero", [*lead, -(-rows * bits // 32), groups])
         return self.made(scheme, shape, bits, groups)
 
     def integers_by_input(self) -> QuantisedTensor:
-        """Return a weight in GPTQ's or AWQ's layout, transposed, told apart by the direction of packing."""
+        """Return a weight in GPTQ's or AWQ's transposed layout.
+
+        The direction of packing distinguishes the two.
+        """
         for role in ("scale", "zero"):
             if role not in self.members:
                 name = self.members["codes"].removesuffix("qweight") + {"scale": "scales", "zero": "qzeros"}[role]

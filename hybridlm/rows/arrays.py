@@ -49,13 +49,15 @@ class RowArrays:
         token: Any = jax.ShapeDtypeStruct((count, 1), jnp.int32, sharding=over)
         return Rows(layers, token)
 
-    def _over_devices(self, lanes: str | None, one: jax.ShapeDtypeStruct, array: StateArray) -> jax.ShapeDtypeStruct:
+    def _over_devices(
+        self, lanes: str | None, array_type: jax.ShapeDtypeStruct, array: StateArray
+    ) -> jax.ShapeDtypeStruct:
         """Return an array's global type: the devices' shards of one dimension follow one another."""
-        shape, split = list(one.shape), [lanes, *[None] * (len(one.shape) - 1)]
+        shape, split = list(array_type.shape), [lanes, *[None] * (len(array_type.shape) - 1)]
         if array.sharded_dim is not None:
             shape[array.sharded_dim.dim] *= self._placement.size(MODEL)
             split[array.sharded_dim.dim] = MODEL
-        return jax.ShapeDtypeStruct(tuple(shape), one.dtype, sharding=self._placement.over(*split))
+        return jax.ShapeDtypeStruct(tuple(shape), array_type.dtype, sharding=self._placement.over(*split))
 
     def zeros(self, count: int, context: int) -> Rows:
         """Allocate `count` rows of zero state."""
@@ -66,17 +68,19 @@ def zeros(types: Any) -> Any:
     """Allocate zeros for these ShapeDtypeStructs, with their shardings."""
     # Here without a program, which would be compiled for every shape.
     if local_target().platform == "cpu" and jax.process_count() == 1:
-        return jax.tree.map(lambda one: jax.device_put(_zeros_to_copy(one), one.sharding), types)
-    return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype, device=one.sharding), types)
+        return jax.tree.map(lambda array_type: jax.device_put(_zeros_to_copy(array_type), array_type.sharding), types)
+    return jax.tree.map(
+        lambda array_type: jnp.zeros(array_type.shape, array_type.dtype, device=array_type.sharding), types
+    )
 
 
-def _zeros_to_copy(one: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Zeros of the host that JAX copies: it takes aligned memory as it is, and that could not be donated."""
-    width = one.dtype.itemsize
-    size = math.prod(one.shape) * width
+def _zeros_to_copy(array_type: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Return host zeros that JAX must copy: aligned memory would be shared, not donatable."""
+    width = array_type.dtype.itemsize
+    size = math.prod(array_type.shape) * width
     memory = np.zeros(size + 2 * _ALIGNED, np.uint8)
     first = -memory.ctypes.data % _ALIGNED + width
-    return memory[first : first + size].view(one.dtype).reshape(one.shape)
+    return memory[first : first + size].view(array_type.dtype).reshape(array_type.shape)
 
 
 def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tuple[jax.Array, ...]]:
@@ -84,6 +88,6 @@ def maker_of_zeros(types: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[[], tupl
 
     # Inside a jitted function the device argument of jnp.zeros has no effect.
     def made() -> tuple[jax.Array, ...]:
-        return tuple(jnp.zeros(one.shape, one.dtype) for one in types)
+        return tuple(jnp.zeros(array_type.shape, array_type.dtype) for array_type in types)
 
-    return jax.jit(made, out_shardings=tuple(one.sharding for one in types))
+    return jax.jit(made, out_shardings=tuple(array_type.sharding for array_type in types))

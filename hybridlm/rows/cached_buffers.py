@@ -1,4 +1,4 @@
-"""Cached buffers: arrays of a state that outlive its row, on the device or on the host, with a reference count."""
+"""Cached buffers: reference-counted arrays of a state that outlive its row."""
 
 from collections.abc import Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -10,15 +10,15 @@ from ir_passes.host.row_ledger import Label
 
 
 class CachedBuffers:
-    """The arrays of fixed size at one position, or those of the growing arrays for `KV_BLOCK` positions.
+    """The fixed-size arrays of one position, or the growing arrays of `KV_BLOCK` positions.
 
     They never change. All of them may be moved together between the device and the host.
 
     Attributes:
         arrays: in the order of the layout.
         position: of a state, the number of tokens it has seen; of a span, the position of its first place.
-        mark: the sanitizer's label of the row that they were copied from; None without one.
-        refcount: number of current uses; while it is above 0 they stay where they are.
+        mark: the sanitizer's label of the row that they were copied from, or None.
+        refcount: number of current uses; while it is above 0 the buffers do not move.
     """
 
     __slots__ = ("__weakref__", "_places", "arrays", "mark", "refcount", "position")
@@ -39,7 +39,7 @@ class CachedBuffers:
         return sum(array.nbytes for array in self.arrays)
 
     def look(self) -> tuple[jax.Array, ...]:
-        """Return the arrays on their devices, for a step that reads them; those on the host stay there as well."""
+        """Return the arrays on their devices, for reading; host arrays stay on the host too."""
         arrays: Any = self.arrays
         return arrays if self.on_device else jax.device_put(arrays, self._places)
 
@@ -71,7 +71,7 @@ B = TypeVar("B", bound=Hashable)
 
 
 class BufferSpan(NamedTuple, Generic[B]):
-    """Part of a buffer: the entries of `count` consecutive tokens, the first of them at `first`."""
+    """Part of a buffer: `count` consecutive tokens from entry `first` on."""
 
     buffer: B
     first: int

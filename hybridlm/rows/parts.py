@@ -1,7 +1,7 @@
-"""The two parts of a row and the steps that move them: fixed-size state, and the KV cache that grows with every token.
+"""The two parts of a row and their moves: fixed-size state, growing KV cache.
 
-Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved as a whole; of keys and values a span
-of at most `KV_BLOCK` positions, so that only as much is cached as the sequence has. Every step moves all arrays of its
+Fixed-size state (recurrent matrices, the last inputs of a convolution) is moved completely; of keys and values a span
+of at most `KV_BLOCK` positions, so that only the sequence's positions are cached. Every step moves all arrays of its
 part by one index. Positions outside the span are filled with zeros on the way out and dropped on the way in.
 """
 
@@ -25,11 +25,11 @@ RowPart = Literal["state", "span"]
 
 @dataclass(frozen=True)
 class PartShape:
-    """Compilation key of a move of a part of a row between a pool and cached buffers.
+    """Compilation key of a move of a row's part between a pool and cached buffers.
 
     Attributes:
-        part: "state": the arrays of fixed size; "span": `KV_BLOCK` positions of those that grow.
-        kept: whether it is moved out of the pool; if not, back into it.
+        part: "state": the arrays of fixed size; "span": `KV_BLOCK` positions of the growing arrays.
+        kept: True for a move out of the pool, False for a move back into it.
         pool: rows of the pool.
         rows: rows of the cached buffers; the first of them is used.
         axes: position axis within a row, for each array of a span.
@@ -50,7 +50,7 @@ class PartShape:
 
     @property
     def positions_first(self) -> tuple[str, ...]:
-        """Group of the pools whose arrays have the position axis right after the row axis: the cached buffers."""
+        """Group of pools with the position axis right after the row axis: the cached buffers."""
         return ("target",) if self.kept else ("source",)
 
     def step(self, split: SplitRows = WHOLE) -> tuple[Callable[..., Any], LaneContract]:
@@ -69,54 +69,55 @@ class PartShape:
 
 
 def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """`step(kept, pool, read, write, first, count) -> (kept,)`: copy positions `first` ... of a row to place 0 ...
+    """Return a step that copies positions `first` ... of a row to place 0 ...
 
-    Arrays of the pool are `[row, .., position, ..]`, with the position axis of a row in `axes`; cached ones are `[row,
-    KV_BLOCK, ..]`. All other arguments are int32 [1]. `split`: as for `PartShape.step`.
+    The step is `step(cached, pool, read, write, first, count) -> (cached,)`. Arrays of the pool are `[row, ..,
+    position, ..]`, with the position axis of a row in `axes`; cached ones are `[row, KV_BLOCK, ..]`. All other
+    arguments are int32 [1]. `split`: as for `PartShape.step`.
     """
 
     def step(
-        kept: tuple[Array, ...], pool: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array
+        cached: tuple[Array, ...], pool: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array
     ) -> tuple[tuple[Array, ...]]:
         place = name_dims(jnp.arange(KV_BLOCK, dtype=jnp.int32)[None], None, POSITION)
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
-            past = out_of.shape[axis + 1]
-            position = jnp.where(place < count[:, None], first[:, None] + place, past)
+            end = out_of.shape[axis + 1]
+            position = jnp.where(place < count[:, None], first[:, None] + place, end)
             span = split.take(out_of, read, lambda row: _index(row, axis, position))
             return into.at[write].set(span, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
-        return (tuple(map(move, kept, pool, axes)),)
+        return (tuple(map(move, cached, pool, axes)),)
 
     return step
 
 
 def restore_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:
-    """`step(pool, kept, read, write, first, count, to) -> (pool,)`: copy places `first` ... back to positions `to` ...
+    """Return a step that copies places `first` ... back to positions `to` ...
 
-    Shapes as for `keep_span`.
+    The step is `step(pool, cached, read, write, first, count, to) -> (pool,)`. Shapes as for `keep_span`.
     """
 
     def step(
-        pool: tuple[Array, ...], kept: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array,
+        pool: tuple[Array, ...], cached: tuple[Array, ...], read: Array, write: Array, first: Array, count: Array,
         to: Array,
     ) -> tuple[tuple[Array, ...]]:  # fmt: skip
         place = jnp.arange(KV_BLOCK, dtype=jnp.int32)[None]
-        inside = (place >= first[:, None]) & (place < (first + count)[:, None])
+        in_span = (place >= first[:, None]) & (place < (first + count)[:, None])
 
         def move(into: Array, out_of: Array, axis: int) -> Array:
-            position = jnp.where(inside, to[:, None] + place - first[:, None], into.shape[axis + 1])
+            position = jnp.where(in_span, to[:, None] + place - first[:, None], into.shape[axis + 1])
             span = out_of.at[read].get(mode="fill", unique_indices=True, wrap_negative_indices=False)
             # All places outside the span get the same index past the end, and are dropped.
             return into.at[_index(split.mine(write, into), axis, position)].set(
                 span, mode="drop", unique_indices=False, wrap_negative_indices=False
             )
 
-        return (tuple(map(move, pool, kept, axes)),)
+        return (tuple(map(move, pool, cached, axes)),)
 
     return step
 
 
 def _index(row: Array, axis: int, position: Array) -> tuple[Any, ...]:
-    """Return the index of these positions of a row: they are the first axis after the row axis."""
+    """Return the index of these positions of a row; positions follow the row axis."""
     return (row[:, None], *[slice(None)] * axis, position)

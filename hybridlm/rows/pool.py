@@ -1,8 +1,8 @@
-"""Rows of a pool: their holders, and the copy of a row from one pool to another.
+"""Rows of a pool: their holders, and copies of rows between pools.
 
 A sequence is prefilled in a row of the prefill pool and continues in a row of a decode pool; pools have as many rows as
-their steps have lanes. The copy is a step of its own, one lane wide: it reads one row by a read map and writes one row
-by a write map, in all arrays of the group.
+their steps have lanes. The copy is a separate step, one lane wide: it reads one row by a read map and writes one row by
+a write map, in all arrays of the group.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,16 +42,16 @@ class RowPool:
         self.settled = True
 
     def acquire(self) -> Slot:
-        """Return a free row, which has consumed nothing; raises `SlotsExhausted` if all are held."""
+        """Return a free row without consumed tokens; raises `SlotsExhausted` if all are held."""
         slot = self.owner.acquire()
         self.moved(slot, 0)
         return slot
 
     def consumed(self, slot: Slot) -> int:
-        """Return the tokens that a row has consumed since it was acquired, by the dispatched steps.
+        """Return the tokens that dispatched steps have consumed in a row since its acquisition.
 
         Raises:
-            SlotError: a step that decides the number itself has been dispatched, but not read.
+            SlotError: a dispatched step decides the number, and its result has not been read.
         """
         if not self.settled:
             message = "how many tokens the rows have consumed is not known before their last step has been read"
@@ -59,17 +59,20 @@ class RowPool:
         return int(self._consumed[self.lanes([slot])[0]])
 
     def advance(self, counts: np.ndarray | None) -> None:
-        """Record the tokens per row of a dispatched step, int32 [size]; None if the step decides, and is unread."""
+        """Record the tokens per row of a dispatched step, int32 [size].
+
+        None means that the step decides the numbers, and its result is unread.
+        """
         self.settled = counts is not None
         if counts is not None:
             self._consumed += counts
 
     def moved(self, slot: Slot, consumed: int) -> None:
-        """Record that a row is now the copy of one that has consumed this many tokens."""
+        """Record that a row is now a copy with this many consumed tokens."""
         self._consumed[self.lanes([slot])[0]] = consumed
 
     def take(self) -> Rows:
-        """Take the arrays, for a step that donates them; the pool has none until `put`.
+        """Take the arrays for a step that donates them; `put` must follow.
 
         Raises:
             RowsLost: they were taken and not put back: a step was interrupted.
@@ -100,7 +103,7 @@ class RowPool:
 
 
 class PoolPart:
-    """Some of the arrays of a pool, which a step reads, or takes and replaces."""
+    """Some arrays of a pool that a step reads, or takes and replaces."""
 
     def __init__(self, pool: RowPool, places: Sequence[int]):
         self.pool, self.places = pool, places
@@ -112,7 +115,10 @@ class PoolPart:
         return tuple(leaves[i] for i in self.places)
 
     def take(self) -> tuple[jax.Array, ...]:
-        """Take the arrays, for a step that donates them; the pool has none until `put`. Raises as `RowPool.take`."""
+        """Take the arrays for a step that donates them; `put` must follow.
+
+        Raises as `RowPool.take`.
+        """
         self._leaves, self._tree = jax.tree.flatten(self.pool.take())
         return tuple(self._leaves[i] for i in self.places)
 

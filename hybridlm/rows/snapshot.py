@@ -1,6 +1,6 @@
-"""Snapshots: the state of one sequence at one position as a value, with a label that identifies it.
+"""Snapshots: the state of one sequence at one position, with an identifying label.
 
-A recurrent state cannot be truncated and does not show what it has seen: a wrong one is as plausible as the right one.
+A recurrent state cannot be truncated and does not show its tokens: a wrong state is as plausible as the right state.
 Therefore a snapshot is published only with the position that its row has reached, and is restored only where model,
 dtype, context, layout and tokens match.
 """
@@ -34,7 +34,7 @@ class ArrayLayout(NamedTuple):
         shape: shape of one row, without the row axis.
         dtype: dtype of its elements.
         positions: position axis of `shape`; None for a state of fixed size.
-        devices: number of devices whose shards follow one another in it; 1 if it is in the order of the model.
+        devices: number of devices with shards that follow one another in it; 1 if it is in the order of the model.
     """
 
     path: str
@@ -64,20 +64,20 @@ class StateKind:
     context: int
     layout: tuple[ArrayLayout, ...]
 
-    def differences(self, found: "StateKind") -> list[str]:
-        """List the differences of a state of kind `found` from this kind, which a model expects."""
+    def differences(self, other: "StateKind") -> list[str]:
+        """List the differences of a state of another kind from this, expected kind."""
         faults = [
-            f"{what}: expected {expected}, got {got}"
-            for what, expected, got in (
-                ("model", self.model, found.model),
-                ("dtype", self.dtype, found.dtype),
-                ("context", self.context, found.context),
+            f"{field}: expected {expected}, got {got}"
+            for field, expected, got in (
+                ("model", self.model, other.model),
+                ("dtype", self.dtype, other.dtype),
+                ("context", self.context, other.context),
             )
             if expected != got
         ]
-        if self.layout != found.layout:
-            ours, others = set(map(str, self.layout)), set(map(str, found.layout))
-            missing, extra = sorted(ours - others)[:3], sorted(others - ours)[:3]
+        if self.layout != other.layout:
+            expected_arrays, other_arrays = set(map(str, self.layout)), set(map(str, other.layout))
+            missing, extra = sorted(expected_arrays - other_arrays)[:3], sorted(other_arrays - expected_arrays)[:3]
             faults.append(f"layout: expected {missing or 'the same arrays in another order'}, got {extra}")
         return faults
 
@@ -107,8 +107,8 @@ class Snapshot:
     Attributes:
         label: identity of the state.
         state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
-        spans: the growing arrays, position by position; empty if there are none.
-        mark: the sanitizer's label of the row; None without one.
+        spans: the growing arrays, position by position; may be empty.
+        mark: the sanitizer's label of the row, or None.
     """
 
     label: SnapshotLabel
@@ -119,26 +119,26 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        kept = {span.buffer for span in self.spans} | ({self.state} if self.state is not None else set())
-        return sum(one.nbytes for one in kept)
+        buffers = {span.buffer for span in self.spans} | ({self.state} if self.state is not None else set())
+        return sum(buffer.nbytes for buffer in buffers)
 
     def require(self, kind: StateKind) -> None:
-        """Check that it was made by a model of this kind, and that all its parts are at its position.
+        """Check that the state is of this kind, and all parts at its position.
 
         Raises:
-            SnapshotError: it is not; lists what was expected and what was found.
+            SnapshotError: it does not fit; lists expected and actual values.
         """
         faults = kind.differences(self.label.kind)
         position, reached = self.label.position, 0
-        for kept, first, count in self.spans:
-            if kept.position + first != reached:
-                faults.append(f"keys and values: expected those of position {reached}, got {kept.position + first}")
+        for buffer, first, count in self.spans:
+            if buffer.position + first != reached:
+                faults.append(f"keys and values: expected position {reached}, got position {buffer.position + first}")
             reached += count
-        grows = any(one.positions is not None for one in kind.layout)
+        grows = any(array.positions is not None for array in kind.layout)
         if reached != (position if grows else 0):
-            faults.append(f"keys and values: expected those of {position} positions, got {reached}")
+            faults.append(f"keys and values: expected {position} positions, got {reached}")
         if (0 if self.state is None else self.state.position) != position:
-            faults.append(f"state: expected the one at position {position}, got {self.state}")
+            faults.append(f"state: expected one at position {position}, got {self.state}")
         if faults:
             raise SnapshotError(
                 f"a state of another model or position cannot be continued: {'; '.join(faults)}; compute it again with "
@@ -156,11 +156,11 @@ class Snapshot:
             raise SnapshotError(
                 f"a state at position {position} continues sequences of more tokens, got one of {len(tokens)}"
             )
-        found = token_hash(tokens[:position])
-        if found != self.label.tokens:
+        actual = token_hash(tokens[:position])
+        if actual != self.label.tokens:
             raise SnapshotError(
                 f"a state at position {position} was made from other tokens than the sequence begins with: expected "
-                f"the hash {self.label.tokens}, got {found}"
+                f"the hash {self.label.tokens}, got {actual}"
             )
 
 
@@ -187,7 +187,7 @@ def token_hash(tokens: Sequence[int]) -> str:
 
 
 def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) -> SnapshotLabel:
-    """Return the label under which the state of a row may be published.
+    """Return the label for publishing the state of a row.
 
     Raises:
         SnapshotError: the row has consumed another number of tokens.
@@ -202,5 +202,5 @@ def label_of(kind: StateKind, pool: RowPool, slot: Slot, tokens: Sequence[int]) 
 
 
 def nothing_consumed(kind: StateKind) -> Snapshot:
-    """Return the state before the first token, which has no arrays."""
+    """Return the state before the first token; it has no arrays."""
     return Snapshot(SnapshotLabel(kind, 0, token_hash(()), 0), None)

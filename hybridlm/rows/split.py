@@ -1,4 +1,7 @@
-"""Rows of a pool split over the devices of a mesh: row numbers count the rows of all devices, in order."""
+"""Rows of a pool split over mesh devices: row numbers count all devices' rows.
+
+Rows are numbered in the order of the devices.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +20,10 @@ class SplitRows(NamedTuple):
     axis: str | None = None
 
     def mine(self, row: Array, pool: Array) -> Array:
-        """Return a row's number on this device; outside of [0, rows of the device) for a row of another device."""
+        """Return a row's number on this device.
+
+        A row of another device is outside of [0, rows of the device).
+        """
         return row if self.axis is None else row - lax.axis_index(self.axis) * pool.shape[0]
 
     def take(self, pool: Array, row: Array, part: Callable[[Array], Any] | None = None) -> Array:
@@ -29,17 +35,20 @@ class SplitRows(NamedTuple):
             part: returns the index of the wanted part, given the row's number on the device; None for the whole row.
                 Indices outside of the row give zeros.
         """
-        mine = self.mine(row, pool)
-        index = mine if part is None else part(mine)
+        local_row = self.mine(row, pool)
+        index = local_row if part is None else part(local_row)
         fill = None if self.axis is None and part is None else 0
-        found = pool.at[index].get(
+        values = pool.at[index].get(
             mode="fill", fill_value=fill, unique_indices=part is None, wrap_negative_indices=False
         )
-        return found if self.axis is None else _sum_of_bits(found, self.axis)
+        return values if self.axis is None else _sum_of_bits(values, self.axis)
 
 
 def _sum_of_bits(x: Array, axis: str) -> Array:
-    """All-reduce an array that is zero on all but one device: as integers, because -0.0 + 0.0 is 0.0."""
+    """All-reduce an array that is zero on all but one device, as integers.
+
+    A float sum would not keep signs: -0.0 + 0.0 is 0.0.
+    """
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.psum(x, axis)
     bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))

@@ -1,7 +1,8 @@
-"""Cutoffs of top_k and top_p on GPUs and TPUs, and a kernel for GPUs: one operation for all passes over the logits.
+"""Cutoffs of top_k and top_p on GPUs and TPUs, with a kernel for GPUs.
 
-`sampling.kept_by_filters` defines which tokens are kept. Nothing is sorted: a cutoff is found digit by digit, by sums
-over all tokens above each value of a digit. One program instance of the kernel has one lane.
+The kernel does all passes over the logits in one operation. `sampling.kept_by_filters` defines the kept tokens. Nothing
+is sorted: a cutoff is found digit by digit, by sums over all tokens above each value of a digit. One program instance
+of the kernel has one lane.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +22,12 @@ DIGIT = 4
 """Bits of a cutoff that one pass over the logits finds; divides 32."""
 WEIGHED_DIGIT = 3
 """Bits of a cutoff by weights that one pass finds without the kernel. With more sums XLA:GPU writes the weights of a
-small vocabulary in each pass, and reads them beside the logits."""
+small vocabulary in each pass, and reads them in addition to the logits."""
 MAX_BLOCK = 2048
-"""Logits that are read at once: with a sum for each value of a digit, what fits into registers."""
+"""Logits that are read at once: they fit into registers with a sum for each value of a digit."""
 MIN_VOCAB = 16
 MIN_LANES = 64
-"""Lanes from which the kernel runs. Its instances, one for each lane, use as many processors of a GPU, which has 58 to
+"""Minimum lanes for the kernel. Its instances, one for each lane, use as many processors of a GPU, which has 58 to
 150; the passes of the plain form use all of them."""
 
 
@@ -80,15 +81,15 @@ def filter_cutoffs_kernel(
         return lax.fori_loop(0, pl.cdiv(vocab, block), add, start)
 
     def lowest(weigh: Any, enough: Any, wanted: Any) -> Any:
-        """Return the largest value at or above which there is enough; 0 where it is not wanted."""
+        """Return the largest value with enough weight at or above it; 0 if not `wanted`."""
 
         def digit(index: Any, cutoff: Any) -> Any:
             shift = (32 - DIGIT - DIGIT * index).astype(jnp.uint32)
-            at = cutoff + (values << shift)
+            candidates = cutoff + (values << shift)
             none = jnp.zeros((1 << DIGIT, block), jnp.float32)
-            sums = summed(weigh, none, lambda order, x: jnp.where(order[None] >= at[:, None], x[None], 0.0))
-            found = (jnp.sum(sums, axis=1) >= enough) & (values > 0)
-            return cutoff + (jnp.sum(found.astype(jnp.int32)).astype(jnp.uint32) << shift)
+            sums = summed(weigh, none, lambda order, x: jnp.where(order[None] >= candidates[:, None], x[None], 0.0))
+            reached = (jnp.sum(sums, axis=1) >= enough) & (values > 0)
+            return cutoff + (jnp.sum(reached.astype(jnp.int32)).astype(jnp.uint32) << shift)
 
         return lax.fori_loop(0, (32 // DIGIT) * wanted.astype(jnp.int32), digit, jnp.uint32(0))
 
@@ -96,7 +97,7 @@ def filter_cutoffs_kernel(
     of_k = lowest(lambda x, order: jnp.ones_like(x), k.astype(jnp.float32), k > 0)
 
     def weight(x: Array, order: Array) -> Array:
-        # in units of the probability of the most likely token, whose logit may be infinite
+        # in units of the probability of the most likely token; its logit may be infinite
         return jnp.where(x == top, 1.0, jnp.where(order >= of_k, jnp.exp((x - top) / heat), 0.0))
 
     total = jnp.sum(summed(weight, jnp.zeros((block,), jnp.float32), lambda order, x: x))
@@ -112,14 +113,16 @@ def filter_cutoffs(
     top_p: Float32[Array, "lane"],
     devices: Devices,
 ) -> UInt32[Array, "lane"]:
-    """Return `ordered` of the least logit that top_k, then top_p keep; equally likely tokens are kept together.
+    """Return `ordered` of the least logit that top_k, then top_p keep.
+
+    Equally likely tokens are kept together.
 
     Args:
-        logits: of every lane, before its temperature.
+        logits: logits of every lane, before its temperature.
         highest: the largest logit of each lane.
         temperature: above 0.
-        top_k, top_p: as of `sampling.Sampling`; in the kernel a lane without either takes no pass.
-        devices: that the step is for; they say whether the kernel finds them.
+        top_k, top_p: as in `sampling.Sampling`; in the kernel a lane without either takes no pass.
+        devices: devices of the step; they determine whether the kernel is available.
     """
     if KERNEL.chosen(devices, logits):
         return _by_kernel(logits, highest, temperature, top_k, top_p, interpret=devices.interpret)
@@ -129,7 +132,7 @@ def filter_cutoffs(
     top, rate = highest[:, None], 1.0 / temperature[:, None]
 
     def weight(x: Array) -> Array:
-        # in units of the probability of the most likely token, whose logit may be infinite
+        # in units of the probability of the most likely token; its logit may be infinite
         return jnp.where(x == top, 1.0, jnp.exp((x - top) * rate))
 
     of_p = _lowest(logits, weight, lambda total: top_p * total, of_k, WEIGHED_DIGIT)
@@ -138,9 +141,9 @@ def filter_cutoffs(
 
 
 def _number(order: UInt32[Array, "*place"]) -> Float32[Array, "*place"]:
-    """Return the number that `ordered` maps to an integer, minus infinity for integers below all, NaN above all.
+    """Return the inverse of `ordered`: -inf for integers below all numbers, NaN above all.
 
-    In place of a subnormal number, which many devices take for zero, the next one above it that is none.
+    A subnormal number becomes the next larger normal number, because many devices flush subnormal numbers to zero.
     """
     zero, normal, lowest = (ordered(jnp.float32(x)) for x in (0.0, jnp.finfo(jnp.float32).tiny, -jnp.inf))
     order = jnp.where((order > zero) & (order < normal), normal, order)
@@ -153,24 +156,24 @@ def _lowest(
     logits: Float32[Array, "lane vocab"],
     weigh: Callable[[Array], Array],
     enough: Callable[[Array], Array],
-    least: UInt32[Array, "lane"],
+    min_order: UInt32[Array, "lane"],
     bits: int,
 ) -> UInt32[Array, "lane"]:
-    """Return `ordered` of the largest number at or above which the weights of a lane are enough.
+    """Return `ordered` of the largest number with enough weight at or above it, per lane.
 
-    Its digits are found one after the other, the highest first. The sums above all values of a digit, and that of all
-    weights, are one operation, which reads the logits once.
+    Its digits are found one after the other, the highest first. The sums above all values of a digit, and the sum of
+    all weights, are one operation that reads the logits once.
 
     Args:
-        logits: of every lane.
+        logits: logits of every lane.
         weigh: logits -> their weights.
-        enough: sum of all weights of each lane -> the least sum that is enough.
-        least: `ordered` of the least logit of each lane that has a weight.
-        bits: of a digit; the last one begins in that before it, where they do not divide 32.
+        enough: sum of all weights of each lane -> the minimum sum.
+        min_order: `ordered` of the least logit of each lane that has a weight.
+        bits: bits of a digit; the last digit overlaps the previous one if they do not divide 32.
     """
 
-    def added(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-        return [one + other for one, other in zip(left, right, strict=True)]
+    def added(totals: Sequence[Array], addends: Sequence[Array]) -> list[Array]:
+        return [candidate + addend for candidate, addend in zip(totals, addends, strict=True)]
 
     def risen(cutoff: Array, value: Array, shift: Array) -> Array:
         return cutoff + jnp.minimum(value << shift, ~cutoff)
@@ -178,8 +181,10 @@ def _lowest(
     def digit(number: Array, cutoff: Array) -> Array:
         shift = jnp.maximum(32 - bits - bits * number, 0).astype(jnp.uint32)
         weight = weigh(logits)
-        at = [jnp.maximum(risen(cutoff, jnp.uint32(value), shift), least) for value in range(1, 1 << bits)]
-        above = [jnp.where(logits >= _number(one)[:, None], weight, 0.0) for one in (least, *at)]
+        candidates = [jnp.maximum(risen(cutoff, jnp.uint32(value), shift), min_order) for value in range(1, 1 << bits)]
+        above = [
+            jnp.where(logits >= _number(candidate)[:, None], weight, 0.0) for candidate in (min_order, *candidates)
+        ]
         total, *sums = lax.reduce(above, [jnp.float32(0.0)] * len(above), added, (1,))
         short = jnp.stack(sums, axis=1) < enough(total)[:, None]
         return risen(cutoff, jnp.sum(jnp.logical_not(short), axis=1, dtype=jnp.uint32), shift)
@@ -197,16 +202,16 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    """Return what `filter_cutoffs` does; interpreted by Pallas with `interpret`, on any platform."""
+    """Run `filter_cutoffs` as a kernel; `interpret`: interpreted by Pallas on any platform."""
     from jax.experimental import pallas as pl
 
     lanes, vocab = logits.shape
     block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
-    whole = pl.BlockSpec(memory_space=pl.ANY)
-    found = gpu_call(
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
+    cutoffs = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
         grid=(lanes,),
-        in_specs=[whole] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
+        in_specs=[unblocked] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
         out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
         out_shape=result_like((lanes, 1), jnp.uint32, logits),
         warps=16,
@@ -214,4 +219,4 @@ def _by_kernel(
         interpret=interpret,
         name=KERNEL.name,
     )(temperature, top_k, top_p, highest, logits)
-    return found[:, 0]
+    return cutoffs[:, 0]

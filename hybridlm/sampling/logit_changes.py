@@ -1,4 +1,4 @@
-"""Changes of logits before sampling: penalties, biases and bans of single tokens, and masks of grammars, by lane."""
+"""Changes of logits before sampling: penalties, biases, bans, and masks of grammars."""
 
 from typing import NamedTuple
 
@@ -15,14 +15,14 @@ MASK_BITS = 32
 
 
 class LogitChanges(NamedTuple):
-    """The tokens of each lane whose logits change: first by `bias`, then by `repetition`, then by `penalty`.
+    """The tokens with changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
 
     Attributes:
-        tokens: their ids; an id beyond the vocabulary stands for no token.
+        tokens: their ids; an id beyond the vocabulary is no token.
         bias: added to the logit; -inf bans the token.
         repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
         penalty: subtracted.
-        mask: bit `token % 32` of word `token // 32` says whether the token may be sampled; one mask for each lane, in a
+        mask: bit `token % 32` of word `token // 32` is 1 if the token may be sampled; one mask for each lane, in a
             verifying step for each of its tokens. None for a step without masks.
     """
 
@@ -53,7 +53,7 @@ def mask_words(vocab_size: int) -> int:
 def masked_logits(
     logits: Float32[Array, "row vocab"], mask: UInt32[HostOrDevice, "row word"]
 ) -> Float32[Array, "row vocab"]:
-    """Return the logits with -inf for tokens whose bit is 0. NaN stays in any place, so that it is not hidden."""
+    """Return the logits with -inf for tokens with bit 0 in the mask. NaN always stays."""
     allowed = _unpacked(jnp.asarray(mask))[:, : logits.shape[1]]
     return jnp.where(allowed | jnp.isnan(logits), logits, -jnp.inf)
 
@@ -72,6 +72,6 @@ def only_allowed(token: Int32[Array, "row"], logits: Float32[Array, "row vocab"]
         no_token: an id beyond the vocabulary.
     """
     vocab = logits.shape[1]
-    inside = jnp.where(token < vocab, token, 0)[:, None]
-    chosen = jnp.take_along_axis(logits, inside, axis=1, mode="fill")[:, 0]
+    valid_token = jnp.where(token < vocab, token, 0)[:, None]
+    chosen = jnp.take_along_axis(logits, valid_token, axis=1, mode="fill")[:, 0]
     return jnp.where((token < vocab) & (chosen == -jnp.inf), jnp.int32(no_token), token)

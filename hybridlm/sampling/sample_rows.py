@@ -1,7 +1,7 @@
-"""A kernel for CPUs that samples one token for each row of logits: candidates are selected before anything is sorted.
+"""A CPU kernel that samples one token per row: it selects candidates before it sorts.
 
 `sampling.sample_tokens` defines the distribution. The kernel draws from the same random words, so it samples the same
-tokens for the same keys, except where the rounding of an exponential or a logarithm decides between two of them.
+tokens for the same keys, except if the rounding of an exponential or a logarithm decides between two of them.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ TARGET = "hybridlm_sample_rows"
 
 
 def unsupported(logits: Any) -> str | None:
-    """Return the reason why the kernel does not take these logits, `[row, vocab]`; None if it does."""
+    """Return the reason why the kernel rejects these logits, `[row, vocab]`, or None."""
     if logits.dtype != jnp.float32:
         return f"logits of {logits.dtype}: expected float32"
     if not jax_private.setting("jax_threefry_partitionable"):

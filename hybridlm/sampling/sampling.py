@@ -35,13 +35,13 @@ NAN_SLICES = 16
 
 
 class Sampling(NamedTuple):
-    """Sampling settings of each lane: temperature, then top_k, then top_p of what is left, then min_p.
+    """Sampling settings of each lane, applied in order: temperature, top_k, top_p, min_p.
 
     Attributes:
         temperature: 0 for the most likely token.
-        top_k: keep the k most likely tokens, and those as likely as the last of them; 0 keeps all.
-        top_p: keep tokens for which all more likely tokens together have less than this probability (nucleus sampling);
-            1 keeps all.
+        top_k: keep the k most likely tokens, and tokens as likely as the last of them; 0 keeps all.
+        top_p: keep a token if all more likely tokens together have less than this probability (nucleus sampling); 1
+            keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         seed: 64-bit seed in two words, high and low.
         index: index of the request.
@@ -62,7 +62,10 @@ def _groups(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group to
 
 
 def group_max(logits: Float32[Array, "row vocab"]) -> Float32[Array, "row group"]:
-    """Return the maximum of each group of tokens, shared by all its uses in a step. NaN may be ignored."""
+    """Return the maximum of each group of tokens for all uses in a step.
+
+    NaN may be ignored.
+    """
     return jnp.max(_groups(logits), axis=2)
 
 
@@ -74,17 +77,17 @@ def has_nan(logits: Float32[Array, "row vocab"]) -> Bool[Array, "row"]:
     """
     rows, vocab = logits.shape
     slices = logits.reshape((rows, math.gcd(vocab, NAN_SLICES), -1))
-    found = functools.reduce(operator.or_, (jnp.isnan(slices[:, i]) for i in range(slices.shape[1])))
-    return jnp.any(materialize(found), axis=1)
+    nan_tokens = functools.reduce(operator.or_, (jnp.isnan(slices[:, i]) for i in range(slices.shape[1])))
+    return jnp.any(materialize(nan_tokens), axis=1)
 
 
 def most_likely(logits: Float32[Array, "row vocab"], platform: str = "cpu") -> Int32[Array, "row"]:
-    """Return the first index of each row's maximum; `vocab`, which is no token id, if the row has NaN."""
+    """Return the first index of each row's maximum; `vocab` if the row has NaN."""
     if platform != "gpu":
         return jnp.where(has_nan(logits), jnp.int32(logits.shape[1]), grouped_argmax(logits))
     first = lax.argmax(logits, 1, jnp.int32)  # of a row with NaN, the place of one
-    found = jnp.take_along_axis(logits, first[:, None], axis=1, mode="fill")[:, 0]
-    return jnp.where(jnp.isnan(found), jnp.int32(logits.shape[1]), first)
+    logit = jnp.take_along_axis(logits, first[:, None], axis=1, mode="fill")[:, 0]
+    return jnp.where(jnp.isnan(logit), jnp.int32(logits.shape[1]), first)
 
 
 def grouped_argmax(logits: Float32[Array, "row vocab"]) -> Int32[Array, "row"]:
@@ -120,15 +123,18 @@ def _key(sampling: Sampling, position: Array) -> Array:
 
 
 def _noise(sampling: Sampling, position: Array, vocab: int) -> Array:
-    """Return Gumbel noise for the logits of one lane: the argmax of the sum is a sample (the Gumbel-max trick)."""
+    """Return Gumbel noise for one lane's logits: the argmax of the sum is a sample.
+
+    This is the Gumbel-max trick.
+    """
     return jax.random.gumbel(_key(sampling, position), (vocab,), jnp.float32)
 
 
 def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) -> Bool[Array, "lane vocab"]:
-    """Return the mask of tokens that the filters of each lane keep, the most likely one always: the form for CPUs.
+    """Return the mask of tokens that each lane's filters keep; for CPUs.
 
-    Every filter keeps the tokens whose logit is at least some cutoff, so equally likely tokens are kept or dropped
-    together, and nothing has to be sorted.
+    The most likely token is always kept. Every filter keeps the tokens with a logit of at least some cutoff, so equally
+    likely tokens are kept or dropped together, and nothing has to be sorted.
 
     Args:
         scaled: logits divided by the temperature.
@@ -137,11 +143,11 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
     order = ordered(scaled)
     highest = jnp.max(scaled, axis=1, keepdims=True)
     best = jnp.max(order, axis=1)
-    ones = jnp.ones(scaled.shape, jnp.float32)
+    unit_weights = jnp.ones(scaled.shape, jnp.float32)
     wanted = jnp.asarray(sampling.top_k, jnp.float32)
-    cutoff = jnp.where(sampling.top_k > 0, _cutoff(order, ones, wanted), jnp.uint32(0))
+    cutoff = jnp.where(sampling.top_k > 0, _cutoff(order, unit_weights, wanted), jnp.uint32(0))
     keep = order >= cutoff[:, None]
-    # in units of the probability of the most likely token, whose logit may be infinite
+    # in units of the probability of the most likely token; its logit may be infinite
     weight = jnp.where(scaled == highest, 1.0, jnp.where(keep, jnp.exp(scaled - highest), 0.0))
     enough = jnp.asarray(sampling.top_p) * jnp.sum(weight, axis=1)
     cutoff = jnp.where(sampling.top_p < 1.0, jnp.minimum(_cutoff(order, weight, enough), best), jnp.uint32(0))
@@ -152,7 +158,7 @@ def kept_by_filters(scaled: Float32[Array, "lane vocab"], sampling: Sampling) ->
 def _cutoff(
     order: UInt32[Array, "lane vocab"], weight: Float32[Array, "lane vocab"], enough: Float32[Array, "lane"]
 ) -> UInt32[Array, "lane"]:
-    """Return the lowest cutoff above which the weights of a lane sum to less than `enough`, by bisection."""
+    """Return the lowest cutoff with less than `enough` weight above it, by bisection."""
 
     def halve(bounds: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
         low, high = bounds
@@ -173,7 +179,7 @@ def sample_tokens(
     sampling_mode: Int32[Array, ""],
     devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
-    """Sample the next token of every lane; `vocab` for a lane whose logits have NaN.
+    """Sample the next token of every lane; `vocab` for a lane with NaN.
 
     Args:
         logits: after any processing.
@@ -181,7 +187,7 @@ def sample_tokens(
         positions: position in its sequence of each lane's new token.
         sampling_mode: `GREEDY` if every lane has temperature 0, `SAMPLED` if no lane with a temperature has a filter,
             `FILTERED` otherwise; `BESIDE_GREEDY` changes nothing here.
-        devices: that the step is for; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
+        devices: devices of the step; on GPUs and TPUs a loop over lanes would launch its operations lane by lane.
     """
     if SAMPLE_ROWS.chosen(devices, logits):
         return lax.cond(
@@ -221,21 +227,24 @@ def _sampled(
     sampling_mode: Int32[Array, ""],
     devices: Devices = SINGLE_DEVICE,
 ) -> Int32[Array, "lane"]:
-    """Return the tokens of `sample_tokens` if some lanes have a temperature; `greedy` holds those of the others."""
+    """Return the tokens of `sample_tokens` if some lanes have a temperature.
+
+    `greedy` has the tokens of the other lanes.
+    """
     vocab = logits.shape[1]
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits / temperature[:, None]
     filtered = sampling_mode % BESIDE_GREEDY == FILTERED
     if devices.platform == "cpu" and not devices.interpret:
-        kept = lax.cond(
+        mask = lax.cond(
             filtered,
             lambda: kept_by_filters(scaled, sampling),
             lambda: varying_like(jnp.ones(logits.shape, jnp.bool_), scaled),
         )
     else:
-        kept = _kept_by_cutoffs(logits, greedy, temperature, sampling, filtered, devices)
+        mask = _kept_by_cutoffs(logits, greedy, temperature, sampling, filtered, devices)
     noise = jax.vmap(lambda sampling, position: _noise(sampling, position, vocab))(sampling, positions)
-    noisy = jnp.where(kept, scaled + noise, -jnp.inf)
+    noisy = jnp.where(mask, scaled + noise, -jnp.inf)
     tokens = lax.argmax(noisy, 1, jnp.int32) if devices.platform == "gpu" else grouped_argmax(noisy)
     return jnp.where((sampling.temperature > 0) & (greedy < vocab), tokens, greedy)
 
@@ -248,7 +257,10 @@ def _kept_by_cutoffs(
     filtered: Bool[Array, ""],
     devices: Devices,
 ) -> Bool[Array, "lane vocab"]:
-    """Return what `kept_by_filters` does; only a number for each lane leaves the branch, so that no mask is written."""
+    """Return the mask of `kept_by_filters` from cutoffs.
+
+    Only one number per lane leaves the branch, so that the branch writes no mask.
+    """
     highest = jnp.take_along_axis(logits, greedy[:, None], axis=1, mode="fill")[:, 0]
     limits = jnp.asarray(sampling.top_k), jnp.asarray(sampling.top_p)
     cutoff = lax.cond(

@@ -1,4 +1,4 @@
-"""Logits over a vocabulary that may be sharded over the devices of the `model` axis, in order.
+"""Logits over a vocabulary that may be sharded, in order, over the `model` axis.
 
 Every query is answered by each device for its shard first; only these answers are exchanged.
 """
@@ -27,7 +27,7 @@ class Vocabulary(NamedTuple):
     """The vocabulary of a model.
 
     Attributes:
-        held: tokens whose logits one device computes.
+        held: number of tokens with logits on one device.
         devices: number of shards.
     """
 
@@ -55,7 +55,7 @@ class Vocabulary(NamedTuple):
 
         Args:
             logits: of each row.
-            differentiable: for a gradient, to which the maximum adds nothing; the numbers are the same.
+            differentiable: for a gradient; the maximum does not contribute to it. The numbers are the same.
         """
         top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)
         if self.devices > 1:
@@ -69,84 +69,95 @@ class Vocabulary(NamedTuple):
 
         def term(cut: Callable[[Array], Array]) -> Array:
             logprob = cut(logits) - total
-            # What has no probability adds nothing: 0 * -inf is no number.
+            # A token without probability adds nothing: 0 * -inf is NaN.
             return jnp.where(jnp.isneginf(logprob), 0.0, -jnp.exp(logprob) * logprob)
 
         return self.sum(logits.shape, term)
 
     def sum(self, shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
-        """Return the sum of terms along each row, over the whole vocabulary; arguments as for `sum_of_terms`."""
-        found = sum_of_terms(shape, term)
-        return found if self.devices == 1 else lax.psum(found, MODEL)
+        """Return the sum of terms along each row over the complete vocabulary.
+
+        Arguments as for `sum_of_terms`.
+        """
+        partial_sum = sum_of_terms(shape, term)
+        return partial_sum if self.devices == 1 else lax.psum(partial_sum, MODEL)
 
     def same_most_likely(self, logits: Logits, other: Logits) -> Bool[Array, "row"]:
-        """Whether rows of two models have the same most likely token, the first one of equal logits."""
+        """Return whether two models' rows have the same most likely token.
+
+        Of equal logits the first token counts.
+        """
         if self.devices == 1:
             return most_likely(logits) == most_likely(other)
         return self.is_most_likely(other, self.best(logits, 1)[1][:, 0])
 
     def rank(self, logits: Logits, token: Int32[Array, "row"], logit: Float32[Array, "row 1"]) -> Int32[Array, "row"]:
-        """Return the place of a token of each row in the order of `best`, the first one is 1.
+        """Return the rank of each row's token in the order of `best`, from 1.
 
         Args:
-            logits: materialized, so that the token's own is the same number everywhere.
+            logits: materialized, so that the token's logit is the same number everywhere.
             token: one per row.
             logit: its logit.
         """
         ids = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         if self.devices > 1:
             ids = ids + lax.axis_index(MODEL) * self.held
-        before = (logits > logit) | ((logits == logit) & (ids < token[:, None]))
-        count = jnp.sum(before, axis=1, dtype=jnp.int32)
+        precedes = (logits > logit) | ((logits == logit) & (ids < token[:, None]))
+        count = jnp.sum(precedes, axis=1, dtype=jnp.int32)
         return 1 + (count if self.devices == 1 else lax.psum(count, MODEL))
 
     def logit(self, logits: Logits, token: Int32[Array, "row"]) -> Float32[Array, "row 1"]:
         """Return the logit of one token per row."""
         if self.devices == 1:
             return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
-        found, inside = local_rows(token, MODEL, self.held)
-        inside = jnp.where(found, inside, 0)
-        own = jnp.take_along_axis(logits, inside[:, None], axis=1, mode="fill")
-        return lax.psum(jnp.where(found[:, None], own, 0.0), MODEL)
+        is_local, index = local_rows(token, MODEL, self.held)
+        index = jnp.where(is_local, index, 0)
+        local_logit = jnp.take_along_axis(logits, index[:, None], axis=1, mode="fill")
+        return lax.psum(jnp.where(is_local[:, None], local_logit, 0.0), MODEL)
 
     def best(self, logits: Logits, count: int) -> tuple[Float32[Array, "row top"], Int32[Array, "row top"]]:
-        """Return the highest logits of each row and their tokens, best first, the lower token first if equal."""
+        """Return the highest logits of each row and their tokens, best first.
+
+        Of equal logits the lower token is first.
+        """
         best, tokens = lax.top_k(logits, min(count, self.held))
         if self.devices == 1:
             return best, tokens
         tokens = tokens + lax.axis_index(MODEL) * self.held
         # Shards are in the order of the tokens, so the first of equal logits is the lowest token here too.
-        best, tokens = (lax.all_gather(one, MODEL, axis=1, tiled=True, to="invarying") for one in (best, tokens))
+        best, tokens = (lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (best, tokens))
         best, place = lax.top_k(best, count)
         return best, jnp.take_along_axis(tokens, place, axis=1, mode="fill")
 
     def is_most_likely(self, logits: Logits, token: Int32[Array, "row"]) -> Bool[Array, "row"]:
-        """Whether a token is the first one with the highest logit of its row; false if a logit is NaN."""
+        """Return whether a token is the first with its row's highest logit; False with NaN."""
         first = most_likely(logits)
         if self.devices == 1:
             return first == token
         wrong = first == self.held
-        own = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
-        mine = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)[:, None]
+        local_logit = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
+        local_token = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)[:, None]
         # Shards are in order as in `best`. Indices, not comparisons with a device's own logit: XLA may compute a value
         # twice, with different rounding.
-        highest, tokens = (lax.all_gather(one, MODEL, axis=1, tiled=True, to="invarying") for one in (own, mine))
+        highest, tokens = (
+            lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (local_logit, local_token)
+        )
         best = jnp.take_along_axis(tokens, jnp.argmax(highest, axis=1, keepdims=True), axis=1, mode="fill")[:, 0]
         return (best == token) & jnp.all(tokens >= 0, axis=1)
 
 
 def sum_of_terms(shape: tuple[int, ...], term: Callable[[Callable[[Array], Array]], Array]) -> Float32[Array, "row 1"]:
-    """Return the sum of terms along each row: slices are added element by element, then along the row.
+    """Return the sum of terms along each row: slices element by element, then rows.
 
     XLA:CPU's own reduction computes the exponentials inside its loop, and takes three times as long for uncached
     logits.
 
     Args:
-        shape: [row, held] of the arrays that the terms are made of.
-        term: (cut) -> terms of one slice, where `cut` takes that slice of an array of this shape.
+        shape: [row, width] of the arrays that the terms are made of.
+        term: (cut) -> terms of one slice; `cut` takes that slice of an array of this shape.
     """
-    rows, held = shape
-    terms = math.gcd(SUM_TERMS, held)
+    rows, width = shape
+    terms = math.gcd(SUM_TERMS, width)
 
     def cut(place: int) -> Callable[[Array], Array]:
         return lambda array: array.reshape((rows, terms, -1))[:, place]

@@ -1,8 +1,8 @@
-"""Costs of a model's steps on a machine that need not be there, and whether the model fits into its memory.
+"""Costs of a model's steps on an absent machine, and whether it fits there.
 
-Imports the engine and what is below it. Begin with `target_report`, which compiles every step for the target and puts
-the parts together: `step_report` (one step), `floor` (what no program of it can avoid), `fit` (weights, rows and
-scratch beside the memory).
+Imports the engine and everything below it. Begin with `target_report`, which compiles every step for the target and
+combines the parts: `step_report` (one step), `floor` (lower bounds for every program), `fit` (weights, rows and scratch
+compared with the memory).
 """
 
 from hybridlm.target_report.fit import Fit

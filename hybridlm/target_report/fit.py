@@ -1,4 +1,4 @@
-"""Whether a model fits into the memory of a device, and the most lanes and the longest context that do."""
+"""Whether a model fits into a device's memory; maximum lanes and maximum context."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
-"""Lanes up to which the most that fit are looked for."""
+"""Upper bound of the search for the most lanes that fit."""
 GPU_SHARE = 0.75
-"""Share of a GPU's memory that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""Share of a GPU's memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Fit:
         weights: of the parameters.
         rows: of both pools.
         padding: that the device's layouts add to weights and rows.
-        scratch: of the largest step, its results beside the pools included; None if no step was compiled.
+        scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
         left: memory that is left; negative if it does not fit.
         lanes, context: as asked for.
         most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
@@ -57,16 +57,16 @@ class Fit:
         need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"
         over = format_bytes(abs(self.left))
         verdict = f"fits, {over} are left" if self.fits else f"DOES NOT FIT by {over}"
-        found = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
+        lines = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
         lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
         context = f"a context of {self.longest_context}" if self.longest_context else "no context"
-        found.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
+        lines.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
         if self.fits and self.memory - self.left > self.share * self.memory:
-            found.append(
+            lines.append(
                 f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION"
             )
-        return tuple(found)
+        return tuple(lines)
 
 
 def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resident: int | None) -> Fit:
@@ -76,19 +76,19 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
         engine: of the model, on the target.
         memory: bytes of each device.
         platform: of the target.
-        scratch: bytes that the largest step needs beside weights and rows; None if unknown.
+        scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
         resident: bytes of weights and both pools as XLA lays them out; None if unknown.
     """
-    weights, most = engine.parameters_on_a_device[1], engine.prefill_rows
+    weights, prefill_lanes = engine.parameters_on_a_device[1], engine.prefill_rows
 
     def rows(lanes: int, context: int) -> int:
         devices = engine.placement.data
         row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
-        return (lanes // devices + min(lanes, most) // devices) * row
+        return (lanes // devices + min(lanes, prefill_lanes) // devices) * row
 
-    own = rows(engine.lanes, engine.context)
-    padding = 0 if resident is None else max(0, resident - weights - own)
-    padded = 1 + padding / (weights + own)
+    row_bytes = rows(engine.lanes, engine.context)
+    padding = 0 if resident is None else max(0, resident - weights - row_bytes)
+    padded = 1 + padding / (weights + row_bytes)
 
     def left(lanes: int, context: int) -> int:
         needed = (scratch or 0) * max(1.0, lanes / engine.lanes)
@@ -100,11 +100,14 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     blocks = _most(limit, lambda count: left(engine.lanes, count * KV_BLOCK) >= 0)
     share = GPU_SHARE if platform == "gpu" else 1.0
     return Fit(
-        memory, weights, own, padding, scratch, memory - weights - own - padding - (scratch or 0), engine.lanes,
-        engine.context, lanes, blocks * KV_BLOCK, share,
+        memory, weights, row_bytes, padding, scratch, memory - weights - row_bytes - padding - (scratch or 0),
+        engine.lanes, engine.context, lanes, blocks * KV_BLOCK, share,
     )  # fmt: skip
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, if all smaller ones do; 0 for none."""
+    """Return the largest number up to a limit that fits, or 0.
+
+    All smaller numbers must fit if it fits.
+    """
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

@@ -1,9 +1,9 @@
-"""Floor of a step on one device: bytes that it has to move and products that it has to compute, in whatever form.
+"""Floor of a step on one device: minimum bytes moved and minimum products computed.
 
 A step reads each weight once, and the rows of its tokens in the embedding. It reads and writes the fixed-size state of
-every lane, reads the keys and values of earlier positions and writes those of its tokens. The number of experts that it
-reads is the expected one for tokens that are routed uniformly; the model's own routing may meet fewer. Products are
-those of the matrices; attention, recurrences, norms and sampling are left out.
+every lane, reads the keys and values of earlier positions and writes the keys and values of its tokens. The number of
+experts that it reads is the expected number for tokens that are routed uniformly; the model's routing may use fewer.
+Products are matrix products; attention, recurrences, norms and sampling are left out.
 """
 
 from dataclasses import dataclass
@@ -46,34 +46,34 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
         return None
     lanes = max(1, shape.lanes // placement.data)
     rows = lanes * shape.tokens
-    weights = {id(one): one for one in map(_array, _params(model))}
+    weights = {id(weight_array): weight_array for weight_array in map(_array, _params(model))}
     size, multiplied = 0.0, 0.0
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Moe):
             part, met = node.config.router, _met(node, rows)
             for name in ("gate_up_proj", "up_proj", "down_proj"):
                 if (weight := getattr(node, name, None)) is not None:
-                    one = weights.pop(id(_array(weight)))
-                    size += met * bytes_on_a_device(one)
-                    multiplied += rows * part.per_token / part.experts * _numbers(one)
+                    expert_weight = weights.pop(id(_array(weight)))
+                    size += met * bytes_on_a_device(expert_weight)
+                    multiplied += rows * part.per_token / part.experts * _numbers(expert_weight)
     table = _array(model.embed_tokens)
     if not model.config.tied:
         weights.pop(id(table))
         size += rows * _row_bytes(table)
     head = _array(model.head)
     sampled = lanes if shape.step == "generate" else rows
-    for one in weights.values():
-        size += bytes_on_a_device(one)
-        if len(one.shape) > 1:
-            multiplied += (sampled if one is head else rows) * _numbers(one)
-    kept = model.state_size(cache_dtype)
-    earlier = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
-    cached = lanes * (kept.token - kept.unused) * (kv_blocks(max(earlier, 0)) * KV_BLOCK + shape.tokens)
-    return Floor(int(size) + 2 * lanes * kept.fixed + cached, int(2 * multiplied))
+    for remaining_weight in weights.values():
+        size += bytes_on_a_device(remaining_weight)
+        if len(remaining_weight.shape) > 1:
+            multiplied += (sampled if remaining_weight is head else rows) * _numbers(remaining_weight)
+    state_size = model.state_size(cache_dtype)
+    previous = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
+    cached = lanes * (state_size.token - state_size.unused) * (kv_blocks(max(previous, 0)) * KV_BLOCK + shape.tokens)
+    return Floor(int(size) + 2 * lanes * state_size.fixed + cached, int(2 * multiplied))
 
 
 def _met(layer: Moe, rows: int) -> float:
-    """Fraction of the experts that tokens meet which are routed uniformly."""
+    """Return the fraction of experts that uniformly routed tokens use."""
     router = layer.config.router
     return 1.0 - (1.0 - router.per_token / router.experts) ** rows
 
@@ -89,7 +89,7 @@ def _array(param: Any) -> Any:
 
 def _row_bytes(weight: Any) -> int:
     """Bytes of one whole row of a matrix."""
-    return sum(one.shape[-1] * one.dtype.itemsize for one in jax.tree.leaves(weight))
+    return sum(array.shape[-1] * array.dtype.itemsize for array in jax.tree.leaves(weight))
 
 
 def _numbers(weight: Any) -> int:

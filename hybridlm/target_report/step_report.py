@@ -1,4 +1,4 @@
-"""One step on a target: its certificate, what its program moves and computes, and the least time that takes."""
+"""One step on a target: its certificate, bytes, arithmetic and minimum time."""
 
 import math
 from dataclasses import dataclass
@@ -15,23 +15,25 @@ from models.state.state import cache_positions, turn_blocks
 MAX_LARGEST = 20
 """Kernels that a report lists: those that move most."""
 BYTES_OF = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-"""XLA's names of dtypes -> those of a target's peaks."""
+"""XLA's names of dtypes -> names in a target's peaks."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step on each device of a target. Times are lower bounds, in seconds; None where a figure is unknown.
+    """One step on each device of a target.
+
+    Times are lower bounds, in seconds; None if a figure is unknown.
 
     Attributes:
         name: of the shape.
         lanes, tokens: of the step; 0 for moves of rows.
         failed: why XLA did not compile it; None if it did.
         certificate: of the compiled step.
-        kernels: runs of operations outside loops whose number of iterations depends on the data.
+        kernels: runs of operations outside loops with a data-dependent number of iterations.
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
-        floor_moved, floor_flops: that no program of this step can avoid; None for moves of rows.
+        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of rows.
         floor_seconds: the longer of both at the device's bandwidth and peak.
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
@@ -58,7 +60,7 @@ class StepReport:
 
     @property
     def scratch(self) -> int:
-        """Bytes that it needs beside weights and rows."""
+        """Bytes that it needs in addition to weights and rows."""
         if self.certificate is None:
             return 0
         memory = self.certificate.memory
@@ -91,9 +93,9 @@ def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target
     kernels, (lanes, tokens) = step.kernels, _sizes(shape)
     visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
-    repeated = [one for one in kernels.kernels if one.loop is not None and FURTHER_PASSES not in one.loop]
-    moved = kernels.moved + turns * sum(one.moved for one in repeated)
-    flops = kernels.flops + turns * sum(one.times * one.flops for one in repeated)
+    repeated = [kernel for kernel in kernels.kernels if kernel.loop is not None and FURTHER_PASSES not in kernel.loop]
+    moved = kernels.moved + turns * sum(kernel.moved for kernel in repeated)
+    flops = kernels.flops + turns * sum(kernel.times * kernel.flops for kernel in repeated)
     floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
     data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
     return StepReport(
@@ -112,9 +114,9 @@ def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | N
 
 def _peak(kernels: Kernels, target: Target) -> float | None:
     """The highest peak of the dtypes that the program multiplies in."""
-    found = {BYTES_OF.get(one.dtype, "") for one in kernels.kernels if one.flops}
-    known = [target.flops[name] for name in found if name in target.flops]
-    return max(known, default=max(target.flops.values(), default=math.nan)) if target.flops else None
+    dtypes = {BYTES_OF.get(kernel.dtype, "") for kernel in kernels.kernels if kernel.flops}
+    peaks = [target.flops[name] for name in dtypes if name in target.flops]
+    return max(peaks, default=max(target.flops.values(), default=math.nan)) if target.flops else None
 
 
 def _sizes(shape: AnyShape) -> tuple[int, int]:

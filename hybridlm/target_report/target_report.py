@@ -1,4 +1,7 @@
-"""The report on a model on a target: every step compiled, proved, audited and counted, and whether it all fits."""
+"""The report on a model on a target: proof, audit and costs of every step.
+
+The report also tells whether the model fits into the memory.
+"""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +31,7 @@ from ir_passes.files.trust import UntrustedError
 from ir_passes.targets import Target, TargetError
 
 TARGETS = "targets"
-"""Name of the folder, in that of the cache of compiled steps, of reports on steps."""
+"""Name of the subfolder of the cache of compiled steps for reports on steps."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class TargetReport:
     @property
     def good(self) -> bool:
         """Whether no step has a fault and everything fits."""
-        return (self.fit is None or self.fit.fits) and not any(one.faults for one in self.steps)
+        return (self.fit is None or self.fit.fits) and not any(step_report.faults for step_report in self.steps)
 
     def to_json(self) -> str:
         """Return it as JSON."""
@@ -75,7 +78,7 @@ def target_engine(
     mesh: dict[str, int] | None = None,
     recipe: Recipe | None = None,
 ) -> Engine:
-    """Return an engine whose steps are compiled for a target; no weight is read.
+    """Return an engine that compiles its steps for a target; no weight is read.
 
     Args:
         target: not the local devices.
@@ -83,7 +86,7 @@ def target_engine(
         model: checkpoint directory, GGUF file or id on the hub: its configuration, dtype and packed forms are used.
         config: a config.json, in place of a model.
         mesh: sizes of the axes; None splits lanes over all devices.
-        recipe: of quantised weights, as of `abstract_engine`; those of a quantised model are packed.
+        recipe: recipe of quantised weights, as of `abstract_engine`; weights of a quantised model are packed.
 
     Raises:
         TargetError: the target's compiler is not installed, or it has another number of devices than the mesh.
@@ -107,19 +110,19 @@ def target_engine(
 
 
 def shapes_of(engine: Engine) -> list[AnyShape]:
-    """Return the steps that are reported on: those of all lanes."""
+    """Return the steps of the report: the steps of all lanes."""
     return all_shapes(engine, only_full=True, drafts=True)
 
 
 def report_on(
-    engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda done, name: None
+    engine: Engine, shapes: Sequence[AnyShape], step_done: Callable[[int, str], None] = lambda count, name: None
 ) -> TargetReport:
-    """Compile steps of an engine for its target, or find what an earlier process found, and report on them.
+    """Report on an engine's steps, compiled for its target or loaded from storage.
 
     Args:
-        engine: of `target_engine`.
-        shapes: the steps, as `shapes_of` has them.
-        step_done: called with the number of steps that are done and the name of the next.
+        engine: result of `target_engine`.
+        shapes: the steps, from `shapes_of`.
+        step_done: called with the number of finished steps and the name of the next.
     """
     target = engine.placement.target
     assert target is not None
@@ -131,8 +134,8 @@ def report_on(
         steps[shape] = one_step(engine, target, shape, store)
     fit = None
     if target.memory is not None:
-        compiled = [one for one in steps.values() if one.certificate is not None]
-        scratch = max((one.scratch for one in compiled), default=None)
+        compiled = [step for step in steps.values() if step.certificate is not None]
+        scratch = max((step.scratch for step in compiled), default=None)
         fit = fit_of(engine, target.memory, target.platform, scratch, _resident(engine, steps))
     mesh = engine.placement.mesh
     sizes = () if mesh is None else tuple(f"{name}={size}" for name, size in mesh.shape.items())
@@ -143,7 +146,7 @@ def report_on(
 
 
 def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore | None) -> StepReport:
-    """Report on one step; one without a fault is kept for other processes, where there is a store."""
+    """Report on one step; without a fault the report is stored for other processes."""
     name = None
     if store is not None and (key := engine.programs.key(shape, engine.example_arguments(shape))) is not None:
         name = f"{key}-{engine.context}.json"
@@ -170,7 +173,10 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Bytes of weights and both pools as XLA lays them out, from the arguments of a decode step and of a copy."""
+    """Return the bytes of weights and both pools in XLA's layout.
+
+    They follow from the arguments of a decode step and of a copy.
+    """
     decode = steps.get(Shape("generate", engine.lanes, 1))
     copy = steps.get(CopyShape(engine.prefill_rows, engine.lanes))
     if decode is None or copy is None or decode.certificate is None or copy.certificate is None:

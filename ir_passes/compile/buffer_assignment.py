@@ -1,8 +1,8 @@
-"""Compilation of a step such that its buffer assignment is known, which the audit reads beside the HLO.
+"""Compilation of a step with its buffer assignment for the audit.
 
-Executables of XLA:CPU give it out. The C API through which JAX calls every other backend has no field for it, so there
-XLA writes it to a private folder while it compiles, by options of this one compilation, and the folder goes afterwards.
-A program of JAX's compilation cache is not compiled, and nothing is written: certified steps are compiled without it.
+Executables of XLA:CPU expose it. The C API through which JAX calls every other backend has no field for it, so there
+XLA writes it to a private temporary folder while it compiles, by options of this one compilation. A program from JAX's
+compilation cache is not compiled, so nothing is written: certified steps are compiled without the cache.
 """
 
 import tempfile
@@ -18,12 +18,12 @@ from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
 
 GIVEN_OUT = frozenset({"cpu"})
-"""Platforms whose executables give out their buffer assignment."""
+"""Platforms with executables that expose their buffer assignment."""
 WRITTEN = frozenset({None, "cpu", "gpu", "cuda", "rocm", "tpu"})
-"""Platforms of which the audit can read what XLA writes; None is one that does not say its name."""
+"""Platforms with buffer assignments that the audit can read; None is a platform without a name."""
 SETTINGS_AFTERWARDS = frozenset({"tpu"})
-"""Platforms on which XLA chooses settings of instructions, windows of a kernel for one, after it wrote the buffer
-assignment: what it wrote is of a program that is the same but for settings."""
+"""Platforms where XLA chooses settings of instructions, for example windows of a kernel, after it wrote the buffer
+assignment: the written program differs from the final one in settings only."""
 MAX_DUMP_BYTES = 1 << 30
 FOLDER = "xla_dump_to"
 NOTHING = "the executable gives out no buffer assignment, and XLA wrote none"
@@ -44,11 +44,11 @@ class CompiledProgram:
 
 
 def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> CompiledProgram:
-    """Compile a step such that its buffer assignment is known, if its platform has one.
+    """Compile a step and return its buffer assignment, if its platform has one.
 
     Args:
         lowered: the step.
-        options: for XLA. A folder for its dumps among them is used and left as it is.
+        options: options for XLA. A folder for dumps in them is used and kept.
     """
     platform = jax_private.platform_of(lowered)
     if platform not in GIVEN_OUT | WRITTEN:
@@ -58,23 +58,23 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
         )
     if platform in GIVEN_OUT:
         compiled = lowered.compile(compiler_options=options)
-        given = hlo.given_assignment(compiled)
-        return CompiledProgram(compiled, None, None if given else "the executable gives out no buffer assignment")
+        assignment = hlo.given_assignment(compiled)
+        return CompiledProgram(compiled, None, None if assignment else "the executable gives out no buffer assignment")
     options = options or {}
-    given = options.get(FOLDER)
-    with nullcontext(given) if given else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
+    dump_folder = options.get(FOLDER)
+    with nullcontext(dump_folder) if dump_folder else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
         compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
         try:
             module = hlo.only_module(compiled)
         except HloError:
-            return CompiledProgram(compiled)  # the audit says so
+            return CompiledProgram(compiled)  # the audit reports this
         settings = platform not in SETTINGS_AFTERWARDS
         text = jax_private.text_of_serialized(module.as_serialized_hlo_module_proto(), settings)
         return CompiledProgram(compiled, *_written(Path(folder), compiled, text, settings))
 
 
 def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: bool) -> tuple[bytes | None, str | None]:
-    """Return the dump that XLA wrote of an executable, or the reason why none can be used."""
+    """Return the dump that XLA wrote of an executable, or the reason to reject it."""
     faults: list[str] = []
     for path in sorted(folder.glob("*after_optimizations.hlo.pb")):
         size = path.stat().st_size
@@ -92,7 +92,7 @@ def _written(folder: Path, compiled: jax.stages.Compiled, text: str, settings: b
 
 
 def _fault(dump: bytes, compiled: jax.stages.Compiled, text: str, settings: bool) -> str | None:
-    """Return the reason why a dump is not of an executable, whose program is given as text; None if it is."""
+    """Return the reason why a dump does not match an executable's text, or None."""
     try:
         module, assignment = hlo.unpack_dump(dump)
         if not assignment:

@@ -1,8 +1,8 @@
-"""The calling convention of a flat program: the arguments of the function it was traced from, its pools donated.
+"""The calling convention of a flat program: the traced function's arguments, with donated pools.
 
-JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered where a pool would not
-meet its own successor. The caller sees the function's own arguments and results, and pays nothing for it unless
-outputs are reordered or one argument holds both pools that are donated and arrays that are not.
+JAX gives a donated array to the first output of its shape and dtype, so outputs are reordered if a pool would not get
+its own successor. The caller sees the function's arguments and results, at no cost unless outputs are reordered or one
+argument holds both donated pools and other arrays.
 """
 
 from collections import deque
@@ -25,11 +25,11 @@ class Calling:
     """The calling convention of one step.
 
     Attributes:
-        name: of the program, in HLO and profiles.
+        name: name of the program, in HLO and profiles.
         arguments, results: pytree structures of the function, of the arguments as (args, kwargs).
-        donated: flattened arguments whose bytes their successors take.
+        donated: flattened arguments that give their bytes to successors.
         order: position in the program's results of each result of the compiled program.
-        argnums: arguments to donate; None where an argument would have to be donated in part.
+        argnums: arguments to donate; None if an argument would have to be donated in part.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Calling:
     def of(cls, trace: Trace, bound: BoundContract) -> "Calling":
         """The convention of a traced function with a contract bound to it."""
         donated = tuple(sorted(bound.successors))
-        given = trace.args, trace.kwargs
-        argnums = donated_argnums(*given, set(donated))
-        structures = jax.tree.structure(given), jax.tree.structure(trace.results)
+        arguments = trace.args, trace.kwargs
+        argnums = donated_argnums(*arguments, set(donated))
+        structures = jax.tree.structure(arguments), jax.tree.structure(trace.results)
         return cls(trace.name, *structures, donated, output_order(bound), argnums)
 
     def lower(self, program: ir.ClosedJaxpr, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.stages.Lowered:
@@ -58,21 +58,24 @@ class Calling:
         return jitted.lower(*args, **kwargs) if self.argnums is not None else jitted.lower(*self._leaves(args, kwargs))
 
     def jit(self, program: ir.ClosedJaxpr) -> Any:
-        """The program as a jitted function, of the arguments if whole arguments are donated, else of their leaves."""
+        """Return the program as a jitted function of the arguments, or of their leaves.
+
+        It takes leaves if some argument is donated only in part.
+        """
         run = ir.as_function(program)
 
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def from_arguments(*args: Any, **kwargs: Any) -> Any:
             return self._arranged(run(*jax.tree.leaves((args, kwargs))))
 
         def leaves(*args: Any) -> Any:
             return self._arranged(run(*args))
 
-        fn, donated = (leaves, self.donated) if self.argnums is None else (whole, self.argnums)
+        fn, donated = (leaves, self.donated) if self.argnums is None else (from_arguments, self.argnums)
         fn.__name__ = fn.__qualname__ = self.name
         places = result_shardings(program)
         if None in places:
             return jax.jit(fn, donate_argnums=donated)
-        # Of a result whose place is left open JAX leaves it to XLA whose bytes it takes, and XLA looks at sizes alone.
+        # For a result with an open sharding, JAX lets XLA choose the donated bytes, and XLA compares only sizes.
         return jax.jit(fn, donate_argnums=donated, out_shardings=self._arranged(places))
 
     def entry(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
@@ -102,13 +105,13 @@ class Calling:
         return leaves
 
     def _arranged(self, outputs: Sequence[Any]) -> Any:
-        """Return the compiled program's results: those of the function, or a flat tuple of them in another order."""
+        """Return the compiled program's results: the function's, or a reordered flat tuple."""
         if self.in_order:
             return jax.tree.unflatten(self.results, outputs)
         return tuple(outputs[i] for i in self.order)
 
     def restored(self, leaves: Sequence[Any]) -> Any:
-        """The function's results from those of the compiled program."""
+        """Return the function's results from the compiled program's results."""
         outputs: list[Any] = [None] * len(leaves)
         for place, leaf in zip(self.order, leaves, strict=True):
             outputs[place] = leaf
@@ -116,33 +119,37 @@ class Calling:
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
-    """The order of results in which JAX pairs each donated pool with its own successor."""
+    """Return the order of results in which JAX pairs each donated pool with its successor."""
     donors: dict[Any, deque[int]] = {}
     for donor in sorted(bound.successors):
         donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])
-    given = {i: donors[_kind(one)].popleft() for i, one in enumerate(bound.outputs) if donors.get(_kind(one))}
+    outputs = enumerate(bound.outputs)
+    successor_at = {i: donors[_kind(output)].popleft() for i, output in outputs if donors.get(_kind(output))}
     places = range(len(bound.outputs))
-    if all(given.get(i, i) == i for i in places) and len(given) == len(bound.successors):
+    if all(successor_at.get(i, i) == i for i in places) and len(successor_at) == len(bound.successors):
         return tuple(places)
     first = [bound.successors[donor] for donor in sorted(bound.successors)]
     return (*first, *(i for i in places if i not in set(first)))
 
 
-def _kind(one: Any) -> tuple[Any, ...]:
-    return one.shape, one.dtype
+def _kind(bound: Any) -> tuple[Any, ...]:
+    return bound.shape, bound.dtype
 
 
 def donated_argnums(args: tuple[Any, ...], kwargs: Mapping[str, Any], donated: set[int]) -> tuple[int, ...] | None:
-    """Positional arguments whose arrays are all donated; None where some of one are, or some that are given by name."""
-    found: list[int] = []
-    at = 0
+    """Return the positional arguments with only donated arrays.
+
+    Returns None if an argument is donated in part, or if a donated argument is passed by name.
+    """
+    numbers: list[int] = []
+    first_leaf = 0
     for number, arg in enumerate(args):
         size = jax.tree.structure(arg).num_leaves
-        mine = sum(i in donated for i in range(at, at + size))
-        at += size
-        if 0 < mine < size:
+        donated_count = sum(i in donated for i in range(first_leaf, first_leaf + size))
+        first_leaf += size
+        if 0 < donated_count < size:
             return None
-        if mine:
-            found.append(number)
-    by_name = range(at, at + jax.tree.structure(dict(kwargs)).num_leaves)
-    return None if donated.intersection(by_name) else tuple(found)
+        if donated_count:
+            numbers.append(number)
+    by_name = range(first_leaf, first_leaf + jax.tree.structure(dict(kwargs)).num_leaves)
+    return None if donated.intersection(by_name) else tuple(numbers)

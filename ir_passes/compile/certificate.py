@@ -1,4 +1,4 @@
-"""The certificate of one compiled step: the claims proved and audited, the assumptions, and the program they hold for.
+"""The certificate of one compiled step: claims proved and audited, assumptions, and programs.
 
 A certificate holds for one executable: it names the traced program, the program that was compiled after the rewrites
 and the HLO that XLA made of it, by hashes that are the same in every process.
@@ -43,8 +43,8 @@ class Fingerprints:
         traced: the jaxpr of the function.
         compiled: the jaxpr after the rewrites, which was lowered.
         contract: the contract bound to the arguments.
-        rules: the rewrites with their options, and what is declared row-wise or opaque.
-        hlo: the scheduled HLO; None where it was not read.
+        rules: the rewrites with their options, and the declared row-wise and opaque operations.
+        hlo: the scheduled HLO; None if it was not read.
         schedule: the collectives in their order: processes that run the step together must have the same.
     """
 
@@ -121,39 +121,39 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Certificate(Exchanging):
-    """The statements about one executable. Equality compares all fields but the times.
+    """The statements about one executable. Equality compares all fields except the times.
 
     Raises:
         RecordError: a statement has an id that is not in the list of its field (`STATEMENTS`).
 
     Attributes:
-        format: of this record.
+        format: format of this record.
         step: name of the function.
         certify: "error", "warn" or "off".
         lanes: N.
-        equations: of the compiled jaxpr, of one device.
-        versions, fingerprints: of what made it, and of what was made.
-        contract: the entries, arrays of one argument, or of one of its fields, and of one entry in one line.
+        equations: number of equations of the compiled jaxpr, of one device.
+        versions, fingerprints: versions that made the program, and hashes of the program.
+        contract: the entries; one line for all arrays of an argument, or of its field, with equal entries.
         proved: claims that hold of the compiled jaxpr; ids of `Claim`.
         audited: claims that hold of XLA's schedule and buffer assignment; ids of `AuditClaim`.
         measured: claims that runs of the step's layers showed; ids of `MeasuredClaim`.
         not_audited: why there was no audit; None if there was one.
-        assumed: declared operations, declassified values, slot maps, which both take for granted; ids of `Assumption`.
-        not_covered: properties that neither looks at; ids of `NotCovered`.
+        assumed: assumptions of proof and audit: declared operations, declassified values, slot maps; ids of
+            `Assumption`.
+        not_covered: properties that neither checks; ids of `NotCovered`.
         faults: violations and findings, under the ids of `ViolationKind`, `FindingKind` and `MeasuredFault`, or
             "not-audited"; empty unless `certify` is "warn".
         notes: remarks of the proof; ids of `Note`.
         passes: the rewrites in order.
         copies: pool-sized copies, with the line that made them.
-        neighbours: the values beside the results of custom calls, whose bodies nobody looked at.
+        neighbours: the values next to results of custom calls in memory; the bodies of the calls were not checked.
         pools: every pool among the arguments.
         collectives: exchanges between devices, in the order of the compiled program; of the traced one if `audited` is
             empty. None on one device.
         memory: bytes of the step's scratch and arguments, on one device.
-        seconds: of each phase, when the executable was made.
+        seconds: seconds of each phase, when the executable was made.
         reused: the proof was taken from the store.
-        stored: the executable was taken from the store, with this certificate, which was made of it when it was
-            compiled.
+        stored: the executable was taken from the store, with the certificate of its compilation.
     """
 
     format: int
@@ -195,8 +195,8 @@ class Certificate(Exchanging):
             "not covered": self.not_covered,
             "faults": self.faults,
         }
-        said = ", ".join(f"{len(statements)} {name}" for name, statements in counts.items())
-        return f"Certificate({self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations; {said})"
+        summary = ", ".join(f"{len(statements)} {name}" for name, statements in counts.items())
+        return f"Certificate({self.step}: {self.state}, {self.lanes} lanes, {self.equations} equations; {summary})"
 
     @property
     def holds(self) -> bool:
@@ -205,7 +205,7 @@ class Certificate(Exchanging):
 
     @property
     def is_proof(self) -> bool:
-        """Whether the step was proved and nothing was found; its program may not have been audited."""
+        """True if the step was proved without faults; its program may not have been audited."""
         return bool(self.proved and not self.faults)
 
     @property
@@ -216,14 +216,14 @@ class Certificate(Exchanging):
         return "certified" if self.holds else "NOT CERTIFIED"
 
     def with_measured(self, claims: Sequence[Statement], faults: Sequence[Statement]) -> "Certificate":
-        """Return the certificate with what runs of the step's layers showed.
+        """Return the certificate with measured claims of the step's layers.
 
         Args:
-            claims: that hold; statements of their ids leave `not_covered`.
-            faults: of claims that do not.
+            claims: claims that hold; statements of their ids leave `not_covered`.
+            faults: faults of claims that do not hold.
         """
         ids = {claim.id for claim in claims}
-        not_covered = tuple(one for one in self.not_covered if one.id not in ids)
+        not_covered = tuple(statement for statement in self.not_covered if statement.id not in ids)
         return replace(self, measured=tuple(claims), not_covered=not_covered, faults=(*self.faults, *faults))
 
     def made_by(self, versions: Versions) -> bool:
@@ -256,7 +256,7 @@ class Certificate(Exchanging):
             f"hlo {(self.fingerprints.hlo or 'not read')[:16]}",
         ]
         for heading, statements in self.sections():
-            lines += [f"  {heading}:", *(f"    {one}" for one in statements)] if statements else []
+            lines += [f"  {heading}:", *(f"    {statement}" for statement in statements)] if statements else []
         lines += ["  executable: from the store; all of this was found when it was compiled"] if self.stored else []
         bound = "" if memory.temp_lower_bound is None else f", of which {memory.temp_lower_bound} live at once"
         lines += [
@@ -267,7 +267,7 @@ class Certificate(Exchanging):
         return "\n".join(lines)
 
     def sections(self) -> Sequence[tuple[str, tuple[str | Statement, ...]]]:
-        """Return all statements under their headings, of which some may have none."""
+        """Return all statements under their headings; some sections may be empty."""
         return [
             ("contract", self.contract),
             ("proved", self.proved),
@@ -278,9 +278,9 @@ class Certificate(Exchanging):
             ("not covered", self.not_covered),
             ("faults", self.faults),
             ("notes", self.notes),
-            ("rewrites", tuple(f"{one.name}: {one.summary}" for one in self.passes)),
+            ("rewrites", tuple(f"{effect.name}: {effect.summary}" for effect in self.passes)),
             ("pool-sized copies", self.copies),
-            ("beside the results of custom calls", self.neighbours),
+            ("next to the results of custom calls", self.neighbours),
             (f"collectives, in the order of {self.fingerprints.schedule[:16]}", self.exchanged),
         ]
 

@@ -14,8 +14,8 @@ class Key:
     Attributes:
         traced: fingerprint of the traced program.
         contract: fingerprint of the bound contract.
-        rules: fingerprint of the rewrites with their options and of what is declared row-wise.
-        versions: of everything that took part, but for the options that XLA is given.
+        rules: fingerprint of the rewrites with their options and of the declared row-wise operations.
+        versions: versions of everything that took part, without the options for XLA.
     """
 
     traced: str

@@ -44,11 +44,11 @@ def make_certificate(
         scheduled: the collectives of the program, for a step that was not audited.
         not_audited: why it was not.
     """
-    schedule = report.schedule if report else tuple(one.collective for one in scheduled)
+    schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
     proved, bound = step.proved, step.bound
-    known = proved.reused or proved.proof
+    proof = proved.reused or proved.proof
     not_covered = uncovered_by_proof(bound) + ([] if report is None else [*report.uncovered])
-    if known is None:
+    if proof is None:
         not_covered.insert(0, NotCovered.ISOLATION.statement())
     if report is None:
         not_covered.insert(0, NotCovered.COMPILED_PROGRAM.statement(why="it was not audited"))
@@ -68,15 +68,15 @@ def make_certificate(
             schedule_hash(schedule),
         ),
         contract_lines(bound),
-        known.proved if known else (),
+        proof.proved if proof else (),
         report.audited if report else (),
         (),
         not_audited,
-        known.assumed if known else (),
+        proof.assumed if proof else (),
         tuple(not_covered),
         proved.faults + audit_faults,
-        known.notes if known else (),
-        tuple(PassEffect(one.name, one.changed, one.summary) for one in proved.passes),
+        proof.notes if proof else (),
+        tuple(PassEffect(effect.name, effect.changed, effect.summary) for effect in proved.passes),
         tuple(map(str, report.copies)) if report else (),
         tuple(map(str, report.neighbours)) if report else (),
         pool_verdicts(bound, report),
@@ -89,41 +89,46 @@ def make_certificate(
 
 def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
     """Return the properties of a step that its proof does not look at."""
-    accepts = any(isinstance(one.entry, Lane) and one.entry.role == "accepted" for one in bound.outputs)
-    return [one.statement() for one in ((NotCovered.ACCEPTED_TOKENS_ONLY,) if accepts else ()) + NEVER_COVERED]
+    accepts = any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs)
+    return [
+        property_id.statement()
+        for property_id in ((NotCovered.ACCEPTED_TOKENS_ONLY,) if accepts else ()) + NEVER_COVERED
+    ]
 
 
 def contract_lines(bound: BoundContract) -> tuple[str, ...]:
-    """Return one line for all arrays of an argument or output, or of its field, with equal entries."""
+    """Return one line for arrays of an argument or field with equal entries."""
     groups: dict[tuple[str, str], list[Bound]] = {}
-    for one in (*bound.inputs, *bound.outputs):
-        argument = re.match(r"\w+(\[\w+\]|\['\w+'\])?(\.\w+)?", one.path)
-        groups.setdefault((argument.group() if argument else one.path, str(one.entry)), []).append(one)
+    for bound_array in (*bound.inputs, *bound.outputs):
+        argument = re.match(r"\w+(\[\w+\]|\['\w+'\])?(\.\w+)?", bound_array.path)
+        groups.setdefault((argument.group() if argument else bound_array.path, str(bound_array.entry)), []).append(
+            bound_array
+        )
     return tuple(
         f"{where}: {entry}, "
         + (
-            f"{one[0].dtype}{list(one[0].shape)}"
-            if len(one) == 1
-            else f"{len(one)} arrays, {sum(map(_bytes, one))} bytes"
+            f"{arrays[0].dtype}{list(arrays[0].shape)}"
+            if len(arrays) == 1
+            else f"{len(arrays)} arrays, {sum(map(_bytes, arrays))} bytes"
         )
-        for (where, entry), one in groups.items()
+        for (where, entry), arrays in groups.items()
     )
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
     """Return the verdict on each pool of the arguments."""
-    found = [] if report is None else [path for one in report.findings for path in one.pools]
-    copies = [] if report is None else [path for one in report.copies for path in one.pools]
+    faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
+    copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(
         PoolVerdict(
-            one.path,
+            pool.path,
             bound.outputs[bound.successors[i]].path if i in bound.successors else None,
-            _bytes(one),
-            found.count(one.path),
-            copies.count(one.path),
+            _bytes(pool),
+            faulty.count(pool.path),
+            copies.count(pool.path),
         )
-        for i, one in enumerate(bound.inputs)
-        if isinstance(one.entry, Pool)
+        for i, pool in enumerate(bound.inputs)
+        if isinstance(pool.entry, Pool)
     )
 
 
@@ -140,12 +145,12 @@ def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memo
         read("argument"),
         read("output"),
         read("alias"),
-        0 if report is None else sum(one.bytes for one in report.copies),
+        0 if report is None else sum(copy.bytes for copy in report.copies),
     )
 
 
-def _bytes(one: Bound) -> int:
-    count = one.dtype.itemsize
-    for size in one.shape:
+def _bytes(bound: Bound) -> int:
+    count = bound.dtype.itemsize
+    for size in bound.shape:
         count *= size
     return count

@@ -1,4 +1,4 @@
-"""Compilation of a step to an executable with its certificate: trace, prove, rewrite, lower, compile, audit."""
+"""Compilation of a step and its certificate: trace, prove, rewrite, lower, compile, audit."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,33 +31,32 @@ def compile_step(
     compiler_options: dict[str, Any] | None = None,
     target: Target | str | None = None,
 ) -> CompiledStep:
-    """Compile a step that is proved to keep its lanes apart and whose program XLA laid out as the contract says.
+    """Compile a step with proved lane isolation and an audited memory layout.
 
-    The short way through the stages: `trace_step(...).prove(...).lower().compile(...)`.
+    This is short for the stages `trace_step(...).prove(...).lower().compile(...)`.
 
     Args:
         fn: the step.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
         contract: the owner of each argument and result.
-        kwargs: arguments that are given by name.
-        static_argnums, static_argnames: arguments whose values are part of the program, as for `jax.jit`; they stand
+        kwargs: arguments that are passed by name.
+        static_argnums, static_argnames: arguments with values that are part of the program, as for `jax.jit`; they are
             among `args` and `kwargs`, have no entry in the contract, and the compiled step is called without them.
         passes: rewrites, each followed by a new proof.
-        certify: "error" raises on a fault; "warn" warns of each one and goes on, without the rewrites if the proof
-            fails; "off" neither proves, rewrites nor audits. Where a backend of XLA does not say where it places
-            values, a step is proved and not audited, and runs: its certificate says so (`not_audited`).
-        certificates: a directory; the proof of a certificate in it is not made again. Files that somebody else could
-            have written are not read (docs/trust.md). Steps that are proved are compiled without JAX's own cache.
+        certify: "error" raises on a fault; "warn" warns of each fault and continues, without the rewrites if the proof
+            fails; "off" neither proves, rewrites nor audits. If a backend of XLA does not expose its buffer assignment,
+            a step is proved, not audited, and runs: `not_audited` of its certificate has the reason.
+        certificates: a directory; a program with a stored certificate is not proved again. Files that another user
+            could have written are not read (docs/trust.md). Proved steps are compiled without JAX's own cache.
         may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole, as "*.conv": a shift of a row
-            needs bytes beside its own. Copies are listed in the certificate.
-        temp_ratio: scratch allowed, as a multiple of what is live at once.
+            needs a second buffer. Copies are listed in the certificate.
+        temp_ratio: scratch allowed, as a multiple of the bytes that are live at once.
         axes: the axes of the mesh (of the step's `shard_map`, or else of its arguments) along which XLA may add
-            collectives of its own, in a step whose partitioning is left to XLA. Collectives of the program itself are
-            always allowed.
-        compiler_options: for XLA.
-        target: machine to compile for, as "nvidia-h100"; None for the devices that the arguments lie on. Arguments
-            without a mesh are taken to lie on its first device. The step of a target that is not here has a
-            certificate, a plan and its kernels, and cannot be called.
+            collectives, in a step that XLA partitions. Collectives of the program itself are always allowed.
+        compiler_options: options for XLA.
+        target: machine to compile for, as "nvidia-h100"; None for the devices of the arguments. Arguments without a
+            mesh are placed on its first device. The step of an absent target has a certificate, a plan and its kernels,
+            and cannot be called.
 
     Returns:
         The step; calling it consumes its pools that have successors, and nothing else.
@@ -65,10 +64,10 @@ def compile_step(
     Raises:
         ContractError: the contract does not fit the function.
         IsolationError: the step is not proved; carries the user's source lines.
-        AuditError: XLA's program does not do what the contract says.
-        HloError: this version of JAX or XLA does not give out what the audit reads.
+        AuditError: XLA's program violates the contract.
+        HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
         PlacementError: arguments of a `shard_map` do not lie on its mesh.
-        ValueError: `certify` is none of the three.
+        ValueError: `certify` is not one of the three.
         SettingError: `jax_disable_jit` is on; or `jax_debug_nans` or `jax_debug_infs`, unless `certify` is "off".
         TargetError: there is no such target, or its compiler is not installed.
     """

@@ -1,4 +1,4 @@
-"""A compiled step with its certificate: what `compile_step` and the stages end in."""
+"""A compiled step with its certificate: the result of `compile_step` and of the stages."""
 
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -29,19 +29,19 @@ def _refuse(target: Target, *args: Any, **kwargs: Any) -> Any:
 
 
 class CompiledStep(Running, Stage):
-    """A compiled step; call it as the function it was made from, without static arguments. It consumes its pools that
-    have successors.
+    """A compiled step; call it like its function, without static arguments.
 
-    It has what `jax.stages.Compiled` has: `in_tree`, `out_tree`, `in_avals`, `args_info`, `out_info`, `as_text`,
-    `cost_analysis`, `memory_analysis`, `input_shardings`, `output_shardings`, `runtime_executable`.
+    A call consumes the pools that have successors. The step has the attributes of `jax.stages.Compiled`: `in_tree`,
+    `out_tree`, `in_avals`, `args_info`, `out_info`, `as_text`, `cost_analysis`, `memory_analysis`, `input_shardings`,
+    `output_shardings`, `runtime_executable`.
 
     Attributes:
         certificate: the statements about it.
         jaxpr: the program that was compiled, after the rewrites.
-        compiled: XLA's.
-        audit: the report of the audit; None where there was none.
+        compiled: XLA's executable.
+        audit: the report of the audit; None if there was no audit.
         passes: the effect of each rewrite.
-        target: machine that it was compiled for, which is not here; None for a step that can be called.
+        target: absent machine that it was compiled for; None for a step that can be called.
         calling: its calling convention.
     """
 
@@ -62,15 +62,17 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def plan(self) -> Plan:
-        """The arena of its scratch before XLA fuses anything: planned and verified when it is first asked for."""
+        """The verified arena of its scratch before XLA's fusion, planned at the first access."""
         return plan_graph(Graph(self.jaxpr, self.bound))
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The operations of XLA's program with what each moves, computes and touches, read when first asked for.
+        """The operations of XLA's program with their bytes, arithmetic and pools.
+
+        They are read at the first access.
 
         Raises:
-            HloError: this version of JAX or XLA does not give out the program.
+            HloError: this version of JAX or XLA does not expose the program.
         """
         with paused():
             return kernels_of(self.compiled, self._dump, self.calling.compiled_bound(self.bound))
@@ -80,7 +82,7 @@ class CompiledStep(Running, Stage):
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: the certificate, the pools and the scratch."""
-        pools = [(one.path, one.successor or "only read", one.bytes, one.copies) for one in self.certificate.pools]
+        pools = [(pool.path, pool.successor or "only read", pool.bytes, pool.copies) for pool in self.certificate.pools]
         scratch = [
             ("live at once before fusion", self.plan.lower_bound),
             ("allocated by XLA", self.certificate.memory.temp),

@@ -1,9 +1,9 @@
-"""A compiled step outside its process: portable StableHLO or XLA's executable, in one file with its certificate.
+"""A compiled step in one file with its certificate: portable StableHLO or XLA's executable.
 
 The file is a zip archive of JSON and bytes; nothing in it is pickled. StableHLO is for other compilers and later
-versions: wishes about the order of an array's bytes (`with_layout_constraint`), which JAX does not promise to keep, are
-left out of it. An executable is machine code: load only what you trust as much as a program; it runs on the versions
-and the device of its certificate alone.
+versions: it omits requests for an array's memory order (`with_layout_constraint`), because JAX does not promise to keep
+them. An executable is machine code: load only files that you trust as much as a program; it runs only on the versions
+and the device of its certificate.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ PLATFORMS = {"gpu": "cuda"}
 
 
 class ExportError(ValueError):
-    """A step cannot be exported, or a file holds no step that runs here; says why."""
+    """A step cannot be exported, or a file holds no step for this machine."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Signature:
 
     Attributes:
         form: "stablehlo" or "executable".
-        devices: that it runs on; StableHLO says itself which parts of its arrays each of them has.
-        kept: the arguments that the program reads, which are the executable's parameters.
-        sha256: of the program's bytes.
-        certificate: sha256 of the certificate, as JSON: the one that was made with this program.
+        devices: number of devices that it runs on; StableHLO contains the shards of each device.
+        kept: the arguments that the program reads: the executable's parameters.
+        sha256: sha256 of the program's bytes.
+        certificate: sha256 of the certificate that was made with this program, as JSON.
     """
 
     form: str
@@ -95,10 +95,10 @@ class Exported:
     text: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, which `load_exported` reads; it appears whole or not at all."""
+        """Write one file for `load_exported`; it appears complete or not at all."""
         contents = (self.certificate.to_json().encode(), record.to_json(self.signature).encode(), self.program)
-        whole = whole_file(Path(os.path.realpath(path)))
-        with whole as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        writing = whole_file(Path(os.path.realpath(path)))
+        with writing as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in zip(MEMBERS, contents, strict=True):
                 archive.writestr(name, content)
 
@@ -110,12 +110,12 @@ class Exported:
         """
         if self.signature.form != "executable":
             raise ExportError(f"only an executable is loaded, this is {self.signature.form}")
-        here, there = current_versions(None), self.certificate.versions
-        for what in ("jax", "jaxlib", "platform", "device"):
-            if getattr(here, what) != getattr(there, what):
+        local_versions, exported_versions = current_versions(None), self.certificate.versions
+        for field in ("jax", "jaxlib", "platform", "device"):
+            if getattr(local_versions, field) != getattr(exported_versions, field):
                 raise ExportError(
-                    f"the executable was made for {what} {getattr(there, what)}, here is {getattr(here, what)}; "
-                    "compile the step here"
+                    f"the executable was made for {field} {getattr(exported_versions, field)}, here is "
+                    f"{getattr(local_versions, field)}; compile the step here"
                 )
         loaded = runtime.load(self.program)
         if runtime.hlo_fingerprint(loaded) != self.certificate.fingerprints.hlo:
@@ -124,7 +124,9 @@ class Exported:
 
 
 class LoadedStep:
-    """A loaded executable; takes and returns flat lists of arrays in the order of its signature, and consumes pools.
+    """A loaded executable: takes and returns flat lists of arrays, and consumes pools.
+
+    The lists have the order of its signature.
 
     Attributes:
         exported: the file it came from, with signature and certificate.
@@ -138,10 +140,10 @@ class LoadedStep:
         expected = self.exported.signature.arguments
         if len(leaves) != len(expected):
             raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
-        for leaf, one in zip(leaves, expected, strict=True):
+        for leaf, argument in zip(leaves, expected, strict=True):
             shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))
-            if (shape, dtype) != (one.shape, one.dtype):
-                raise TypeError(f"{one.path}: expected {one.dtype}{one.shape}, got {dtype}{shape}")
+            if (shape, dtype) != (argument.shape, argument.dtype):
+                raise TypeError(f"{argument.path}: expected {argument.dtype}{argument.shape}, got {dtype}{shape}")
         results = runtime.execute(self._loaded, [leaves[i] for i in self.exported.signature.kept])
         declared = self.exported.signature.results
         return [named(words, leaf.dtype) for words, leaf in zip(results, declared, strict=True)]
@@ -171,14 +173,14 @@ def export(
     devices = runtime.device_count(compiled)
     if devices != 1 and form == "executable":
         raise ExportError(f"an executable over {devices} devices cannot be exported; export it as stablehlo")
-    text, kept = None, tuple(range(len(bound.inputs)))
+    text, read_arguments = None, tuple(range(len(bound.inputs)))
     if form == "executable":
-        content, kept = runtime.save(compiled), kept_arguments(compiled)
+        content, read_arguments = runtime.save(compiled), kept_arguments(compiled)
     else:
         places = argument_shardings(compiled) if devices != 1 else [None] * len(bound.inputs)
         types: list[Any] = [
-            jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place)
-            for one, place in zip(bound.inputs, places, strict=True)
+            jax.ShapeDtypeStruct(bound_input.shape, bound_input.dtype, sharding=place)
+            for bound_input, place in zip(bound.inputs, places, strict=True)
         ]
         args, kwargs = (types, {}) if calling.argnums is None else jax.tree.unflatten(calling.arguments, types)
         platforms = None if platform is None else [PLATFORMS.get(platform, platform)]
@@ -188,9 +190,9 @@ def export(
     signature = Signature(
         form,
         devices,
-        tuple(_leaf(one, i in bound.successors) for i, one in enumerate(bound.inputs)),
+        tuple(_leaf(bound_input, i in bound.successors) for i, bound_input in enumerate(bound.inputs)),
         tuple(_leaf(bound.outputs[i], False) for i in calling.order),
-        kept,
+        read_arguments,
         hashlib.sha256(content).hexdigest(),
         hashlib.sha256(certificate.to_json().encode()).hexdigest(),
     )
@@ -209,10 +211,12 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
             infos = {info.filename: info for info in archive.infolist()}
             if sorted(infos) != sorted(MEMBERS) or len(archive.infolist()) != len(MEMBERS):
                 raise ExportError(f"{os.fspath(path)}: expected {', '.join(MEMBERS)}, found {', '.join(sorted(infos))}")
-            most = {name: record.MAX_CHARACTERS for name in MEMBERS} | {"program": MAX_BYTES}
+            max_sizes = {name: record.MAX_CHARACTERS for name in MEMBERS} | {"program": MAX_BYTES}
             for name, info in infos.items():
-                if info.file_size > most[name]:
-                    raise ExportError(f"{os.fspath(path)}: {name} has {info.file_size} bytes, more than {most[name]}")
+                if info.file_size > max_sizes[name]:
+                    raise ExportError(
+                        f"{os.fspath(path)}: {name} has {info.file_size} bytes, more than {max_sizes[name]}"
+                    )
             certificate, signature, program = (archive.read(name) for name in MEMBERS)
     except zipfile.BadZipFile as error:
         raise ExportError(f"{os.fspath(path)}: {error}") from error

@@ -24,12 +24,12 @@ code,td.number{font-family:ui-monospace,monospace}td.number{text-align:right}
 
 
 def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = None) -> str:
-    """Return the page as HTML that loads nothing from outside.
+    """Return the page as HTML without external resources.
 
     Args:
         title: its heading.
         step: the step.
-        measured: the dependence measured by changing one lane after the other, shown beside the proof's.
+        measured: the dependence measured by changing one lane after the other, shown next to the proved one.
     """
     certificate = step.certificate
     plan, seconds = step.plan, certificate.seconds
@@ -46,7 +46,10 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
         "<h2>Pools</h2>",
         table(
             ("pool", "written in place as", "bytes", "faults", "copies of its type"),
-            ((one.path, one.successor or "only read", one.bytes, one.faults, one.copies) for one in certificate.pools),
+            (
+                (pool.path, pool.successor or "only read", pool.bytes, pool.faults, pool.copies)
+                for pool in certificate.pools
+            ),
         ),
         *_kernels(step),
         "<h2>Scratch</h2>",
@@ -60,7 +63,7 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
 
 
 def _statements(certificate: Certificate) -> Iterable[str]:
-    """Yield what the certificate says, faults first."""
+    """Yield the statements of the certificate, faults first."""
     for heading, lines in sorted(certificate.sections(), key=lambda section: section[0] != "faults"):
         if lines:
             items = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
@@ -68,46 +71,48 @@ def _statements(certificate: Certificate) -> Iterable[str]:
 
 
 def _matrix(certificate: Certificate, measured: Dependence | None) -> str:
-    """Return a table: its rows are the results and pool rows of a lane, its columns the lanes they may depend on."""
+    """Return a table of lanes: row = result and pool rows, column = possible influence."""
     lanes, proved = range(certificate.lanes), bool(certificate.proved)
 
     def cell(i: int, j: int) -> str:
-        said = "own" if i == j else "apart" if proved else "open"
+        relation = "own" if i == j else "apart" if proved else "open"
         if measured is None:
-            return f'<td class="{said}">{said}</td>'
-        seen = measured.changed[i][j]
-        colour = "open" if seen and i != j else said
-        return f'<td class="{colour}">{said}<small>{"changed" if seen else "same"}</small></td>'
+            return f'<td class="{relation}">{relation}</td>'
+        changed = measured.changed[i][j]
+        colour = "open" if changed and i != j else relation
+        return f'<td class="{colour}">{relation}<small>{"changed" if changed else "same"}</small></td>'
 
     head = "".join(f"<th>{lane}</th>" for lane in lanes)
     rows = "".join(
         f"<tr><th>lane {i}</th>" + "".join(cell(i, j) for j in lanes) + '<td class="own">yes</td></tr>' for i in lanes
     )
-    said = "apart: proved not to depend on it" if proved else "open: not proved"
+    legend = "apart: proved not to depend on it" if proved else "open: not proved"
     if measured is not None:
-        said += "; below it whether a bit of it changed when all inputs and rows of the other were changed, in one run"
+        legend += (
+            "; below it whether a bit of it changed when all inputs and rows of the other were changed, in one run"
+        )
     return (
-        f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {said}.</p>"
+        f"<p>A row is what comes out for a lane, a column the lane whose inputs and pool rows go in; {legend}.</p>"
         f'<table class="matrix"><tr><th></th>{head}<th>shared</th></tr>{rows}</table>'
     )
 
 
 def _kernels(step: CompiledStep) -> Iterable[str]:
-    """Yield the operations that move most, of a step that was compiled for another machine than this."""
+    """Yield the largest operations of a step that was compiled for another machine."""
     if step.target is None:
         return
-    found = step.kernels
+    kernels = step.kernels
     yield "<h2>Kernels</h2>"
     yield (
-        f"<p>{found.count:,} runs move {found.moved:,} bytes and compute {found.flops:,} operations of products; one "
-        f"turn of each loop whose turns the data decide {found.moved_in_a_turn:,} bytes and "
-        f"{found.flops_in_a_turn:,} operations. The {MAX_KERNELS} largest, bytes of one run:</p>"
+        f"<p>{kernels.count:,} runs move {kernels.moved:,} bytes and compute {kernels.flops:,} operations of products; "
+        f"one turn of each loop whose turns the data decide {kernels.moved_in_a_turn:,} bytes and "
+        f"{kernels.flops_in_a_turn:,} operations. The {MAX_KERNELS} largest, bytes of one run:</p>"
     )
     rows = (
         (
-            one.name, one.kind, one.source, f"{one.times:,}{' a turn' if one.by_data else ''}", one.read, one.written,
-            one.flops, ", ".join(one.pools),
+            kernel.name, kernel.kind, kernel.source, f"{kernel.times:,}{' a turn' if kernel.by_data else ''}",
+            kernel.read, kernel.written, kernel.flops, ", ".join(kernel.pools),
         )
-        for one in found.largest(MAX_KERNELS)
+        for kernel in kernels.largest(MAX_KERNELS)
     )  # fmt: skip
     yield table(("kernel", "kind", "made for", "runs", "reads", "writes", "operations", "pools"), rows)

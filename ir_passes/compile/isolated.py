@@ -1,4 +1,7 @@
-"""The decorator of a step: proved and compiled at the first call of each shape, then called as a jitted function is."""
+"""The decorator of a step: each new shape is proved and compiled at its first call.
+
+Later calls are dispatched like calls of a jitted function.
+"""
 
 import os
 import threading
@@ -27,7 +30,10 @@ _AVAL = attrgetter("aval")
 
 @dataclass(frozen=True)
 class _Entry:
-    """A compiled step with what it was compiled for, beside tree and static values."""
+    """A compiled step with the types, settings and places that it was compiled for.
+
+    Tree and static values are in the key of the entry.
+    """
 
     avals: tuple[Any, ...]
     context: Any
@@ -57,18 +63,19 @@ def isolated(
     axes: Sequence[str] = (),
     compiler_options: dict[str, Any] | None = None,
 ) -> "Callable[[Callable[..., Any]], IsolatedStep]":
-    """Decorate a step: it is proved and compiled at the first call of new shapes, and pools are donated.
+    """Decorate a step: the first call of new shapes proves and compiles it.
 
-    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Settings are those of `compile_step`. Later calls
-    are those of a jitted function: JAX finds XLA's program by the types, places and static values of the arguments.
+    Used as `jax.jit`, with the contract first: `@isolated(contract)`. Pools are donated. The settings are described at
+    `compile_step`. Later calls are dispatched like calls of a jitted function: JAX finds XLA's program by the types,
+    places and static values of the arguments.
 
     Args:
         contract: the owner of each argument and result.
-        static_argnums, static_argnames: arguments whose values are part of the program, as for `jax.jit`; they are
-            hashable and have no entry in the contract. Those of a jitted function are named here again.
+        static_argnums, static_argnames: arguments with values that are part of the program, as for `jax.jit`; they are
+            hashable and have no entry in the contract. Repeat the static arguments of a jitted function here.
 
     Raises:
-        ValueError: `certify` is none of "error", "warn" and "off".
+        ValueError: `certify` is not "error", "warn" or "off".
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -85,12 +92,12 @@ def isolated(
 
 
 class IsolatedStep:
-    """A step that compiles itself, as `isolated` makes it.
+    """A step that compiles itself; made by `isolated`.
 
     One compiled step is kept for each tree, shape, dtype and placement of the arguments, each static value and each
     setting of JAX that it was traced under. Calls of several threads compile it once. Under another transformation
-    (`jax.jit`, `vmap`, `grad`, `scan`) it raises TypeError: what is proved is the program that XLA compiles, and
-    inlined it would be part of another one.
+    (`jax.jit`, `vmap`, `grad`, `scan`) it raises TypeError: the proof holds for the program that XLA compiles, and an
+    inlined step would be part of another program.
     """
 
     __wrapped__: Callable[..., Any]
@@ -106,7 +113,7 @@ class IsolatedStep:
         self._dispatch = self._dispatcher()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the function returns; its pools that have successors are consumed.
+        """Run the step and return the function's results; pools with successors are consumed.
 
         Raises:
             ContractError, IsolationError, AuditError, HloError: at the first call of new shapes, as `compile_step`.
@@ -122,7 +129,7 @@ class IsolatedStep:
             raise
 
     def _dispatcher(self) -> Callable[..., Any]:
-        """Return what looks up the program of a call: JAX's own look-up, behind which stands `_called`."""
+        """Return the look-up of a call's program: JAX's own, with `_called` as fallback."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             return self._called(args, kwargs)[0]
@@ -139,7 +146,7 @@ class IsolatedStep:
         return jax_private.dispatcher(self.__name__, called, missed, *static) or called
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, CompiledStep]:
-        """Return the results of a call and the step that made them, which is compiled where there is none."""
+        """Return the results of a call and its step, compiled if necessary."""
         static: Any = ()
         if self._static:
             args, kwargs, static = self._parameters.split(args, kwargs)
@@ -162,7 +169,7 @@ class IsolatedStep:
             _check_concrete(self.__name__, leaves)
             if entry.places == _places(leaves):
                 raise
-        step = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays lie elsewhere
+        step = self._entry(key, avals, context, leaves, args, kwargs, static).step  # its arrays are on other devices
         return step(*args, **kwargs), step
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
@@ -191,7 +198,7 @@ class IsolatedStep:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """The certificates of all compiled steps, in the order in which they were compiled."""
+        """The certificates of all compiled steps, in the order of compilation."""
         return tuple(step.certificate for step in self._made)
 
     def _entry(
@@ -204,31 +211,35 @@ class IsolatedStep:
         kwargs: Mapping[str, Any],
         static: Any,
     ) -> _Entry:
-        """The compiled step of these arguments, compiled where there is none; it is looked at first from now on."""
+        """Return the step of these arguments, compiled if necessary.
+
+        The next look-up tries it first.
+        """
         _check_concrete(self.__name__, leaves)
         with self._lock:
             places, entries = _places(leaves), self._entries.get(key, ())
             wanted = avals, context, places
-            found = next((one for one in entries if (one.avals, one.context, one.places) == wanted), None)
-            if found is None:
-                whole = _merged(args, static)
+            match = next((entry for entry in entries if (entry.avals, entry.context, entry.places) == wanted), None)
+            if match is None:
+                merged_args = _merged(args, static)
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
                 call = "@isolated(contract, {})"
-                found = _Entry(*wanted, self.lower(*whole, **named).compile(**self._settings.compile, call=call))
-                self._made.append(found.step)
-            self._entries[key] = (found, *(one for one in entries if one is not found))
-            return found
+                lowered = self.lower(*merged_args, **named)
+                match = _Entry(*wanted, lowered.compile(**self._settings.compile, call=call))
+                self._made.append(match.step)
+            self._entries[key] = (match, *(entry for entry in entries if entry is not match))
+            return match
 
     def __repr__(self) -> str:
         return f"IsolatedStep({self.__name__}, {len(self.certificates)} compiled)"
 
 
 def _merged(args: tuple[Any, ...], static: Any) -> list[Any]:
-    whole = list(args)
+    merged = list(args)
     for where, value in static:
         if isinstance(where, int):
-            whole.insert(where, value)
-    return whole
+            merged.insert(where, value)
+    return merged
 
 
 def _kinds(static: Any) -> Any:

@@ -54,19 +54,19 @@ def plan_step(
     passes: tuple[Pass, ...] = DEFAULT_PASSES,
     target: Target | str | None = None,
 ) -> PlannedStep:
-    """Prove a step as `compile_step` does and plan its scratch; nothing is lowered or compiled.
+    """Prove a step as `compile_step` does and plan its scratch; nothing is compiled.
 
     Args:
         fn: the step.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: the owner of each argument and result.
         passes: rewrites, each followed by a new proof.
-        target: as in `compile_step`; a mesh of the arguments is one of its devices.
+        target: as in `compile_step`; a mesh of the arguments must consist of its devices.
 
     Raises:
         ContractError: the contract does not fit the function.
         IsolationError: the step is not proved; carries the user's source lines.
-        TargetError: there is no such target, its compiler is not installed, or the arguments lie on other devices.
+        TargetError: there is no such target, its compiler is not installed, or the arguments are on other devices.
     """
     clock = Clock()
     args = args if target is None else as_target(target).place(args)
@@ -82,14 +82,14 @@ def plan_step(
             NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"),
             *uncovered_by_proof(proved.graph.bound),
         ),
-        tuple(one.collective for one in schedule_of(proved.graph.program)),
+        tuple(scheduled.collective for scheduled in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,
     )
 
 
 def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, clock: Clock) -> Graph:
-    """The program of a step, calls replaced by their bodies, with its contract bound to it."""
+    """Trace a step, inline its calls, and bind its contract to it."""
     with paused():
         traced = clock.time("trace", trace_function, fn, args)
         bound = clock.time("trace", contract.bind_trace, traced)

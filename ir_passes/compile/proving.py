@@ -1,4 +1,4 @@
-"""The part of a compilation before XLA: a graph is proved, rewritten, and proved again after every rewrite."""
+"""The part of a compilation before XLA: a graph is proved, rewritten, and reproved."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Certify = Literal["error", "warn", "off"]
 
 
 class CertificationWarning(UserWarning):
-    """A fault of a step that runs all the same, because it was compiled with `certify="warn"`."""
+    """A fault of a step that runs despite it, because of `certify="warn"`."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Proved:
     """A graph with its proof, or the earlier certificate that holds for it.
 
     Attributes:
-        graph: to compile.
-        proof: of `graph`; None where there is none.
+        graph: the graph to compile.
+        proof: proof of `graph`; None if there is no proof.
         reused: an earlier certificate of the same program, instead of a proof.
         passes: the effect of each rewrite.
-        faults: the reasons why there is no proof, or no rewrite.
+        faults: the reasons for a missing proof or missing rewrites.
     """
 
     graph: Graph
@@ -42,36 +42,38 @@ class Proved:
 
 
 def prove_graph(
-    graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock
+    graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, clock: Clock
 ) -> Proved:
     """Prove a graph and rewrite it.
 
     Args:
-        graph: as it was traced.
+        graph: the traced graph.
         passes: the rewrites.
-        certify: "off" leaves the graph alone; "warn" warns of what could not be proved, and then rewrites nothing.
-        kept: a certificate of this graph, contract and compiler. Where the rewrites lead to the program that it names,
+        certify: "off" leaves the graph unchanged; "warn" warns of violations, and then rewrites nothing.
+        stored: a certificate of this graph, contract and compiler. If the rewrites lead to the program that it names,
             that program was proved.
-        clock: gets the seconds of "prove" and "rewrite".
+        clock: adds the seconds of "prove" and "rewrite".
 
     Raises:
-        IsolationError: if `certify` is "error" and the graph, or one that a rewrite returned, is not proved.
+        IsolationError: if `certify` is "error" and the graph, or a graph that a rewrite returned, is not proved.
     """
     if certify == "off":
         return Proved(graph)
     with paused():
-        return _prove(graph, passes, certify, kept, clock)
+        return _prove(graph, passes, certify, stored, clock)
 
 
-def _prove(graph: Graph, passes: tuple[Pass, ...], certify: Certify, kept: Certificate | None, clock: Clock) -> Proved:
-    if kept is not None:
+def _prove(
+    graph: Graph, passes: tuple[Pass, ...], certify: Certify, stored: Certificate | None, clock: Clock
+) -> Proved:
+    if stored is not None:
         rewritten = clock.time("rewrite", PassPipeline(passes).run, graph)
-        if clock.time("prove", fingerprint, rewritten.graph.program) == kept.fingerprints.compiled:
-            return Proved(rewritten.graph, reused=kept, passes=rewritten.reports)
+        if clock.time("prove", fingerprint, rewritten.graph.program) == stored.fingerprints.compiled:
+            return Proved(rewritten.graph, reused=stored, passes=rewritten.reports)
     proofs: list[Proof] = []
 
-    def check(one: Graph) -> None:
-        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, one.program, one.bound))
+    def check(rewritten_graph: Graph) -> None:
+        proofs.append(clock.time("prove", lane_proof.prove_jaxpr, rewritten_graph.program, rewritten_graph.bound))
 
     try:
         rewritten = clock.time("rewrite", PassPipeline(passes, check).run, graph)
@@ -91,6 +93,6 @@ def warn(faults: Sequence[Statement]) -> None:
 
 
 def _fault(fault: Statement, error: Exception) -> Statement:
-    """The fault with the notes of the error that carries it, as the rewrite that made it."""
+    """Return the fault with the notes of its error: the notes name the rewrite."""
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     return replace(fault, sentence=fault.sentence + notes)

@@ -1,4 +1,4 @@
-"""Settings of JAX under which no step can be certified."""
+"""Settings of JAX that prevent certification."""
 
 from ir_passes.jaxpr import jax_private
 
@@ -6,12 +6,12 @@ CHECKS = ("jax_debug_nans", "jax_debug_infs")
 
 
 class SettingError(ValueError):
-    """A setting of JAX is on under which no step can be certified.
+    """A setting of JAX prevents certification.
 
     Args:
         name: the setting.
         effect: the reason.
-        advice: how to go on.
+        advice: the remedy.
     """
 
     def __init__(self, name: str, effect: str, advice: str):

@@ -1,4 +1,4 @@
-"""Calls of a step: the first one looks whether its pools stay where they are, later ones are those of XLA's program."""
+"""Calls of a step: the first call checks pools, later calls run XLA's program directly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,18 +29,18 @@ class Successor:
 
 
 def successors_of(bound: BoundContract) -> tuple[Successor, ...]:
-    """Return those of a contract, by argument."""
+    """Return the successors of a contract's pools, by argument."""
     pairs = sorted(bound.successors.items())
     return tuple(Successor(i, o, bound.inputs[i].path, bound.outputs[o].path) for i, o in pairs)
 
 
 class Running:
-    """A step that can be called as the function it was made from. Its pools that have successors are consumed.
+    """A step that can be called like its function; pools with successors are consumed.
 
     Args:
-        entry: what to call with the function's arguments.
-        successors: which result takes the bytes of which argument.
-        certify: whether pools that moved raise, warn or are not looked at.
+        entry: the callable for the function's arguments.
+        successors: pairs of a donated argument and its result.
+        certify: whether moved pools raise, warn or are not checked.
     """
 
     def __init__(self, entry: Callable[..., Any], successors: tuple[Successor, ...], certify: str):
@@ -54,29 +54,29 @@ class Running:
         return self._run(*args, **kwargs)
 
     def _first_run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the step and report which of its pools moved; from then on nothing stands before XLA's program."""
-        given = jax.tree.leaves((args, kwargs))
+        """Call the step and report pools that moved; later calls run XLA's program directly."""
+        leaves = jax.tree.leaves((args, kwargs))
         # those on the host must be brought to a device first
         pools = {
-            one.donor: addresses(given[one.donor])
-            for one in self.successors
-            if isinstance(given[one.donor], jax.Array) and given[one.donor].size
+            successor.donor: addresses(leaves[successor.donor])
+            for successor in self.successors
+            if isinstance(leaves[successor.donor], jax.Array) and leaves[successor.donor].size
         }
         results = self._entry(*args, **kwargs)
-        self._run, made = self._entry, jax.tree.leaves(results)
-        moved = (one for one in self.successors if one.donor in pools)
-        findings = tuple(_moved(one) for one in moved if addresses(made[one.result]) != pools[one.donor])
+        self._run, new_leaves = self._entry, jax.tree.leaves(results)
+        moved = (successor for successor in self.successors if successor.donor in pools)
+        findings = tuple(_moved(pool) for pool in moved if addresses(new_leaves[pool.result]) != pools[pool.donor])
         if findings and self._certify == "error":
             raise AuditError(findings)
         warn([finding.statement for finding in findings])
         return results
 
 
-def _moved(one: Successor) -> Finding:
+def _moved(successor: Successor) -> Finding:
     return Finding(
         FindingKind.NOT_IN_PLACE,
-        one.new,
-        f"{one.new} has bytes of its own after the first call; expected those of {one.old}",
-        f"Pass {one.old} as an array that nothing else refers to: while a NumPy view of it is alive, JAX copies it in "
-        "silence.",
+        successor.new,
+        f"{successor.new} has new bytes after the first call; expected the bytes of {successor.old}",
+        f"Pass {successor.old} as an array that nothing else refers to: while a NumPy view of it is alive, JAX copies "
+        "it silently.",
     )

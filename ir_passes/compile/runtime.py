@@ -44,7 +44,7 @@ def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
         Its results, keys as their words.
     """
     device = jax.devices()[0]
-    words = [jax.random.key_data(one) if is_key(dtype_of(one)) else one for one in operands]
-    arrays = [jax.device_put(one, device) for one in words]
+    words = [jax.random.key_data(operand) if is_key(dtype_of(operand)) else operand for operand in operands]
+    arrays = [jax.device_put(array, device) for array in words]
     results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
     return [shards[0] for shards in results]

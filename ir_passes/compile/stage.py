@@ -1,4 +1,4 @@
-"""The types of a step's arguments and results, under the names that `jax.stages` has for them."""
+"""The types of a step's arguments and results, under their names in `jax.stages`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,11 @@ from ir_passes.targets import Target
 
 @dataclass(frozen=True)
 class ProvedTrace:
-    """A traced step that is proved, with what the later stages need of the earlier ones.
+    """A traced and proved step, with the data of earlier stages for later ones.
 
     Attributes:
-        key, store: of its certificate, and where it is kept; None for nowhere.
-        away: machine that it is for, where that is not here.
+        key, store: key of its certificate, and its store; None for no store.
+        away: absent machine that it is compiled for.
     """
 
     trace: Trace

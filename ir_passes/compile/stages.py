@@ -1,7 +1,7 @@
-"""The stages of a compilation, as `jax.stages` has them: trace, prove, lower, compile; each gives the next one.
+"""The stages of a compilation, as in `jax.stages`: trace, prove, lower, compile.
 
-`trace_step` begins with a function, `prove` with a jaxpr that somebody already has. A stage has the names that JAX
-gives its own: `jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_analysis` and so on.
+`trace_step` begins with a function, `prove` with an existing jaxpr. A stage has the attributes of JAX's stages:
+`jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_analysis` and so on.
 """
 
 import os
@@ -58,13 +58,13 @@ def trace_step(
     parameters: FunctionSignature | None = None,
     target: Target | str | None = None,
 ) -> "TracedStep":
-    """Trace a step and lay its contract out over its arguments and results.
+    """Trace a step and bind its contract to its arguments and results.
 
     Args:
         fn: the step; nothing runs.
         args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and static ones.
         contract: the owner of each argument and result.
-        parameters: says which arguments are static.
+        parameters: the function's parameters, including which are static.
         target: machine to compile for, as for `compile_step`.
 
     Raises:
@@ -81,8 +81,8 @@ def trace_step(
         kwargs = {name: arg if name in parameters.names else machine.place(arg) for name, arg in (kwargs or {}).items()}
     with nullcontext() if machine is None else machine.tracing():
         trace = clock.time("trace", trace_function, fn, args, kwargs, parameters)
-    away = machine if machine is not None and not machine.is_local else None
-    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, away)
+    absent_target = machine if machine is not None and not machine.is_local else None
+    return TracedStep(trace, clock.time("trace", contract.bind_trace, trace), clock, absent_target)
 
 
 def prove(
@@ -96,18 +96,18 @@ def prove(
     """Prove a program that is traced already.
 
     Args:
-        program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, whose arguments and results are flat tuples, or
+        program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, with flat tuples of arguments and results, or
             `jax.jit(fn).trace(*args)`, which keeps their trees.
         contract, passes, certify, certificates: as for `compile_step`.
 
     Returns:
-        The proved step, which `lower().compile()` makes an executable of.
+        The proved step; `lower().compile()` makes an executable of it.
 
     Raises:
         ContractError: the contract does not fit the program.
         IsolationError: the program is not proved; carries the user's source lines.
-        TypeError: it is neither.
-        ValueError: it was traced inside another trace, whose values it holds.
+        TypeError: it is neither form.
+        ValueError: it was traced inside another trace and holds values of that trace.
     """
     trace = trace_of(program)
     traced = TracedStep(trace, contract.bind_trace(trace), Clock())
@@ -121,9 +121,9 @@ class TracedStep(Stage):
         jaxpr: the program.
     """
 
-    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, away: Target | None = None):
+    def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
         super().__init__(trace, bound)
-        self.jaxpr, self._clock, self._away = trace.program, clock, away
+        self.jaxpr, self._clock, self._away = trace.program, clock, absent_target
 
     def prove(
         self,
@@ -132,11 +132,13 @@ class TracedStep(Stage):
         certify: Certify = "error",
         certificates: str | os.PathLike[str] | None = None,
     ) -> "ProvedStep":
-        """Prove that its lanes cannot reach each other, rewrite it, and prove it again; settings of `compile_step`.
+        """Prove that lanes cannot reach each other, rewrite the program, and reprove it.
+
+        The settings are described at `compile_step`.
 
         Raises:
             IsolationError: it is not proved; carries the user's source lines.
-            ValueError: `certify` is none of "error", "warn" and "off".
+            ValueError: `certify` is not "error", "warn" or "off".
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -144,12 +146,12 @@ class TracedStep(Stage):
         graph = Graph(clock.time("trace", step_form, self.jaxpr, self.bound), self.bound)
         called = bodies(graph.program.jaxpr, self.bound.opaque)
         prints = fingerprint(graph.program), fingerprint(self.bound)
-        given = self._trace.args, self._trace.kwargs
-        key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(given)))
+        arguments = self._trace.args, self._trace.kwargs
+        key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(arguments)))
         is_known = key.versions.compiler != UNKNOWN
         store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
-        kept = None if store is None or certify == "off" else clock.time("prove", store.find, key)
-        proved = prove_graph(graph, passes, certify, kept, clock)
+        stored = None if store is None or certify == "off" else clock.time("prove", store.find, key)
+        proved = prove_graph(graph, passes, certify, stored, clock)
         return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._away), clock)
 
 
@@ -221,18 +223,18 @@ class LoweredStep(Stage):
         axes: Sequence[str] = (),
         call: str = COMPILE_CALL,
     ) -> CompiledStep:
-        """Compile and audit the step and make its certificate.
+        """Compile the step, audit XLA's program, and certify it.
 
-        Settings and errors are those of `compile_step`.
+        Settings and errors are described at `compile_step`.
 
         Args:
             call: spelling of the caller's call in remedies, with braces for an argument.
         """
         require_threads("compile")
         clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
-        given = self._trace.args, self._trace.kwargs
+        arguments = self._trace.args, self._trace.kwargs
         scheduled = clock.time("audit", schedule_of, traced)
-        versions = current_versions(compiler_options, device_of(given))
+        versions = current_versions(compiler_options, device_of(arguments))
         # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
         # for devices that are not here.
         is_certified = step.certify != "off"
@@ -250,7 +252,7 @@ class LoweredStep(Stage):
                     program,
                     self._calling.compiled_bound(self.bound),
                     step.certify,
-                    mesh=mesh_of(traced, given),
+                    mesh=mesh_of(traced, arguments),
                     axes=axes,
                     scheduled=scheduled,
                     may_copy=may_copy,
@@ -279,7 +281,7 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
 def _audit(
     program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
 ) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
-    """Return the report, the faults where they only warn, and the reason where there is no report."""
+    """Return the report, the faults that only warn, and the reason for a missing report."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)

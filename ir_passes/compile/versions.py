@@ -1,4 +1,4 @@
-"""The versions, settings, device and sources of this package that take part in making an executable."""
+"""The versions, settings, device and sources that take part in making an executable."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ def current_versions(compiler_options: dict[str, Any] | None = None, device: Any
     """Return the versions of this process and a device.
 
     Args:
-        compiler_options: as they are given to XLA.
+        compiler_options: options for XLA.
         device: None for this process's first.
     """
     device = jax.devices()[0] if device is None else device

@@ -1,4 +1,4 @@
-"""The host's side of a step: one holder for each row, and a ledger of what each row must hold.
+"""The host's side of a step: one holder per row, and a ledger of labels.
 
 Imports `contract`. Begin with `slot_owner`.
 """

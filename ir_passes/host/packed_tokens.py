@@ -1,4 +1,4 @@
-"""The host's check of packed tokens: that `cu_seqlens` or segment ids lay them out as `contract.Packed` promises."""
+"""The host's check that `cu_seqlens` or segment ids keep the promise of `contract.Packed`."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ from ir_passes.contract.statements import Statement, StatementId
 
 
 class LayoutFault(StatementId):
-    """The fault of packed tokens: the value is its id, `sentence` says it in words. The list is closed."""
+    """The fault of packed tokens: the value is its id, `sentence` describes it.
+
+    The list is closed.
+    """
 
     SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
     BEGIN = "begin", "cu_seqlens does not begin with 0."
@@ -22,7 +25,10 @@ class LayoutFault(StatementId):
 
 
 class LayoutError(ContractError):
-    """A layout of packed tokens that would break the contract of a step: every fault, with its id of `LayoutFault`."""
+    """A layout of packed tokens violates the contract of a step.
+
+    It carries every fault, with its id of `LayoutFault`.
+    """
 
 
 def segment_ids(cu_seqlens: np.ndarray, *, tokens: int) -> np.ndarray:
@@ -49,14 +55,14 @@ def check_packed(
     Args:
         tokens: length of the packed axis.
         lanes: N.
-        cu_seqlens: int32 [N + 1] as the step is given it, None if it is not.
-        ids: int32 [tokens], the segment ids, None if there are none.
-        slots: the slot maps of the step: a lane without tokens stands on row 0 of each.
-        all_lanes: every lane has a token, as steps with one pool row per lane need.
+        cu_seqlens: int32 [N + 1], an argument of the step; None if the step has no such argument.
+        ids: int32 [tokens], the segment ids; None if the step has no segment ids.
+        slots: the slot maps of the step: a lane without tokens must be on row 0 of each.
+        all_lanes: every lane must have a token, as steps with one pool row per lane need.
 
     Raises:
-        LayoutError: cu_seqlens that do not begin with 0, fall, or go past the last token; ids that are no lane, or that
-            disagree; a lane without tokens that is not on the null row; all faults in one message.
+        LayoutError: cu_seqlens that do not begin with 0, that decrease, or that end after the last token; ids that are
+            no lane, or that disagree; a lane without tokens that is not on the null row; all faults in one message.
     """
     faults: list[Statement] = []
     counts = np.zeros(lanes, np.int64)
@@ -87,8 +93,8 @@ def check_packed(
                 LayoutFault.RANGE.fault(f"segment id {ids[token]} of token {token}", f"expected [0, {lanes}]")
                 for token in wrong
             ]
-            found = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
-            counts = found if cu_seqlens is None else counts
+            id_counts = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
+            counts = id_counts if cu_seqlens is None else counts
             if cu_seqlens is not None and not faults and (ids != segment_ids(cu, tokens=tokens)).any():
                 token = int(np.argmax(ids != segment_ids(cu, tokens=tokens)))
                 where = f"segment id {ids[token]} of token {token}"
@@ -97,10 +103,10 @@ def check_packed(
         for lane in np.flatnonzero(counts == 0).tolist():
             if all_lanes:
                 faults.append(LayoutFault.NO_TOKEN.fault(f"lane {lane}", "has no token"))
-            held = [int(rows[lane]) for rows in slots if rows[lane] != 0]
+            occupied = [int(rows[lane]) for rows in slots if rows[lane] != 0]
             faults += [
                 LayoutFault.NULL_ROW.fault(f"lane {lane}", f"has no token and stands on row {row}, expected row 0")
-                for row in held
+                for row in occupied
             ]
     if faults:
         raise LayoutError(*faults, where="packed tokens")

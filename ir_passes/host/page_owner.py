@@ -1,8 +1,8 @@
-"""The host's owner of the pages of a paged cache, and the check of page tables that somebody else's allocator makes.
+"""The host's owner of a paged cache's pages, and the check of page tables.
 
-`contract.PageTable` declares what a step may assume of its pages: in range, written by the one lane that names them,
-never the null page, and only read where several lanes name them. `PageOwner` hands pages out and makes that true;
-`check_page_tables` checks the tables of a step, whoever made them.
+`contract.PageTable` declares the assumptions of a step about its pages: in range, written only by the one lane that
+names them, never the null page, and read-only if several lanes name them. `PageOwner` allocates pages and makes this
+true; `check_page_tables` checks the tables of a step from any allocator.
 """
 
 import math
@@ -32,18 +32,18 @@ class Page(Token):
 
 
 class PageOwner:
-    """The allocator of pages: one that has been free the longest goes first, and one that is shared is read only.
+    """The allocator of pages: the longest free page first, and shared pages are read-only.
 
-    All methods may be called from several threads. A page with several holders, as that of a prefix, belongs to the
-    last of them again once the others have released it.
+    All methods may be called from several threads. A page with several holders, for example a page of a prefix, becomes
+    writable for the last holder after the others have released it.
 
     Args:
         size: pages of a pool, page 0 included (`PageTable.size`).
-        name: of the groups of pools, for messages.
-        null: page 0 is the null page and never handed out (`PageTable.null`).
+        name: name of the groups of pools, for messages.
+        null: page 0 is the null page and never allocated (`PageTable.null`).
 
     Raises:
-        SlotError: no page could be handed out.
+        SlotError: no page could be allocated.
     """
 
     def __init__(self, size: int, name: str = "pages", null: bool = True):
@@ -67,10 +67,10 @@ class PageOwner:
             return len(self._free)
 
     def acquire(self, count: int = 1) -> list[Page]:
-        """Take free pages, all of them or none. They still hold the values of earlier holders.
+        """Take `count` free pages, or none. They still hold the values of earlier holders.
 
         Raises:
-            SlotsExhausted: fewer are free.
+            SlotsExhausted: fewer pages are free.
         """
         with self._lock:
             if count > len(self._free):
@@ -79,7 +79,7 @@ class PageOwner:
             return [self._issue(self._free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Let one more holder read a page; nobody may write to it as long as it has several.
+        """Add a holder to a page for reading; a page with several holders is read-only.
 
         Raises:
             SlotError: the page was released, or belongs to another owner.
@@ -96,9 +96,9 @@ class PageOwner:
         """
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
-            left = [held for held in self._holders.pop(page._number) if held() is not page]
-            if left:
-                self._holders[page._number] = left
+            remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
+            if remaining:
+                self._holders[page._number] = remaining
             else:
                 self._free.append(page._number)
 
@@ -109,7 +109,7 @@ class PageOwner:
         pages: int,
         writes: Sequence[tuple[int, int]] | None = None,
     ) -> np.ndarray:
-        """Return the page table of a step, int32 [lanes, pages]; 0 behind a lane's last page.
+        """Return a step's page table, int32 [lanes, pages]; 0 after a lane's last page.
 
         The array is new and its bytes are immutable.
 
@@ -130,20 +130,20 @@ class PageOwner:
                 faults.append(SlotFault.LANES.fault("", message))
             table = np.zeros((len(rows), pages), np.int32)
             for lane, row in enumerate(rows):
-                held = row or ()
-                found = [
+                lane_pages = row or ()
+                lane_faults = [
                     fault
-                    for place, page in enumerate(held)
+                    for place, page in enumerate(lane_pages)
                     for fault in self._faults(f"lane {lane}, page {place}", page)
                 ]
-                if len(held) > pages:
-                    message = f"expected at most {pages} pages, got {len(held)}"
-                    found.append(SlotFault.PLACES.fault(f"lane {lane}", message))
-                faults += found
-                if not found:
-                    table[lane, : len(held)] = [page._number for page in held]
-                    if len(held) < pages and not self.null:
-                        message = f"{len(held)} of {pages} pages, and there is no null page behind"
+                if len(lane_pages) > pages:
+                    message = f"expected at most {pages} pages, got {len(lane_pages)}"
+                    lane_faults.append(SlotFault.PLACES.fault(f"lane {lane}", message))
+                faults += lane_faults
+                if not lane_faults:
+                    table[lane, : len(lane_pages)] = [page._number for page in lane_pages]
+                    if len(lane_pages) < pages and not self.null:
+                        message = f"{len(lane_pages)} of {pages} pages, and there is no null page behind"
                         faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if writes is not None and not faults:
                 faults += self._write_faults(table, writes)
@@ -181,13 +181,13 @@ class PageOwner:
         if page._owner is not self:
             message = f"{page!r} belongs to another owner; expected one of {self.name!r} ({self.size} pages)"
             return [SlotFault.FOREIGN.fault(where, message)]
-        if any(held() is page for held in self._holders.get(page._number, ())):
+        if any(holder() is page for holder in self._holders.get(page._number, ())):
             return []
         return [SlotFault.RELEASED.fault(where, f"{page!r} was released; acquire another one")]
 
-    def _raise(self, what: str, faults: list[Statement]) -> None:
+    def _raise(self, action: str, faults: list[Statement]) -> None:
         if faults:
-            raise SlotError(*faults, where=f"pages of {self.name!r}, {what}")
+            raise SlotError(*faults, where=f"pages of {self.name!r}, {action}")
 
 
 def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
@@ -216,9 +216,9 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
     """Check that the page tables of one step keep the promise of `PageTable`.
 
     Args:
-        tables: all tables of one group of pools: the contract's entry, what the step is given (int32 [N, ...]), and
-            the places that the step writes to (bool [N, pages], as `written_places` gives them; None for none, and
-            for a table of role "write", all of whose entries are written).
+        tables: all tables of one group of pools: the contract's entry, the argument of the step (int32 [N, ...]), and
+            the places that the step writes to (bool [N, pages], from `written_places`; None if it writes nothing, and
+            for a table of role "write": all its entries are written).
 
     Raises:
         SlotError: entries out of range, or a page that is written and is the null page or named by another lane; all
@@ -239,8 +239,10 @@ def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]
         for lane, place in np.argwhere((table < 0) | (table >= top)).tolist():
             where, message = f"table {k}, lane {lane}, place {place}", f"expected [0, {top}), got {table[lane, place]}"
             faults.append(SlotFault.RANGE.fault(where, message))
-        inside = (table >= 0) & (table < entry.size)
-        written = inside if entry.role == "write" else np.zeros_like(inside) if written is None else written & inside
+        in_range = (table >= 0) & (table < entry.size)
+        written = (
+            in_range if entry.role == "write" else np.zeros_like(in_range) if written is None else written & in_range
+        )
         if entry.null:
             nulls = np.argwhere(written & (table == NULL_ROW)).tolist()
             if entry.page_size > unit or entry.role != "write":
@@ -251,7 +253,7 @@ def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]
         span = entry.page_size // unit
         units = table[:, :, None].astype(np.int64) * span + np.arange(span)
         lanes = np.broadcast_to(np.arange(len(table))[:, None, None], units.shape)
-        names.append(np.stack([units[inside].ravel(), lanes[inside].ravel()], axis=1))
+        names.append(np.stack([units[in_range].ravel(), lanes[in_range].ravel()], axis=1))
         writes.append(np.stack([units[written].ravel(), lanes[written].ravel()], axis=1))
     named = np.unique(np.concatenate(names), axis=0)
     pages, holders = np.unique(named[:, 0], return_counts=True)
@@ -260,8 +262,8 @@ def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]
     for row, lane in np.unique(np.concatenate(writes), axis=0).tolist():
         where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"row {row}"
         if row in several:
-            others = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
-            faults.append(SlotFault.SHARED.fault(f"lane {lane}", f"writes {where}, which lanes {others} name too"))
+            other_lanes = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
+            faults.append(SlotFault.SHARED.fault(f"lane {lane}", f"writes {where}, which lanes {other_lanes} name too"))
         elif row < null and not any(fault.id == SlotFault.NULL_PAGE for fault in faults):
             faults.append(SlotFault.NULL_PAGE.fault(f"lane {lane}", f"writes {where} of the null page"))
     return faults

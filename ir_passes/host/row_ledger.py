@@ -1,8 +1,8 @@
-"""The labels that the rows of every sequence must have: the host's side of the sanitizer.
+"""The labels that each sequence's rows must have: the host's side of the sanitizer.
 
-A row's label is (owner, position, layout, epoch): whose state it holds, after how many tokens, in which layout, and
-which step wrote it. The ledger follows the labels from the host's bookkeeping alone and never looks at a pool, so that
-a row that was moved, lost, shared or left over disagrees with it.
+A row's label is (owner, position, layout, epoch): the sequence of its state, the number of tokens in it, its layout,
+and the step that wrote it. The ledger derives the labels from the host's bookkeeping alone and never reads a pool. So a
+row that was moved, lost, shared or left over disagrees with the ledger.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from ir_passes.host.slot_owner import frozen_copy
 
 
 class ReservedOwner(IntEnum):
-    """Owners that are no sequence; those of sequences are positive.
+    """Owners that are not sequences; owner numbers of sequences are positive.
 
     Attributes:
-        FRESH: zero state, nobody's. New shadow labels are all zeros, as a new pool is.
-        COMPUTED: no row of a pool but something computed; never in shadow labels.
+        FRESH: zero state of no sequence. New shadow labels are all zeros, like a new pool.
+        COMPUTED: a computed value, not a row of a pool; never in shadow labels.
         OUTSIDE: read past the end of the pool.
-        MIXED: parts of one row that are not the same sequence's, or written by no one lane.
-        ANY: in an expectation, no expectation.
+        MIXED: parts of one row from several sequences, or written by several lanes.
+        ANY: in an expectation: no expectation.
         NOBODY: written for an idle lane.
     """
 
@@ -38,7 +38,7 @@ class ReservedOwner(IntEnum):
 
 
 class Label(NamedTuple):
-    """The label of a row: the owner of its state, the tokens seen, the layout, and the step that wrote it."""
+    """The label of a row: owner, tokens seen, layout, and the step of the write."""
 
     owner: int
     position: int = 0
@@ -55,8 +55,8 @@ class Expected(NamedTuple):
     """The labels of one step, lane by lane.
 
     Attributes:
-        found: int32 [N, 4], what a lane must find in the rows that it reads.
-        left: int32 [N, 4], what the rows that it computes are stamped with.
+        found: int32 [N, 4], the labels that a lane must find in the rows that it reads.
+        left: int32 [N, 4], the stamps of the rows that it computes.
     """
 
     found: np.ndarray | Array
@@ -68,10 +68,10 @@ class LaneWork:
     """The work of one lane in a step.
 
     Attributes:
-        owner: number of the sequence, positive, never used again for another one.
+        owner: positive number of the sequence, never reused for another sequence.
         position: tokens that its state has seen before the step; a sequence at 0 begins from zero state.
         length: real tokens of the step; 0 keeps the rows.
-        layout: number of the layout in which the step reads and writes the rows.
+        layout: number of the layout that the step uses to read and write the rows.
     """
 
     owner: int
@@ -81,7 +81,10 @@ class LaneWork:
 
 
 class LedgerFault(StatementId):
-    """A contradiction about sequences: the value is its id, `sentence` says it in words. The list is closed."""
+    """A contradiction about sequences: the value is its id, `sentence` describes it.
+
+    The list is closed.
+    """
 
     OWNER = "owner", "The number of an owner is not positive."
     TWO_LANES = "two-lanes", "Two lanes belong to one owner."
@@ -100,53 +103,57 @@ class RowLedger:
         self._labels: dict[int, Label] = {}
 
     def expect(self, work: Sequence[LaneWork | None]) -> Expected:
-        """Return the expectations of the next step, for lanes in this order; None is an idle lane.
+        """Return the expectations of the next step, lane by lane; None is an idle lane.
 
-        A lane of length 0 may find anything, because nothing it computes is kept: its rows must be moved as they are.
+        A lane of length 0 may find any label, because its results are not kept: its rows must be moved unchanged.
 
         Raises:
             LedgerError: an owner is not positive or has two lanes, or continues without a label.
         """
-        faults, seen = list[Statement](), dict[int, int]()
-        for lane, one in enumerate(work):
-            if one is None:
+        faults, lane_of = list[Statement](), dict[int, int]()
+        for lane, lane_work in enumerate(work):
+            if lane_work is None:
                 continue
-            if one.owner <= 0:
-                faults.append(LedgerFault.OWNER.fault(f"lane {lane}", f"expected a positive owner, got {one.owner}"))
-            if seen.setdefault(one.owner, lane) != lane:
-                where = f"lanes {seen[one.owner]} and {lane}"
-                faults.append(LedgerFault.TWO_LANES.fault(where, f"both belong to owner {one.owner}"))
-            if one.length > 0 and one.position > 0 and one.owner not in self._labels:
+            if lane_work.owner <= 0:
+                faults.append(
+                    LedgerFault.OWNER.fault(f"lane {lane}", f"expected a positive owner, got {lane_work.owner}")
+                )
+            if lane_of.setdefault(lane_work.owner, lane) != lane:
+                where = f"lanes {lane_of[lane_work.owner]} and {lane}"
+                faults.append(LedgerFault.TWO_LANES.fault(where, f"both belong to owner {lane_work.owner}"))
+            if lane_work.length > 0 and lane_work.position > 0 and lane_work.owner not in self._labels:
                 message = (
-                    f"owner {one.owner} continues at position {one.position} but was never at 0; "
+                    f"owner {lane_work.owner} continues at position {lane_work.position} but was never at 0; "
                     "adopt the label of the snapshot or parent that its rows were copied from"
                 )
                 faults.append(LedgerFault.NO_LABEL.fault(f"lane {lane}", message))
         if faults:
             raise LedgerError(*faults)
         self.epoch += 1
-        pairs = [self._expect(one) for one in work]
-        found, left = (np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1))
-        return Expected(frozen_copy(found), frozen_copy(left))
+        pairs = [self._expect(lane_work) for lane_work in work]
+        found_labels, left_labels = (
+            np.array([pair[side] for pair in pairs], np.int32).reshape(len(work), 4) for side in (0, 1)
+        )
+        return Expected(frozen_copy(found_labels), frozen_copy(left_labels))
 
-    def _expect(self, one: LaneWork | None) -> tuple[Label, Label]:
+    def _expect(self, lane_work: LaneWork | None) -> tuple[Label, Label]:
         idle, nobody = Label(ReservedOwner.ANY), Label(ReservedOwner.NOBODY, epoch=self.epoch)
-        if one is None:
+        if lane_work is None:
             return idle, nobody
-        before = self._labels.get(one.owner, nobody)
-        if one.length == 0:
-            return idle, before
-        after = Label(one.owner, one.position + one.length, one.layout, self.epoch)
-        self._labels[one.owner] = after
-        if one.position == 0:
-            return Label(ReservedOwner.FRESH), after
-        return Label(before.owner, one.position, one.layout, before.epoch), after
+        label = self._labels.get(lane_work.owner, nobody)
+        if lane_work.length == 0:
+            return idle, label
+        new_label = Label(lane_work.owner, lane_work.position + lane_work.length, lane_work.layout, self.epoch)
+        self._labels[lane_work.owner] = new_label
+        if lane_work.position == 0:
+            return Label(ReservedOwner.FRESH), new_label
+        return Label(label.owner, lane_work.position, lane_work.layout, label.epoch), new_label
 
     def label(self, owner: int) -> Label:
-        """Return the label of a sequence's rows, for a snapshot or a fork of it.
+        """Return the label of a sequence's rows, for its snapshot or fork.
 
         Raises:
-            LedgerError: the owner has none.
+            LedgerError: the owner has no label.
         """
         if owner not in self._labels:
             message = "has no label; it has taken no step, or was forgotten"
@@ -154,9 +161,9 @@ class RowLedger:
         return self._labels[owner]
 
     def adopt(self, owner: int, label: Label) -> None:
-        """Give a sequence the label of the rows that its own are now a copy of."""
+        """Give a sequence the label of the rows that were copied to its rows."""
         self._labels[owner] = label
 
     def forget(self, owner: int) -> None:
-        """Forget a sequence, which gives up its rows."""
+        """Forget a sequence after it has released its rows."""
         self._labels.pop(owner, None)

@@ -1,9 +1,9 @@
-"""The host's owner of the rows of a pool: every row belongs to one holder at a time, and every step gets fresh arrays.
+"""The host's owner of the rows of a pool: each row has at most one holder.
 
-`contract.SlotMap` declares what a step may assume of its row numbers: in range, active entries distinct, idle lanes on
-row 0 where that is the null row. `SlotOwner` is what makes it true. A row is held by a `Slot`, which is owned linearly:
-after `release` or `move` the old token raises wherever it is shown, so a row cannot be freed twice, used after it was
-freed or written by two lanes. Row numbers leave this module only inside arrays that nothing can write to any more.
+`contract.SlotMap` declares the assumptions of a step about its row numbers: in range, active entries distinct, idle
+lanes on row 0 if row 0 is the null row. `SlotOwner` makes this true. A row is held by a `Slot`, a linear token: after
+`release` or `move` every use of the old token raises, so a row cannot be freed twice, used after it was freed, or
+written by two lanes. Row numbers leave this module only inside immutable arrays; each step gets a new array.
 """
 
 import threading
@@ -22,12 +22,12 @@ NULL_ROW = 0
 
 
 def frozen_copy(array: np.ndarray) -> np.ndarray:
-    """Return a copy over immutable bytes of its own; such an array can never be made writable."""
+    """Return a copy over immutable bytes; the array can never be made writable."""
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 class SlotFault(StatementId):
-    """The fault of row numbers or pages: the value is its id, `sentence` says it in words. The list is closed."""
+    """The fault of row numbers or pages: its id and `sentence`. The list is closed."""
 
     SIZE = "size", "A pool is too small for any row or page to be handed out."
     EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
@@ -48,7 +48,7 @@ class SlotFault(StatementId):
 
 
 class SlotError(StatedError, ValueError):
-    """Row numbers that would break the contract of a step: every fault, with its id of `SlotFault`."""
+    """Row numbers that violate a step's contract: every fault, by id of `SlotFault`."""
 
 
 class SlotsExhausted(SlotError):
@@ -94,22 +94,22 @@ class Slot(Token):
 
 
 class SlotOwner:
-    """The allocator of a pool's rows, except the null row: the row that has been free the longest goes first.
+    """The allocator of a pool's rows, without the null row: the longest free row first.
 
-    All methods may be called from several threads; each call is atomic. Between two calls a thread must know itself
-    what it has released: an array of `bind` is valid until one of its slots is released.
+    All methods may be called from several threads; each call is atomic. The caller must order calls itself: an array of
+    `bind` is valid until one of its slots is released.
 
     Args:
         size: rows of the pool, row 0 included (`SlotMap.size`).
-        name: of the groups of pools, for messages.
-        null: row 0 is the null row and never handed out (`SlotMap.null`).
+        name: name of the groups of pools, for messages.
+        null: row 0 is the null row and never allocated (`SlotMap.null`).
     """
 
     def __init__(self, size: int, name: str = "slots", null: bool = True):
-        least = 2 if null else 1
-        if size < least:
+        min_size = 2 if null else 1
+        if size < min_size:
             why = ": row 0 is never handed out" if null else ""
-            message = f"expected a size of at least {least}, got {size}{why}"
+            message = f"expected a size of at least {min_size}, got {size}{why}"
             raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
         self.size, self.name, self.null = size, name, null
         self._lock = threading.Lock()
@@ -129,10 +129,10 @@ class SlotOwner:
             return len(self._free)
 
     def acquire(self) -> Slot:
-        """Take a free row. The previous tenant's state is still in it: begin from zero state.
+        """Take a free row. It still holds the previous tenant's state: begin from zero state.
 
         Raises:
-            SlotsExhausted: all rows are held; the message says how many, and how many tokens were lost unreleased.
+            SlotsExhausted: all rows are held; the message has the numbers of rows and of tokens lost without release.
         """
         with self._lock:
             if not self._free:
@@ -156,7 +156,7 @@ class SlotOwner:
             self._free.append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
-        """Hand a row on with its state: return a new slot for the same row and end the old one.
+        """Pass a row on with its state: return a new slot, invalidate the old one.
 
         Raises:
             SlotError: the slot was released or moved before, or belongs to another owner.
@@ -172,17 +172,17 @@ class SlotOwner:
         role: Literal["both", "read", "write"] = "both",
         beside: Sequence[Slot | None] = (),
     ) -> np.ndarray:
-        """Return the row numbers of a step, int32 [lanes]; 0 for the lanes that are None.
+        """Return the row numbers of a step, int32 [lanes]; None becomes row 0.
 
-        The array is new and its bytes are immutable: not even `setflags` makes it writable, so a step that still runs
-        never sees another step's rows (jax may read a host array after the call that was given it has returned).
+        The array is new and its bytes are immutable: not even `setflags` makes it writable, so a running step never
+            sees
+        another step's rows (JAX may read a host array after the call has returned).
 
         Args:
-            slots: one for each lane, None for an idle one where there is a null row.
+            slots: one for each lane; None for an idle lane, if there is a null row.
             lanes: lanes of the step.
             role: as in `SlotMap`. Slots are distinct unless the role is "read", where forks may repeat them.
-            beside: the slots of the other slot maps of the step, where this one is declared `disjoint`: no row is in
-                both.
+            beside: the slots of the step's other slot maps, if this map is declared `disjoint`: no row is in both.
 
         Raises:
             SlotError: wrong number of lanes, duplicate, released, moved or foreign slots, slots that another map of the
@@ -208,12 +208,12 @@ class SlotOwner:
                         'acquire one for each lane, or bind with role="read" for rows that are only read'
                     )
                     faults.append(SlotFault.SHARED.fault(f"lanes {where}", message))
-            others = {id(slot) for slot in beside if slot is not None}
+            other_slots = {id(slot) for slot in beside if slot is not None}
             for lane, slot in enumerate(slots):
-                if slot is not None and id(slot) in others:
+                if slot is not None and id(slot) in other_slots:
                     message = (
-                        f"{slot!r} is in another slot map of this step too; expected rows of its own, as the maps are "
-                        "declared disjoint; acquire one for it"
+                        f"{slot!r} is in another slot map of this step too; expected another row, because the maps are "
+                        "declared disjoint; acquire a slot for this map"
                     )
                     faults.append(SlotFault.NOT_DISJOINT.fault(f"lane {lane}", message))
             self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
@@ -221,22 +221,23 @@ class SlotOwner:
         return frozen_copy(np.array(rows, np.int32))
 
     def check_integrity(self) -> None:
-        """Check that every row is exactly one of: the null row (where there is one), free, held.
+        """Check that every row is exactly one of: null row (if any), free, held.
 
         Raises:
-            SlotError: a row is in two states or in none, or a token was dropped without release; with all terms.
+            SlotError: a row is in two states or in no state, or a token was dropped without release; with all terms.
         """
         with self._lock:
-            free, held, lost = list(self._free), list(self._held), self._lost()
+            free, occupied, lost = list(self._free), list(self._held), self._lost()
             nulls = [NULL_ROW] if self.null else []
-            counts = Counter([*nulls, *free, *held])
+            counts = Counter([*nulls, *free, *occupied])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
             faults: list[Statement] = []
-            found = len(nulls) + len(free) + len(held)
-            if wrong or found != self.size:
+            total = len(nulls) + len(free) + len(occupied)
+            if wrong or total != self.size:
                 message = (
-                    f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} + {len(held)} "
-                    f"= {found} of {self.size}; rows by times found: {wrong}; free {free}, held {sorted(held)}"
+                    f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} "
+                    f"+ {len(occupied)} = {total} of {self.size}; rows by times found: {wrong}; free {free}, "
+                    f"held {sorted(occupied)}"
                 )
                 faults.append(SlotFault.STATES.fault("", message))
             if lost:
@@ -251,7 +252,7 @@ class SlotOwner:
         return slot
 
     def _lost(self) -> list[int]:
-        return sorted(row for row, held in self._held.items() if held() is None)
+        return sorted(row for row, reference in self._held.items() if reference() is None)
 
     def _faults(self, where: str, slot: Slot) -> list[Statement]:
         if not isinstance(slot, Slot):
@@ -260,36 +261,36 @@ class SlotOwner:
         if slot._owner is not self:
             message = f"{slot!r} belongs to another owner; expected a slot of {self.name!r} ({self.size} rows)"
             return [SlotFault.FOREIGN.fault(where, message)]
-        held = self._held.get(slot._row)
-        if held is not None and held() is slot:
+        reference = self._held.get(slot._row)
+        if reference is not None and reference() is slot:
             return []
-        now = "free" if held is None else f"held by tenant {self._tenants[slot._row]}"
+        now = "free" if reference is None else f"held by tenant {self._tenants[slot._row]}"
         message = f"{slot!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
         return [SlotFault.RELEASED.fault(where, message)]
 
-    def _raise(self, what: str, faults: list[Statement]) -> None:
+    def _raise(self, action: str, faults: list[Statement]) -> None:
         if faults:
-            raise SlotError(*faults, where=f"slots of {self.name!r}, {what}")
+            raise SlotError(*faults, where=f"slots of {self.name!r}, {action}")
 
 
 def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
-    """Return the row numbers of a step whose lanes and pool rows are split over devices, int32 [lanes].
+    """Return the row numbers of a step split over devices, int32 [lanes].
 
-    Each device counts its own rows, as `SlotMap(..., local=axis)` declares, and has an owner of them: lane i stands on
-    a row of owner `i // (lanes // len(owners))`.
+    Each device numbers its rows separately, as `SlotMap(..., local=axis)` declares, and has an owner of them: lane i
+    uses a row of owner `i // (lanes // len(owners))`.
 
     Args:
         owners: one for each device along the mesh axis, in its order.
-        slots: one for each lane, None for an idle one.
+        slots: one for each lane, None for an idle lane.
         lanes: lanes of the step, the same number on each device.
 
     Raises:
-        SlotError: as `SlotOwner.bind`; a slot of another device's owner is a foreign one.
+        SlotError: as `SlotOwner.bind`; a slot of another device's owner is a foreign slot.
     """
     each, rest = divmod(lanes, max(1, len(owners)))
     if rest or not owners or len(slots) != lanes:
-        found = f"{len(slots)} slots for {lanes} lanes of {len(owners)} devices"
-        message = f"expected one slot or None for each lane, and as many lanes on each device; got {found}"
+        counts = f"{len(slots)} slots for {lanes} lanes of {len(owners)} devices"
+        message = f"expected one slot or None for each lane, and as many lanes on each device; got {counts}"
         raise SlotError(SlotFault.LANES.fault("", message))
     parts = (owner.bind(slots[k * each : (k + 1) * each], each) for k, owner in enumerate(owners))
     return frozen_copy(np.concatenate(list(parts)))

@@ -1,5 +1,5 @@
-"""JAX's intermediate form, the only folder that touches it, and helpers that know programs and no contracts.
+"""JAX's intermediate representation: the only folder that touches it, without knowledge of contracts.
 
 Imports nothing of ir_passes. Begin with `ir`; `primitives` is the table of primitives and their classes; `jax_private`
-has what JAX keeps private.
+wraps private parts of JAX.
 """

@@ -1,4 +1,4 @@
-"""Programs inside of equations: changes to all equations of a program, and parameters compared with their bodies."""
+"""Programs inside equations: changes to all equations, and comparison of parameters with bodies."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ def map_equations(
     *,
     keep: Callable[[ir.JaxprEqn], bool],
 ) -> ir.ClosedJaxpr:
-    """Return a program with other equations in the place of some; itself if none is another.
+    """Return a program with replaced equations; the same object if nothing changes.
 
     Args:
-        program: any.
-        change: a function from an equation to those that take its place, itself where nothing does.
-        keep: a predicate of the equations whose bodies stay as they are.
+        program: any program.
+        change: a function from an equation to its replacements; the equation itself for no change.
+        keep: a predicate of equations with bodies that stay unchanged.
     """
     return _Mapped(change, keep).closed(program)
 
 
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-    """Return a program that computes the same and leaves the order of every array's bytes to its compiler."""
+    """Return an equivalent program without constraints on the memory order of arrays."""
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [ir.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
@@ -53,9 +53,10 @@ def computing_params(eqn: ir.JaxprEqn) -> Mapping[str, Any]:
 
 
 def params_key(params: Mapping[str, Any]) -> Hashable:
-    """Return what is equal for parameters that are equal; None for those that cannot be compared.
+    """Return a key that is equal for equal parameters; None if they cannot be compared.
 
-    Programs among them are equal where they have the same body, and hold the same constants. It has to be kept alive.
+    Programs among them are equal if they have the same body and hold the same constants. Keep the key alive: it
+    contains ids.
     """
     key = tuple((name, _key(value)) for name, value in params.items())
     try:
@@ -74,14 +75,14 @@ def _key(value: Any) -> Hashable:
 
 
 class _Mapped:
-    """A program in which equations are replaced, those of nested bodies too; equal bodies are mapped once."""
+    """A map that replaces equations, also in nested bodies; equal bodies are mapped once."""
 
     def __init__(self, change: Callable[[ir.JaxprEqn], Sequence[ir.JaxprEqn]], keep: Callable[[ir.JaxprEqn], bool]):
         self.change, self.keep = change, keep
         self.done: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}
-        """id of a body -> the body, which keeps its id its own, and what takes its place: many calls share one."""
+        """id of a body -> the body, kept alive so that its id stays unique, and its replacement; calls share bodies."""
         self.same: dict[int, Any] = {}
-        """id of parameters in which nothing changes -> these: the equations of many layers share them."""
+        """id of unchanged parameters -> the parameters: the equations of many layers share them."""
 
     def closed(self, program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
         jaxpr = self.jaxpr(program.jaxpr)
@@ -90,23 +91,23 @@ class _Mapped:
     def jaxpr(self, jaxpr: ir.Jaxpr) -> ir.Jaxpr:
         if id(jaxpr) not in self.done:
             eqns = [new for eqn in jaxpr.eqns for new in self.equation(eqn)]
-            same = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-            new = jaxpr if same else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
+            unchanged = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+            new = jaxpr if unchanged else jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
             self.done[id(jaxpr)] = jaxpr, new
         return self.done[id(jaxpr)][1]
 
     def equation(self, eqn: ir.JaxprEqn) -> Sequence[ir.JaxprEqn]:
-        made = self.change(eqn)
-        if len(made) != 1 or made[0] is not eqn or self.keep(eqn):
-            return made
+        replacements = self.change(eqn)
+        if len(replacements) != 1 or replacements[0] is not eqn or self.keep(eqn):
+            return replacements
         params = eqn.params
         if id(params) in self.same:
-            return made
+            return replacements
         new = {name: self.value(value) for name, value in params.items()}
         if any(new[name] is not value for name, value in params.items()):
             return [eqn.replace(params=new)]
         self.same[id(params)] = params
-        return made
+        return replacements
 
     def value(self, value: Any) -> Any:
         """A parameter with its bodies rewritten; itself where none is."""

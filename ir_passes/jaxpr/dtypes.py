@@ -1,6 +1,6 @@
-"""The dtypes of arrays: numpy's, those of fewer bits than a byte, and JAX's own for typed random keys.
+"""The dtypes of arrays: numpy's, sub-byte dtypes, and JAX's typed random keys.
 
-NumPy's functions know only the first: they take a narrow integer for no integer, and refuse a key.
+NumPy's functions know only the first: they do not count a narrow integer as an integer, and reject a key.
 """
 
 from functools import cache, partial
@@ -15,7 +15,7 @@ GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 class DType(Protocol):
-    """The dtype of an array of a step: `numpy.dtype`, or JAX's of a typed random key.
+    """The dtype of a step's array: `numpy.dtype`, or JAX's typed random key.
 
     Attributes:
         name: as "float32" or "key<fry>".
@@ -55,7 +55,7 @@ def key_implementation(dtype: Any) -> str:
 
 
 def named(words: jax.Array, dtype: str) -> jax.Array:
-    """An array as it is, or keys of their words where the dtype of this name is one of keys."""
+    """Wrap raw words as typed keys if `dtype` names a key type; otherwise no change."""
     for generator in GENERATORS:
         if str(jax.eval_shape(partial(jax.random.key, impl=generator), 0).dtype) == dtype:
             return jax.random.wrap_key_data(words, impl=generator)

@@ -1,6 +1,6 @@
-"""A hash of a traced program, or of a contract, that is the same in every process and does not know source lines.
+"""A hash of a traced program or contract, equal in every process, without source lines.
 
-The code of a callback is not in it, only the names by which the program calls it.
+The code of a callback is not included, only its names in the program.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 PLACES = frozenset({"sharding", "out_sharding"})
-"""Parameters of operations that say on which devices a result lies, and nothing of its elements."""
+"""Parameters of operations that determine a result's devices, but not its elements."""
 
 
 def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
@@ -35,7 +35,7 @@ def fingerprint(value: Any, *, without: frozenset[str] = frozenset()) -> str:
 
 
 class _Writer:
-    """Writes programs and contracts as text of a fixed form, which is hashed."""
+    """Writes programs and contracts as text of a fixed form, for hashing."""
 
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
         self._without = without
@@ -56,7 +56,7 @@ class _Writer:
         if isinstance(value, tuple | list):
             return f"{type(value).__name__}({','.join(map(self._text, value))})"
         if isinstance(value, Mapping):
-            return f"map({','.join(sorted(f'{self._text(key)}:{self._text(one)}' for key, one in value.items()))})"
+            return f"map({','.join(sorted(f'{self._text(key)}:{self._text(entry)}' for key, entry in value.items()))})"
         if isinstance(value, set | frozenset):
             return f"set({','.join(sorted(map(self._text, value)))})"
         if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -66,15 +66,15 @@ class _Writer:
             return str(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-            return f"{type(value).__name__}({','.join(f'{name}={self._text(one)}' for name, one in fields)})"
+            return f"{type(value).__name__}({','.join(f'{name}={self._text(entry)}' for name, entry in fields)})"
         name = getattr(value, "__qualname__", None) if callable(value) else None
         return f"{getattr(value, '__module__', '')}.{name}" if name else _ADDRESS.sub("", repr(value))
 
     def _body(self, jaxpr: ir.Jaxpr) -> str:
-        known = self._bodies.get(id(jaxpr))
-        if known is None:
-            known = self._bodies[id(jaxpr)] = jaxpr, self._hash(jaxpr)
-        return known[1]
+        cached = self._bodies.get(id(jaxpr))
+        if cached is None:
+            cached = self._bodies[id(jaxpr)] = jaxpr, self._hash(jaxpr)
+        return cached[1]
 
     def _hash(self, jaxpr: ir.Jaxpr) -> str:
         numbers: dict[Any, int] = {}

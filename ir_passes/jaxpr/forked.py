@@ -1,4 +1,7 @@
-"""Processes that were forked after JAX had started. They lack its threads, and a computation would wait forever."""
+"""Processes that were forked after JAX had started: computations in them would hang.
+
+They lack JAX's threads.
+"""
 
 import os
 

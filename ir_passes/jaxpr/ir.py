@@ -40,12 +40,12 @@ def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:
-    """An operation of one result, which is compiled as `run` is.
+    """Return a new operation with one result, compiled like `run`.
 
     Args:
-        name: of the operation.
-        types: a function from the types of its operands, and its parameters, to that of its result.
-        run: what it computes, of arrays.
+        name: name of the operation.
+        types: a function from operand types and parameters to the result type.
+        run: the JAX function that computes the result from arrays.
     """
     new = core.Primitive(name)
     new.def_abstract_eval(types)
@@ -55,7 +55,7 @@ def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any])
 
 
 def sourced(eqn: JaxprEqn) -> Any:
-    """A context in which what is traced has the source of an equation."""
+    """Return a context: equations traced in it get the source of `eqn`."""
     return _source_info.user_context(eqn.source_info.traceback)
 
 
@@ -66,11 +66,11 @@ def is_traced(value: Any) -> bool:
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
     """The type of an array, on a mesh where its place is given."""
-    made = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
+    aval = ShapedArray(shape, jnp.dtype(dtype), weak_type=weak)
     if place is None:
-        return made
+        return aval
     spec = (*place.spec, *[None] * (len(shape) - len(place.spec)))
-    return made.update(sharding=jax.sharding.NamedSharding(place.mesh.abstract_mesh, jax.sharding.PartitionSpec(*spec)))
+    return aval.update(sharding=jax.sharding.NamedSharding(place.mesh.abstract_mesh, jax.sharding.PartitionSpec(*spec)))
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -82,7 +82,7 @@ def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """A jaxpr with its constants, from either form; those that it lacks become its first inputs."""
+    """Return a jaxpr with its constants, from either form; missing constants become inputs."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr
     if jaxpr.constvars:
@@ -98,7 +98,7 @@ def sub_jaxprs(eqn: JaxprEqn, opaque: bool = False) -> Iterator[Jaxpr]:
 
     Args:
         eqn: any equation.
-        opaque: whether those of kernels too, which are programs in another language.
+        opaque: whether to include kernels, which are programs in another language.
     """
     if eqn.primitive.name in OPAQUE and not opaque:
         return
@@ -117,15 +117,18 @@ def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
 
 
 class _Called(_source_info.SourceInfo):
-    """The source of an equation that stood in the body of a call before that was replaced by the body."""
+    """The source of an equation from a call's body that replaced the call."""
 
-    def __init__(self, own: Any, caller: Any):
-        super().__init__(own.traceback, own.name_stack)
+    def __init__(self, source_info: Any, caller: Any):
+        super().__init__(source_info.traceback, source_info.name_stack)
         self.caller = caller
 
 
 def call_of(eqn: JaxprEqn) -> Any:
-    """The source of the outermost call that `inline` took an equation from, one object for its body; else its own."""
+    """Return the source of the outermost inlined call of an equation, else its own source.
+
+    The equations of one inlined body share one object.
+    """
     info: Any = eqn.source_info
     while getattr(info, "caller", None) is not None:
         info = info.caller
@@ -143,25 +146,25 @@ def source_of(eqn: JaxprEqn) -> str:
 
 
 def frames_of(eqn: JaxprEqn) -> tuple[str, ...]:
-    """The user's "file:line"s that made an equation: the innermost, then those that called it, as far as known."""
-    found: list[str] = []
+    """Return the user's "file:line"s that made an equation, innermost first, then known callers."""
+    places: list[str] = []
     info = eqn.source_info
     while info is not None:
-        found += _frames(info.traceback, MAX_FRAMES)
+        places += _frames(info.traceback, MAX_FRAMES)
         info = getattr(info, "caller", None)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(places))
 
 
 @lru_cache(maxsize=4096)
 def _frames(traceback: Any, count: int) -> tuple[str, ...]:
-    """Lines of a source that are neither JAX's, flax's nor of this package; the innermost, if all of them are.
+    """Return source lines outside JAX, flax and this package; else the innermost line.
 
     The equations of many layers share a traceback.
     """
     info, places = _source_info.SourceInfo(traceback, _source_info.NameStack()), list[str]()
     for frames in sorted({count, MAX_FRAMES}):
         lines = _source_info.summarize(info, frames).splitlines()
-        places = [found.group(1) for line in reversed(lines) if (found := re.match(r"(.*?:\d+)", line))]
+        places = [match.group(1) for line in reversed(lines) if (match := re.match(r"(.*?:\d+)", line))]
         foreign = (_OWN, *(f"{path}{os.sep}" for path in getattr(sys.modules.get("flax"), "__path__", ())))
         users = [place for place in places if not place.startswith(foreign)]
         if users:
@@ -188,12 +191,15 @@ def called_definition(eqn: JaxprEqn) -> str:
 
 
 def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
-    """Index of each operand of a custom call or kernel that a result takes the memory of -> of the result."""
+    """Map each operand of a custom call or kernel to the result in its memory.
+
+    Operands and results are indices.
+    """
     return dict(eqn.params.get("input_output_aliases") or ())
 
 
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
-    """A jaxpr without constants made of these parts; its variables have no names of their own."""
+    """Return a jaxpr from these parts, without constants and variable names."""
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
@@ -201,12 +207,12 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """Return the program with every call that only names a computation replaced by its body.
 
-    Constants of the bodies become constants of the whole. Every equation keeps its source, with that of the call as its
-    caller; one that has none, inside a function of JAX, gets that of the call.
+    Constants of the bodies become constants of the program. Every equation keeps its source, with the call's source as
+    its caller; an equation without a source, inside a function of JAX, gets the call's source.
 
     Args:
         program: any program.
-        keep: a predicate of the calls that stay as they are.
+        keep: a predicate of calls to keep.
     """
     new_var = core.gensym()
     eqns: list[JaxprEqn] = []
@@ -249,7 +255,7 @@ def copying(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return the numbers of constants and of carries among the operands of a scan; the rest are `xs`."""
+    """Return the numbers of constants and carries among a scan's operands; `xs` follow."""
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
@@ -257,7 +263,7 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def eval_eqn(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    """The results of one equation on these operands, one value for each of its inputs, literals included."""
+    """Return the results of one equation on values for all inputs, literals included."""
     operands: dict[Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, Literal)
     }
@@ -270,7 +276,7 @@ _EMPTY = jax.make_jaxpr(lambda: ())()
 
 
 def check(program: ClosedJaxpr) -> None:
-    """Raise unless every equation's operands and results have the types that its primitive says."""
+    """Raise unless every equation's operands and results have the types of its primitive."""
     core.check_jaxpr(program.jaxpr)
 
 
@@ -291,7 +297,7 @@ def with_eqns(
 
 
 def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
-    """A program without the equations, also of bodies, that no result and no effect needs. Inputs stay."""
+    """Return a program without dead equations, also in bodies. Inputs stay."""
     used = [True] * len(program.jaxpr.outvars)
     live, _ = _partial_eval.dce_jaxpr(program.jaxpr, used, instantiate=True)
     return ClosedJaxpr(live, program.consts)
@@ -300,11 +306,11 @@ def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
 def emit(
     fn: Callable[..., Any], operands: Sequence[Atom], source: JaxprEqn | None = None
 ) -> tuple[list[JaxprEqn], list[Atom], dict[Var, Any]]:
-    """The equations of `fn(*operands)`, an ordinary JAX function, to be put where they are needed.
+    """Return the equations of `fn(*operands)`, an ordinary JAX function, for insertion.
 
     Args:
         operands: its arguments; a literal is passed as an array.
-        source: the equation whose source line those get that `fn` makes itself.
+        source: the equation that gives its source line to the new equations.
 
     Returns:
         Equations over `operands` and new variables, the flattened results, and constants by variable.
@@ -323,7 +329,7 @@ def emit(
 
 
 def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]) -> list[JaxprEqn]:
-    """The equations of `fn(*operands)`, which computes the one result of `eqn` and takes its name."""
+    """Return the equations of `fn(*operands)` that replace `eqn` and define its one result."""
     eqns, (result,), consts = emit(fn, operands, eqn)
     if consts or result is not eqns[-1].outvars[0]:
         raise ValueError(f"expected equations without constants that end in the result, got {consts}, {eqns}")
@@ -331,17 +337,17 @@ def emit_instead(eqn: JaxprEqn, fn: Callable[..., Any], operands: Sequence[Atom]
 
 
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
-    """Return the equations of `fn`, a JAX function of an equation's operands, to take the place of that equation.
+    """Return a call of `fn` on an equation's operands that replaces the equation.
 
-    Equations that no result needs stay: the index of a store that a later one overwrites may be out of bounds.
+    Unused equations stay: the index of a store that a later store overwrites may be out of bounds.
 
     Raises:
-        ValueError: it has arrays of its own.
+        ValueError: `fn` captures arrays.
     """
     with sourced(eqn):
         traced = jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars))
     if traced.consts:
-        raise ValueError(f"expected a function without arrays of its own, got {traced.jaxpr.constvars}")
+        raise ValueError(f"expected a function without captured arrays, got {traced.jaxpr.constvars}")
     (call,) = jax.make_jaxpr(jax.jit(core.jaxpr_as_fun(traced)))(*(atom.aval for atom in eqn.invars)).eqns
     return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars), source_info=eqn.source_info)
 
@@ -352,7 +358,10 @@ def fresh(variables: Sequence[Var]) -> list[Var]:
 
 
 def transpose(x: Atom, order: Sequence[int], source: JaxprEqn) -> tuple[JaxprEqn, Var]:
-    """An equation that puts the axes of an array in another order, at the source of another one, and its result."""
+    """Return an equation that permutes the axes of an array, and its result.
+
+    The equation has the source of another one.
+    """
     with jax.sharding.use_abstract_mesh(x.aval.sharding.mesh):  # type: ignore[attr-defined]  # an array's
         aval, _ = primitives.transpose_p.abstract_eval(x.aval, permutation=tuple(order))
     (result,) = of_types([aval])

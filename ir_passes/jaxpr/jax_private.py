@@ -1,4 +1,4 @@
-"""The one place where this project uses what JAX and jaxlib keep private; a test looks for such names anywhere else.
+"""The one adapter to private parts of JAX and jaxlib; a test forbids them elsewhere.
 
 The intermediate representation has its own adapter, `ir_passes.jaxpr.ir`, on public modules.
 
@@ -23,20 +23,20 @@ def backends_are_initialized() -> bool:
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...] | None:
-    """The flattened arguments that a program reads, in the order of its parameters; None if it does not say.
+    """Return the flattened arguments that a program reads, in parameter order, or None.
 
-    A program drops the arguments that it does not need, and nothing public says which.
+    A program drops unused arguments, and no public function lists them.
     """
-    kept: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
-    return None if kept is None else tuple(sorted(kept))
+    indices: Any = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
+    return None if indices is None else tuple(sorted(indices))
 
 
 def text_without_sources(module: Any, settings: bool = True) -> str:
-    """A module of an executable as text, without names of operations and the files and lines that they come from.
+    """Return an executable's module as text without operation names, files and lines.
 
     Args:
-        module: of the executable.
-        settings: whether with the backend's own settings of each instruction.
+        module: module of the executable.
+        settings: whether to include the backend's settings of each instruction.
     """
     options = importlib.import_module("jaxlib._hlo").HloPrintOptions()
     options.print_metadata = False
@@ -45,18 +45,21 @@ def text_without_sources(module: Any, settings: bool = True) -> str:
 
 
 def text_of_serialized(module: bytes, settings: bool = True) -> str:
-    """Return `text_without_sources` of a serialized module, which has only those compiler settings that XLA keeps."""
+    """Return `text_without_sources` of a serialized module.
+
+    It has only those compiler settings that XLA serializes.
+    """
     read = importlib.import_module("jaxlib._hlo").HloModule.from_serialized_hlo_module_proto(module)
     return text_without_sources(read, settings)
 
 
 def platform_of(lowered: jax.stages.Lowered) -> str | None:
-    """The platform that a program will be compiled for, as "cpu"; None if it does not say."""
+    """Return the platform that a program will be compiled for, as "cpu", or None."""
     return getattr(_backend_of(lowered), "platform", None)
 
 
 def compiler_of(lowered: jax.stages.Lowered) -> str | None:
-    """The version of the backend that will compile a program, in its own words; None if it does not say."""
+    """Return the version text of the backend that will compile a program, or None."""
     return getattr(_backend_of(lowered), "platform_version", None)
 
 
@@ -65,12 +68,15 @@ def _backend_of(lowered: jax.stages.Lowered) -> Any:
 
 
 def device_list(devices: Sequence[Any]) -> Any:
-    """Devices in the form that a client takes to load an executable; public functions load pickles only."""
+    """Return devices in the form that a client needs to load an executable.
+
+    Public functions load only pickles.
+    """
     return importlib.import_module("jaxlib._jax").DeviceList(tuple(devices))
 
 
 def compilation_cache_dir(path: str) -> AbstractContextManager[Any]:
-    """Set `jax_compilation_cache_dir` for one thread, as long as the context lasts; public functions set it for all."""
+    """Set `jax_compilation_cache_dir` for one thread within the context; public functions affect all threads."""
     return importlib.import_module("jax._src.config").compilation_cache_dir(path)
 
 
@@ -110,13 +116,13 @@ def coordination() -> Any:
 
 
 class ExecutableParts(NamedTuple):
-    """A compiled program without its trees: XLA's executable and what JAX knows of its parameters and results.
+    """A compiled program without its trees: XLA's executable and JAX's data about it.
 
     Attributes:
-        executable: of the runtime.
-        name: of the program.
+        executable: executable of the runtime.
+        name: name of the program.
         arguments, argument_shardings: types and places of the arguments that it reads, in the order of its parameters.
-        results, result_shardings: the same of its results.
+        results, result_shardings: types and places of its results.
         committed: whether results are bound to their devices.
         kept: the flattened arguments that it reads.
     """
@@ -132,37 +138,45 @@ class ExecutableParts(NamedTuple):
 
 
 def parts_of(compiled: jax.stages.Compiled) -> ExecutableParts | None:
-    """Take a compiled program apart; None where there is more to it: effects, callbacks, constants, other layouts."""
-    whole: Any = getattr(getattr(compiled, "_executable", None), "_unloaded_executable", None)
-    if whole is None or compiled._params.const_args:
+    """Take a compiled program apart; None if it has parts that cannot be stored.
+
+    These are effects, callbacks, constants and custom layouts.
+    """
+    unloaded: Any = getattr(getattr(compiled, "_executable", None), "_unloaded_executable", None)
+    if unloaded is None or compiled._params.const_args:
         return None
-    more = (whole.unordered_effects, whole.ordered_effects, whole.keepalive, whole.host_callbacks, whole.mut)
-    if any(more) or any(layout is not None for layout in whole.dispatch_in_layouts):
+    extras = (
+        unloaded.unordered_effects,
+        unloaded.ordered_effects,
+        unloaded.keepalive,
+        unloaded.host_callbacks,
+        unloaded.mut,
+    )
+    if any(extras) or any(layout is not None for layout in unloaded.dispatch_in_layouts):
         return None
     return ExecutableParts(
-        whole.xla_executable,
-        whole.name,
-        tuple(whole.input_avals),
-        tuple(whole.input_shardings),
-        tuple(whole.output_avals),
-        tuple(whole.output_shardings),
-        whole.committed,
-        tuple(sorted(whole.kept_var_idx)),
+        unloaded.xla_executable,
+        unloaded.name,
+        tuple(unloaded.input_avals),
+        tuple(unloaded.input_shardings),
+        tuple(unloaded.output_avals),
+        tuple(unloaded.output_shardings),
+        unloaded.committed,
+        tuple(sorted(unloaded.kept_var_idx)),
     )
 
 
 def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, results: Any) -> jax.stages.Compiled:
-    """Put a compiled program together again; the inverse of `parts_of`.
+    """Rebuild a compiled program from its parts; the inverse of `parts_of`.
 
     Args:
-        parts: with an executable that was loaded on these devices.
-        arguments: `jax.stages.ArgInfo` of all flattened arguments, those that it does not read included, in a tree
-            ((arguments), {}).
-        results: structure of what it returns.
+        parts: parts with an executable that was loaded on these devices.
+        arguments: `jax.stages.ArgInfo` of all flattened arguments, including unused ones, in a tree ((arguments), {}).
+        results: structure of its results.
     """
     module = importlib.import_module("jax._src.interpreters.pxla")
     layout = importlib.import_module("jax._src.layout").Layout.from_pjrt_layout
-    whole = module.UnloadedMeshExecutable(
+    unloaded = module.UnloadedMeshExecutable(
         xla_executable=parts.executable,
         device_list=device_list(devices),
         backend=devices[0].client,
@@ -178,13 +192,13 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
         host_callbacks=(),
         kept_var_idx=set(parts.kept),
         mut=None,
-        xla_in_layouts=[layout(one) for one in parts.executable.get_parameter_layouts()],
+        xla_in_layouts=[layout(parameter_layout) for parameter_layout in parts.executable.get_parameter_layouts()],
         dispatch_in_layouts=[None] * len(parts.arguments),
-        xla_out_layouts=[layout(one) for one in parts.executable.get_output_layouts()],
+        xla_out_layouts=[layout(output_layout) for output_layout in parts.executable.get_output_layouts()],
         all_args_info=None,
         pgle_profiler=None,
     )
-    return jax.stages.Compiled(whole.load(), [], arguments, results, no_kwargs=True)
+    return jax.stages.Compiled(unloaded.load(), [], arguments, results, no_kwargs=True)
 
 
 def explicit_device_put() -> AbstractContextManager[Any]:
@@ -193,7 +207,10 @@ def explicit_device_put() -> AbstractContextManager[Any]:
 
 
 def topology_of(devices: Sequence[Any]) -> str:
-    """Return the fingerprint of the devices' topology, of a CPU its instructions too; "" where there is none."""
+    """Return the fingerprint of the devices' topology, or "" if it is unknown.
+
+    For a CPU it includes the instruction set.
+    """
     topology = importlib.import_module("jax._src.lib").xla_client.get_topology_for_devices
     try:
         return str(topology(list(devices)).fingerprint())
@@ -227,7 +244,7 @@ def setting(name: str) -> Any:
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Return a context in which a setting has another value in this thread."""
+    """Return a context that changes a setting in this thread."""
     return _holder(name)(value)
 
 
@@ -263,19 +280,21 @@ def dispatcher(
     static_numbers: Sequence[int],
     static_names: Sequence[str],
 ) -> Callable[..., Any] | None:
-    """Return a function that looks programs up as a jitted one does, in C++; None if this JAX has it in another form.
+    """Return a function that looks programs up in C++ like a jitted one, or None.
+
+    None means that this JAX has another form of the look-up.
 
     Args:
-        name: of the function.
-        called: is called where JAX is told not to compile anything.
+        name: name of the function.
+        called: is called if JAX must not compile anything.
         missed: is called with arguments of new types, places or static values, or under new settings. It returns the
-            results, and the `dispatch_data` by which calls of that kind run from then on; None to be called again.
+            results, and the `dispatch_data` that runs such calls from then on; None to be called again.
         static_numbers, static_names: the static arguments.
     """
     try:
         extension, tree = importlib.import_module("jaxlib._jax"), importlib.import_module("jax._src.tree_util")
         pxla = importlib.import_module("jax._src.interpreters.pxla")
-        made = extension.pjit(
+        look_up = extension.pjit(
             name,
             called,
             lambda *args, **kwargs: (*missed(*args, **kwargs), False),
@@ -288,7 +307,7 @@ def dispatcher(
         )
     except (AttributeError, ImportError, TypeError):
         return None
-    return made
+    return look_up
 
 
 @jax.tree_util.register_pytree_node_class
@@ -313,14 +332,16 @@ def dispatch_data(
     restore: Callable[[Sequence[Any]], Any] | Any,
     effects: Any,
 ) -> Any:
-    """Return by what C++ runs a compiled program; None where it has to be called, or this JAX has another form.
+    """Return the data for running a compiled program from C++, or None.
+
+    None means that the program must be called from Python, or that this JAX has another form of the data.
 
     Args:
-        compiled: of arguments that flatten to those of the call.
-        arguments: the number of these.
-        outputs: of a call, in the order of the program.
-        restore: makes results of outputs; a structure where they are in its order.
-        effects: of the program.
+        compiled: a program with the same flattened arguments as the call.
+        arguments: number of flattened arguments.
+        outputs: outputs of a call, in the order of the program.
+        restore: a function from outputs to results; a structure if outputs are in its order.
+        effects: effects of the program.
     """
     executable, constants = getattr(compiled, "_executable", None), getattr(compiled, "_params", None)
     if executable is None or constants is None or constants.const_args:

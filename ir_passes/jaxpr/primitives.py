@@ -1,4 +1,4 @@
-"""The table of JAX's primitives and their classes, which proof, sanitizer, liveness and rewrites share.
+"""The table of JAX's primitives and their classes for proof, sanitizer, liveness and rewrites.
 
 A primitive is in one row of the table, and a row names all classes of its primitives:
 
@@ -8,7 +8,7 @@ A primitive is in one row of the table, and a row names all classes of its primi
 * part: a result holds some elements of one operand, in their order.
 * view: where operand and result have as many bytes, a result is the bytes of its operand.
 * keeps_rows: the proof's rule follows the rows of a pool. Every other primitive changes all rows.
-* indexed: operands are indices, or indices and updates. Rows are those of the first operand.
+* indexed: operands are indices, or indices and updates. Rows are rows of the first operand.
 * write: the result is the first operand with updates at the indices.
 * scatter: a write by an array of indices.
 * combining: a scatter named for the function that combines old and new elements.
@@ -21,7 +21,7 @@ A primitive is in one row of the table, and a row names all classes of its primi
 * kernel: it is a kernel of Pallas.
 * unsupported: the proof has no rule.
 
-A primitive in a row without classes has a rule of its own in the proof and nothing in common with others.
+A primitive in a row without classes has a special rule in the proof and nothing in common with others.
 """
 
 CALLS = {

@@ -20,20 +20,20 @@ def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool
         Its body; None where it is no single call.
     """
     avals = [var.aval for var in body.jaxpr.invars]
-    found: list[ir.ClosedJaxpr] = []
+    programs: list[ir.ClosedJaxpr] = []
 
     def trace() -> tuple[()]:
-        found.append(jax.make_jaxpr(function)(*avals))
+        programs.append(jax.make_jaxpr(function)(*avals))
         return ()
 
     meshes = [aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty]
     manual = set(meshes[0].manual_axes) if meshes else set()
     if manual:
-        # a mesh of whose axes none is taken yet, for a shard_map to take
+        # a mesh without manual axes, so that a shard_map can make them manual
         mesh = meshes[0].update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Auto))
         context = jax.shard_map(trace, mesh=mesh, in_specs=(), out_specs=(), axis_names=manual, check_vma=check_vma)
         jax.eval_shape(context)
     else:
         trace()
-    (program,) = found
+    (program,) = programs
     return ir.body_of(program.eqns[0]) if len(program.eqns) == 1 else None

@@ -1,7 +1,7 @@
-"""The time of a compilation: the seconds of its phases, and a pause of Python's cycle collector while one runs.
+"""The time of a compilation: seconds of each phase, without Python's cycle collector.
 
-An analysis makes many small objects, none of them garbage. The collector would walk all of them again and again, which
-is a sixth of the time of an analysis.
+An analysis makes many small objects, all of them live. The cycle collector would walk all of them again and again,
+which takes a sixth of the time of an analysis.
 """
 
 import gc
@@ -15,31 +15,31 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The seconds of each phase; a phase within another one counts only for itself.
+    """The seconds of each phase; a nested phase counts only for itself.
 
     Args:
-        before: a clock that goes on counting by itself, and whose seconds this one begins with.
+        start: a clock to continue from; it stays unchanged.
 
     Attributes:
-        seconds: by phase; those of `PHASES`, and others that were timed.
+        seconds: by phase; phases in `PHASES`, and others that were timed.
     """
 
-    def __init__(self, before: "Clock | None" = None) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if before is None else dict(before.seconds)
+    def __init__(self, start: "Clock | None" = None) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0) if start is None else dict(start.seconds)
 
     def time(self, phase: str, run: Callable[..., T], *args: Any, **options: Any) -> T:
         """Return `run(*args, **options)` and add its seconds to the phase."""
-        before, started = sum(self.seconds.values()), time.perf_counter()
+        total_before, started = sum(self.seconds.values()), time.perf_counter()
         try:
             return run(*args, **options)
         finally:
-            inner = sum(self.seconds.values()) - before
+            inner = sum(self.seconds.values()) - total_before
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started - inner
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the cycle collector; of several threads inside, the one that found it running starts it again."""
+    """Pause the cycle collector; the thread that found it running restarts it."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Traced functions with the trees of their arguments and results; static and named arguments as `jax.jit` has them."""
+"""Traced functions with their argument trees; static and named arguments as in `jax.jit`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +17,11 @@ Static = tuple[tuple[int | str, Any], ...]
 
 @dataclass(frozen=True)
 class FunctionSignature:
-    """The parameters of a function, as far as its signature says them.
+    """The parameters of a function, as far as its signature shows them.
 
     Attributes:
-        positional: names of those that are not static and can be given by position, in order.
-        optional: names of these with a default.
+        positional: names of non-static parameters that can be passed by position, in order.
+        optional: names of positional parameters with a default.
         numbers, names: the static arguments, by position and by name.
     """
 
@@ -37,27 +37,30 @@ class FunctionSignature:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Sequence[str] | None = None,
     ) -> "FunctionSignature":
-        """Return those of a function; static ones by position, by name or both, as for `jax.jit`.
+        """Return the signature of a function; static parameters as for `jax.jit`.
+
+        Static parameters are given by position, by name or both.
 
         Raises:
-            ValueError: the function has no such parameter; JAX says so.
+            ValueError: JAX reports that the function has no such parameter.
         """
         numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums or ())
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames or ())
         if numbers or names:
             jax.jit(fn, static_argnums=numbers or None, static_argnames=names or None)
         try:
-            known = list(inspect.signature(fn).parameters.values())
+            parameters = list(inspect.signature(fn).parameters.values())
         except (TypeError, ValueError):
-            known = []
-        ordered = [one for one in known if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+            parameters = []
+        by_either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ordered = [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, by_either)]
         static = {number % len(ordered) if number < 0 else number for number in numbers}
-        static |= {k for k, one in enumerate(ordered) if one.name in names}
-        by_name = {one.name for k, one in enumerate(ordered) if k in static and one.kind is one.POSITIONAL_OR_KEYWORD}
-        positional = [one for k, one in enumerate(ordered) if k not in static]
+        static |= {k for k, parameter in enumerate(ordered) if parameter.name in names}
+        by_name = {parameter.name for k, parameter in enumerate(ordered) if k in static and parameter.kind is by_either}
+        positional = [parameter for k, parameter in enumerate(ordered) if k not in static]
         return cls(
-            tuple(one.name for one in positional),
-            frozenset(one.name for one in positional if one.default is not one.empty),
+            tuple(parameter.name for parameter in positional),
+            frozenset(parameter.name for parameter in positional if parameter.default is not parameter.empty),
             frozenset(static),
             frozenset(by_name | set(names)),
         )
@@ -75,11 +78,11 @@ class Trace:
     """A traced function.
 
     Attributes:
-        name: of the function.
-        program: over the flattened arguments and results.
+        name: name of the function.
+        program: program over the flattened arguments and results.
         args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, without the static ones.
-        results: the same of what it returns.
-        parameters: of the function.
+        results: the results, in the same form.
+        parameters: parameters of the function.
     """
 
     name: str
@@ -121,13 +124,13 @@ def trace_function(
 
 
 def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
-    """Return the trace of a program that somebody made: of `jax.make_jaxpr(fn)(...)` or `jax.jit(fn).trace(...)`.
+    """Return the trace of an existing program of `jax.make_jaxpr` or `jax.jit(fn).trace`.
 
     A jaxpr has no trees: its arguments and results are flat tuples.
 
     Raises:
         TypeError: it is neither.
-        ValueError: it was traced inside another trace, whose values it holds.
+        ValueError: it was traced inside another trace and holds values of that trace.
     """
     if isinstance(program, ir.ClosedJaxpr):
         args = tuple(map(_example, program.in_avals))
@@ -145,7 +148,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a function, or of the class of what is called as one."""
+    """Return the name of a function, or the class name of a callable object."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
@@ -170,10 +173,10 @@ def _with_static(fn: Callable[..., Any], static: Static) -> Callable[..., Any]:
     by_name = {where: value for where, value in static if isinstance(where, str)}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        whole, rest = [], iter(args)
+        merged_args, rest = [], iter(args)
         for place in range(len(args) + len(by_place)):
-            whole.append(by_place[place] if place in by_place else next(rest))
-        return fn(*whole, **kwargs, **by_name)
+            merged_args.append(by_place[place] if place in by_place else next(rest))
+        return fn(*merged_args, **kwargs, **by_name)
 
     update_wrapper(run, fn, ("__name__", "__qualname__", "__doc__"), ())
     del run.__wrapped__

@@ -1,8 +1,8 @@
-"""The measurement whether tokens that a verification step has not accepted reach the rows it writes.
+"""The measurement whether unaccepted tokens of a verification step reach the rows it writes.
 
-The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. That only accepted tokens
-enter a row is a claim about places within a lane, which the proof does not follow; a run with other tokens behind the
-accepted ones shows where it does not hold, and no run shows that it always does.
+The proof shows that counts of accepted tokens are counts and that idle lanes keep their rows. It does not show that
+only accepted tokens enter a row, because it does not follow places within a lane. A run with other tokens after the
+accepted tokens can refute that claim; no run can prove it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,26 +39,30 @@ def unaccepted_reach(
     rounds: int = 8,
     seed: int = 0,
 ) -> Unaccepted:
-    """Change the tokens behind the accepted ones of every lane, and compare the resulting rows bit for bit.
+    """Change the tokens after the accepted ones in every lane; compare the resulting rows.
 
-    Tokens behind the first one that was not accepted may change nothing, the count included. Another token in its own
-    place may be right by chance; lanes whose count has changed are then not compared.
+    Tokens after the first rejected token may change nothing, the count included. A replaced token in the place of the
+    first rejected one may be accepted by chance; lanes with a changed count are then not compared.
 
     Args:
         step: a step, which is compiled; one output of its contract is `Lane(role="accepted")`.
-        args: arrays, with drafts of which some are wrong; what is put in a place stands somewhere else in its array.
-        contract: of the step.
+        args: arrays, with some wrong drafts; replacement tokens come from other places of the same array.
+        contract: contract of the step.
         tokens: path of every argument with an entry for each token, as "args[2]" -> its token axis.
-        by_position: whether the pool of this path, as "args[1].layers[3].keys", is indexed by position, so that what
-            lies behind the accepted tokens is never read. None: those with a dimension named "position".
+        by_position: whether the pool of this path, as "args[1].layers[3].keys", is indexed by position, so that entries
+            after the accepted tokens are never read. None: pools with a dimension named "position".
         rounds: pairs of runs.
-        seed: of the choice.
+        seed: seed of the choice.
 
     Raises:
-        ContractError: the contract has no such output, or an argument of `tokens` is none of its lanes' arrays.
+        ContractError: the contract has no such output, or an argument of `tokens` is not an array of its lanes.
     """
     bound = contract.bind(step, args)
-    counts = [k for k, one in enumerate(bound.outputs) if isinstance(one.entry, Lane) and one.entry.role == "accepted"]
+    counts = [
+        k
+        for k, bound_output in enumerate(bound.outputs)
+        if isinstance(bound_output.entry, Lane) and bound_output.entry.role == "accepted"
+    ]
     if len(counts) != 1:
         raise ContractFault.ACCEPTED.error(
             "", f"expected one output that is Lane(role='accepted'), the contract has {len(counts)}"
@@ -72,25 +76,25 @@ def unaccepted_reach(
     def run(changed: list[Any]) -> list[np.ndarray]:
         return [to_numpy(leaf) for leaf in jax.tree.leaves(jitted(*jax.tree.unflatten(tree, changed)))]
 
-    before = run(leaves)
-    accepted = before[counts[0]]
+    reference = run(leaves)
+    accepted = reference[counts[0]]
     rng = np.random.default_rng(seed)
     reached: dict[str, None] = {}
     compared = 0
     for _ in range(rounds):
-        for behind in (0, 1):
-            changed, lanes = _changed(leaves, places, accepted + behind, rng)
-            after = run(changed)
-            same = after[counts[0]] == accepted
-            for lane in np.flatnonzero(lanes & ~same).tolist() if behind else ():
+        for skipped in (0, 1):
+            changed, lanes = _changed(leaves, places, accepted + skipped, rng)
+            results = run(changed)
+            unchanged = results[counts[0]] == accepted
+            for lane in np.flatnonzero(lanes & ~unchanged).tolist() if skipped else ():
                 reached[
-                    f"lane {lane}: the count of accepted tokens is {accepted[lane]} or {after[counts[0]][lane]}"
+                    f"lane {lane}: the count of accepted tokens is {accepted[lane]} or {results[counts[0]][lane]}"
                 ] = None
-            for lane in np.flatnonzero(lanes & same).tolist():
+            for lane in np.flatnonzero(lanes & unchanged).tolist():
                 compared += 1
                 for k in pools:
                     pool = bound.outputs[k]
-                    was, now = (lane_bytes(bound, leaves, pool, found[k], lane) for found in (before, after))
+                    was, now = (lane_bytes(bound, leaves, pool, arrays[k], lane) for arrays in (reference, results))
                     if was != now:
                         reached[f"lane {lane}: {pool.path}, {accepted[lane]} tokens accepted"] = None
     return Unaccepted(tuple(reached), compared)
@@ -98,33 +102,41 @@ def unaccepted_reach(
 
 def _places(bound: BoundContract, tokens: Mapping[str, int]) -> dict[int, tuple[int, int]]:
     """Index of an argument -> its lane axis and its token axis."""
-    found = {one.path: (i, one.entry.axis) for i, one in enumerate(bound.inputs) if isinstance(one.entry, Lane)}
+    lane_axes = {
+        bound_input.path: (i, bound_input.entry.axis)
+        for i, bound_input in enumerate(bound.inputs)
+        if isinstance(bound_input.entry, Lane)
+    }
     for path, axis in tokens.items():
-        if path not in found or not 0 <= axis < len(bound.inputs[found[path][0]].shape) or axis == found[path][1]:
-            known = ", ".join(found)
+        if (
+            path not in lane_axes
+            or not 0 <= axis < len(bound.inputs[lane_axes[path][0]].shape)
+            or axis == lane_axes[path][1]
+        ):
+            paths = ", ".join(lane_axes)
             raise ContractFault.TOKENS.error(
-                path, f"expected an array of the lanes with tokens along axis {axis}; there are {known}"
+                path, f"expected an array of the lanes with tokens along axis {axis}; there are {paths}"
             )
-    return {found[path][0]: (found[path][1], axis) for path, axis in tokens.items()}
+    return {lane_axes[path][0]: (lane_axes[path][1], axis) for path, axis in tokens.items()}
 
 
 def _with_positions(bound: BoundContract) -> Callable[[str], bool]:
-    entries = {one.path: one.entry for one in bound.outputs}
+    entries = {bound_output.path: bound_output.entry for bound_output in bound.outputs}
     return lambda path: "position" in (getattr(entries[path], "dims", None) or ())
 
 
 def _changed(
     leaves: list[Any], places: dict[int, tuple[int, int]], begin: np.ndarray, rng: np.random.Generator
 ) -> tuple[list[Any], np.ndarray]:
-    """The arguments with other tokens from index `begin` of each lane on, and which lanes have any."""
+    """Return the arguments with other tokens from `begin` on, and the changed lanes."""
     new = list(leaves)
     lanes = np.zeros(len(begin), bool)
     for i, (lane_axis, token_axis) in places.items():
         array = np.moveaxis(leaves[i], (lane_axis, token_axis), (0, 1))
         count = array.shape[1]
         lane, token = rng.integers(0, len(begin), (len(begin), count)), rng.integers(0, count, (len(begin), count))
-        behind = np.arange(count) >= begin[:, None]
-        mixed = np.where(behind.reshape(*behind.shape, *[1] * (array.ndim - 2)), array[lane, token], array)
+        replaced = np.arange(count) >= begin[:, None]
+        mixed = np.where(replaced.reshape(*replaced.shape, *[1] * (array.ndim - 2)), array[lane, token], array)
         lanes |= np.any(mixed != array, axis=tuple(range(1, array.ndim)))
         new[i] = np.moveaxis(mixed, (0, 1), (lane_axis, token_axis))
     return new, lanes

@@ -1,4 +1,4 @@
-"""The sanitizer: a traced step runs with shadow labels beside its pools, which say whose state each row holds.
+"""The sanitizer: runs a traced step with shadow labels that record each row's owner.
 
 Imports `contract`, `host` and `jaxpr`. Begin with `sanitize`; `interpreter` runs the equations, `verdict` reports.
 """

@@ -1,8 +1,8 @@
-"""The sanitizer's interpreter: runs a traced step with tags beside its values.
+"""The sanitizer's interpreter: runs a traced step with tags for its values.
 
-Moves are repeated on the tags. Whatever computes with rows of a pool is a use: their labels are compared there, and
-the result is marked as computed for its lane. A write carries the label of rows that were only moved, and the lane's
-own stamp for everything computed. The values are evaluated by the equations as they are.
+Moves are repeated on the tags. An operation that computes with rows of a pool is a use: their labels are compared
+there, and the result is marked as computed for its lane. A write carries the label of rows that were only moved, and
+the lane's stamp for everything computed. The values themselves are evaluated by the unchanged equations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,23 +69,23 @@ class Interpreter:
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        """The results of a program on these operands, with their tags."""
+        """Return the results of a program on these operands, with their tags."""
         jaxpr = program.jaxpr
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
-        known |= dict(zip(jaxpr.invars, values, strict=True))
+        environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
+        environment |= dict(zip(jaxpr.invars, values, strict=True))
         tagged: dict[Any, Tags | None] = dict(zip(jaxpr.invars, tags, strict=True))
 
         def read(atom: ir.Atom) -> tuple[Any, Tags | None]:
             if isinstance(atom, ir.Literal):
                 return atom.val, _literal(atom.val)
-            return known[atom], tagged.get(atom)
+            return environment[atom], tagged.get(atom)
 
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
             outs, out_tags = self.equation(eqn, [value for value, _ in operands], [tag for _, tag in operands])
             for var, value, tag in zip(eqn.outvars, outs, out_tags, strict=True):
                 if not isinstance(var, ir.DropVar):
-                    known[var], tagged[var] = value, tag
+                    environment[var], tagged[var] = value, tag
         results = [read(atom) for atom in jaxpr.outvars]
         return [value for value, _ in results], [tag for _, tag in results]
 
@@ -136,11 +136,11 @@ class Interpreter:
         if name in ELEMENTWISE:
             aligned = [None if tag is None else ranked(tag, rank) for tag in tags]
             # Whole numbers of several lanes meet when rows are sorted or counted; states never have a reason to.
-            joined = self._join(eqn, aligned, apart=jnp.issubdtype(jnp.result_type(values[-1]), jnp.inexact))
+            joined = self._join(eqn, aligned, separate=jnp.issubdtype(jnp.result_type(values[-1]), jnp.inexact))
             return [joined] * len(eqn.outvars)
         if name == "dot_general":
             summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
-            return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], apart=False)]
+            return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], separate=False)]
         mask = self._reading(eqn, values) if name in OPAQUE else None
         used = [
             None if tag is None else self.use(eqn, tag, mask=None if mask is None else tag.of_lanes(mask))
@@ -163,37 +163,40 @@ class Interpreter:
         return None if fresh is None else ~values[fresh]
 
     def use(self, where: ir.JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> Tags:
-        """Compare the labels of rows that are computed with; return the tags of what is computed from them."""
+        """Compare the labels of rows that an equation computes with; return its result's tags."""
         if tags.pending:
             self.judge.compare(where, tags, reader, mask)
         return computed(tags.lanes, tags.derived)
 
-    def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], apart: bool) -> Tags:
-        """Return the tags of an elementwise result of several values; `apart` if lanes must not meet in it."""
-        known = [tag for tag in aligned if tag is not None]
-        for tag in known:
-            others = [other.lanes for other in known if other is not tag]
-            self.use(eqn, tag, common(others) if others else None)
-        high, low = range_of(tag.lanes for tag in known)
-        derived = any(tag.derived for tag in known)
-        if apart and derived and not any(tag.pending for tag in known):
+    def _join(self, eqn: ir.JaxprEqn, aligned: list[Tags | None], separate: bool) -> Tags:
+        """Return the tags of an elementwise result; if `separate`, lanes must not meet in it."""
+        present = [tag for tag in aligned if tag is not None]
+        for tag in present:
+            other_lanes = [tag2.lanes for tag2 in present if tag2 is not tag]
+            self.use(eqn, tag, common(other_lanes) if other_lanes else None)
+        high, low = range_of(tag.lanes for tag in present)
+        derived = any(tag.derived for tag in present)
+        if separate and derived and not any(tag.pending for tag in present):
             self.judge.compare_lanes(eqn, "mixes two lanes", high, low)
         return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
     def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-        """Tags of an operand of a dot that are the same along what is summed over."""
+        """Return the tags of a dot's operand, equal along the contracted axes."""
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
         return computed(common_along(self.use(eqn, tags).lanes, axes), tags.derived)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-        """Return the tags of a select: row by row it moves rows, within a row it computes a new one from both."""
+        """Return the tags of a select.
+
+        A select of whole rows moves rows; a select within a row computes a new row from both cases.
+        """
         rank = len(ir.shape_of(eqn.outvars[0]))
         chooser = None if tags[0] is None else ranked(tags[0], rank)
         cases = [computed(nobody(rank)) if case is None else case for case in tags[1:]]
-        whole = all(case.whole for case in cases)
-        if not whole and any(case.whole for case in cases):
+        versions = all(case.whole for case in cases)
+        if not versions and any(case.whole for case in cases):
             return self.lose(eqn, tags, UntrackedFault.MIXED)[0]
         shape = np.broadcast_shapes(*[case.shape for case in cases])
         predicate = jnp.reshape(values[0], (1,) * rank) if jnp.ndim(values[0]) == 0 else values[0]
@@ -204,15 +207,15 @@ class Interpreter:
             self.use(eqn, case, mask=mixed)
         high, low = range_of(case.lanes for case in cases)
         agreed = common([high, low, *([] if chooser is None else [chooser.lanes])])
-        apart = (high != UNKNOWN) & (high != low)
+        differing = (high != UNKNOWN) & (high != low)
         lanes = agreed
-        if not isinstance(apart, np.ndarray) or apart.any():
+        if not isinstance(differing, np.ndarray) or differing.any():
             chosen = jnp.where(every, cases[1].lanes, jnp.where(mixed, UNKNOWN, cases[0].lanes))
             lanes = jnp.where(chosen == UNKNOWN, agreed, chosen)
-        both = constant_row(ReservedOwner.MIXED if whole else ReservedOwner.COMPUTED, rank)
+        owner_row = constant_row(ReservedOwner.MIXED if versions else ReservedOwner.COMPUTED, rank)
         keep, mix = every[..., None], mixed[..., None]
-        rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, both, cases[0].some_rows))
-        return Tags(lanes, rows, _pools(cases), whole, any(case.derived for case in cases))
+        rows = jnp.where(keep, cases[1].some_rows, jnp.where(mix, owner_row, cases[0].some_rows))
+        return Tags(lanes, rows, _pools(cases), versions, any(case.derived for case in cases))
 
     def lose(self, eqn: ir.JaxprEqn, tags: Sequence[Tags | None], fault: UntrackedFault) -> list[Tags | None]:
         """Note that a pool cannot be followed through this equation."""
@@ -225,7 +228,10 @@ class Interpreter:
 
 
 def _batched_loop(eqn: ir.JaxprEqn) -> bool:
-    """Whether a loop ends for each entry of a batch by itself, as `jax.vmap` makes it; it is not looked into."""
+    """True if a loop ends separately for each batch entry, as under `jax.vmap`.
+
+    The interpreter does not look into such a loop.
+    """
     return eqn.primitive.name == "while" and ir.shape_of(ir.closed(eqn.params["cond_jaxpr"]).jaxpr.outvars[0]) != ()
 
 
@@ -239,19 +245,22 @@ def _pools(tags: Sequence[Tags | None]) -> tuple[int, ...]:
 
 
 def _dot_side(eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
-    """Tags of one operand of a dot, laid out as the result: batch, free of the left, free of the right."""
+    """Return the tags of a dot's operand in the layout of the result.
+
+    The axes of the result are: batch, free axes of the left operand, free axes of the right operand.
+    """
     if tags is None:
         return None
     contracting, batch = eqn.params["dimension_numbers"]
     rank, batches = tags.lanes.ndim, len(batch[side])
     free = [axis for axis in range(rank) if axis not in (*contracting[side], *batch[side])]
-    others = (1,) * (len(ir.shape_of(eqn.outvars[0])) - batches - len(free))
+    other_axes = (1,) * (len(ir.shape_of(eqn.outvars[0])) - batches - len(free))
 
     def lay_out(array: Ints) -> Ints:
         array = array.transpose((*batch[side], *free, *contracting[side], rank))
         sizes, columns = array.shape[: batches + len(free)], array.shape[-1]
         return array.reshape(
-            (*sizes[:batches], *others, *sizes[batches:], columns) if side else (*sizes, *others, columns)
+            (*sizes[:batches], *other_axes, *sizes[batches:], columns) if side else (*sizes, *other_axes, columns)
         )
 
     return tags.map(lay_out)

@@ -1,6 +1,6 @@
-"""Loops and branches under the sanitizer: the tags of a pool are one more carry, operand or result.
+"""Loops and branches under the sanitizer: tags of pools are further carries and results.
 
-Labels of rows that a lane has read are compared before they enter a loop. Only pools keep their tags behind a loop.
+Labels of rows that a lane has read are compared before the rows enter a loop. Only pools keep their tags after a loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,22 +38,22 @@ def _with_arrays(tags: Sequence[Tags | None], arrays: Sequence[Ints]) -> Tagged:
 
 
 def _leave(run: Walk, eqn: ir.JaxprEqn, outs: Sequence[Tags | None], pools: Sequence[Tags | None]) -> Tagged:
-    """Tags of a body's results where pools are expected at the places of `pools`."""
-    left: Tagged = []
+    """Return the tags of a body's results, with a pool at each place of `pools`."""
+    results: Tagged = []
     for out, pool in zip(outs, pools, strict=True):
         out = out if out is None or out.whole else run.use(eqn, out)
         if pool is not None and (out is None or not out.whole or out.pools != pool.pools):
             run.lose(eqn, [pool], UntrackedFault.LOOP)
             out = pool
         if pool is None or out is None:
-            left.append(None)
+            results.append(None)
         else:
-            left.append(out.with_rows(jnp.broadcast_to(out.some_rows, pool.some_rows.shape)))
-    return left
+            results.append(out.with_rows(jnp.broadcast_to(out.some_rows, pool.some_rows.shape)))
+    return results
 
 
 def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """A scan; pools may be carried, or stacked along another axis than the rows and scanned over."""
+    """Run a scan; pools may be carried, or scanned over along a non-row axis."""
     body = ir.closed(eqn.params["jaxpr"])
     consts, carries = ir.scan_counts(eqn)
     split = consts + carries
@@ -74,9 +74,9 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
             None
             if tag is None
             else tag.map(lambda array: array[0])
-            if still is None
+            if moving_lanes is None
             else computed(next(lanes), tag.derived)
-            for tag, still in zip(xs_tags, moving, strict=True)
+            for tag, moving_lanes in zip(xs_tags, moving, strict=True)
         ]
         inner = [*shared, *_with_arrays(carried, arrays), *xs_in]
         outs, out_tags = run.run(body, [*values[:consts], *state, *xs], inner)
@@ -93,8 +93,8 @@ def scan(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
         step, init, xs, length=eqn.params["length"], reverse=eqn.params["reverse"]
     )
     run.judge.verdict = verdict
-    together = [_agreed(array) for array in stacked]
-    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(_stacked(results), together)]
+    merged = [_agreed(array) for array in stacked]
+    return [*state, *ys], [*_with_arrays(carried, arrays), *_with_arrays(_stacked(results), merged)]
 
 
 def _stacked(tags: Sequence[Tags | None]) -> Tagged:
@@ -102,9 +102,11 @@ def _stacked(tags: Sequence[Tags | None]) -> Tagged:
 
 
 def _agreed(stacked: Array) -> Array:
-    """Rows of a stack of pools that must all have moved alike; rows that did not are mixed."""
-    same = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
-    labels = jnp.where(same, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:])
+    """Return the rows of a stack of pools; rows that moved differently become mixed."""
+    uniform = jnp.all(stacked == stacked[:1], axis=(0, -1))[..., None]
+    labels = jnp.where(
+        uniform, stacked[0, ..., LABEL:], constant_row(ReservedOwner.MIXED, stacked.ndim - 2)[..., LABEL:]
+    )
     return jnp.concatenate([stacked[0, ..., :LABEL], labels], axis=-1)[None]
 
 
@@ -132,14 +134,14 @@ def while_loop(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> 
 
 
 def cond(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[list[Any], Tagged]:
-    """A choice between branches; each must return the same pools at the same places."""
+    """Run a conditional; each branch must return the same pools at the same places."""
     tags = _enter(run, eqn, tags)
-    before = run.judge.verdict
+    verdict = run.judge.verdict
     returned: list[Tagged] = []
 
     def branch(program: ir.ClosedJaxpr, pools: Tagged | None) -> Callable[..., tuple]:
         def chosen(*operands: Any) -> tuple:
-            run.judge.verdict = before
+            run.judge.verdict = verdict
             outs, out_tags = run.run(program, operands, tags[1:])
             if pools is None:
                 returned.append(_pools_only(out_tags))
@@ -154,8 +156,8 @@ def cond(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: Tagged) -> tuple[
     shapes = {tag.pools[0]: tag for tag in tags if tag is not None and tag.whole}
     pools: Tagged = []
     for place in zip(*returned, strict=True):
-        given = next((tag for tag in place if tag is not None), None)
-        pools.append(None if given is None else shapes.get(given.pools[0]))
+        pool_tag = next((tag for tag in place if tag is not None), None)
+        pools.append(None if pool_tag is None else shapes.get(pool_tag.pools[0]))
     state, arrays, run.judge.verdict = lax.switch(
         jnp.asarray(values[0], jnp.int32), [branch(program, pools) for program in programs], *values[1:]
     )

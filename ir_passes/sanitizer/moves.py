@@ -1,7 +1,7 @@
-"""Gathers, scatters and dynamic slices, repeated on tags with the very indices that the state is moved by.
+"""Gathers, scatters and dynamic slices, repeated on tags with the state's own indices.
 
-An axis along which the tags have length 1 is taken out of the indices: they are set to zero there. The other axes, the
-row axis above all, are clamped, filled or dropped by the same mode as the state.
+If the tags have length 1 along an axis, the indices of that axis are set to zero. The other axes, above all the row
+axis, are clamped, filled or dropped by the same mode as the state.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ class Addressing:
     window: tuple[int, ...]
 
     def spread(self, batch: Ints) -> Ints:
-        """An array over the batch as one over rows or update, with length 1 along the window."""
+        """Expand a batch array to rows or update, with length 1 along the window."""
         return numpy_of(batch).expand_dims(batch, self.window)
 
 
 def rows_axis(tags: Tags) -> int | None:
-    """The axis along which a pool's tags differ."""
+    """Return the axis along which a pool's tags differ, or None."""
     return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 
@@ -63,7 +63,7 @@ def partial_rows(eqn: JaxprEqn, tags: Tags) -> bool:
 
 
 def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
-    """Tags of what a gather reads; lanes or rows, with columns."""
+    """Return the tags of the result of a gather; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1} and array.shape[-1] == 1:
         return array.reshape((1,) * (len(shape_of(eqn.outvars[0])) + 1))
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -89,18 +89,18 @@ def gather(eqn: JaxprEqn, array: Ints, indices: Array) -> Ints:
 
 
 def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Ints, window: Addressing) -> Array:
-    """Rows of a pool after a scatter of these labels over it.
+    """Return the rows of a pool after a scatter of these labels over it.
 
-    Several updates may go to one row, as the tokens of a sequence do in a cache. Where any of them is computed, the
-    row is: what is computed is written after what is moved.
+    Several updates may address one row, for example the tokens of a sequence in a cache. If any of them is computed,
+    the row is computed: computed updates are written after moved ones.
 
     Args:
         eqn: the scatter.
         array: rows of the pool.
-        indices: those of the state.
-        labels: of the update, [..., 4], with length 1 along axes where the pool's tags have it.
-        moved: whether each of them came with a row that was moved as it is; known if all of them are alike.
-        window: of this equation.
+        indices: indices of the state.
+        labels: labels of the update, [..., 4], with length 1 along axes where the pool's tags have length 1.
+        moved: whether each update is an unchanged, moved row; known while tracing if all updates are alike.
+        window: window of this equation.
     """
     numbers = eqn.params["dimension_numbers"]
     _, collapsed = _batching(array, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
@@ -110,22 +110,24 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
         scatter_dims_to_operand_dims=tuple(int(axis) for axis in numbers.scatter_dims_to_operand_dims),
     )
     indices = _zero_units(array, indices, mirrored.scatter_dims_to_operand_dims)
-    before = jnp.asarray(array)[..., LABEL:]
+    labels_before = jnp.asarray(array)[..., LABEL:]
     mode = eqn.params["mode"]
-    after = lax.scatter(before, indices, jnp.asarray(labels), mirrored, mode=mode)
+    labels_after = lax.scatter(labels_before, indices, jnp.asarray(labels), mirrored, mode=mode)
     if window.column is not None and not isinstance(moved, np.ndarray):
         axis = mirrored.scatter_dims_to_operand_dims[window.column]
         rows, column = array.shape[axis], indices[..., window.column]
         if mode == lax.GatherScatterMode.CLIP:
             column = jnp.clip(column, 0, rows - 1)
-        still = jnp.all(moved, axis=window.window) if window.window else moved
-        stamped = indices.at[..., window.column].set(jnp.where(still, rows, column))
-        after = lax.scatter(after, stamped, jnp.asarray(labels), mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP)
-    return jnp.concatenate([array[..., :LABEL], after], axis=-1)
+        moved_rows = jnp.all(moved, axis=window.window) if window.window else moved
+        stamped = indices.at[..., window.column].set(jnp.where(moved_rows, rows, column))
+        labels_after = lax.scatter(
+            labels_after, stamped, jnp.asarray(labels), mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP
+        )
+    return jnp.concatenate([array[..., :LABEL], labels_after], axis=-1)
 
 
 def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
-    """Tags of what a dynamic slice reads; lanes or rows, with columns."""
+    """Return the tags of the result of a dynamic slice; lanes or rows, with columns."""
     if set(array.shape[:-1]) <= {1}:
         return array
     sizes = [1 if array.shape[axis] == 1 else size for axis, size in enumerate(eqn.params["slice_sizes"])]
@@ -134,8 +136,8 @@ def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:
 
 def dynamic_update_slice(array: Ints, labels: Ints, starts: list[Array]) -> Array:
     """Rows of a pool after a dynamic update slice."""
-    after = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
-    return jnp.concatenate([array[..., :LABEL], after], axis=-1)
+    updated = lax.dynamic_update_slice(jnp.asarray(array)[..., LABEL:], jnp.asarray(labels), _starts(array, starts))
+    return jnp.concatenate([array[..., :LABEL], updated], axis=-1)
 
 
 def addressed(array: Ints, column: Array) -> Array:
@@ -144,10 +146,10 @@ def addressed(array: Ints, column: Array) -> Array:
 
 
 def _batching(array: Ints, operand: Any, indices: Any) -> tuple[dict[int, int], set[int]]:
-    """Batching axes that the tags have, with those of the indices, and those that they have not."""
+    """Return batching axes of the tags, each with its index axis, and missing axes."""
     pairs = {int(axis): int(place) for axis, place in zip(operand, indices, strict=True)}
-    kept = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
-    return kept, pairs.keys() - kept.keys()
+    present = {axis: place for axis, place in pairs.items() if array.shape[axis] > 1}
+    return present, pairs.keys() - present.keys()
 
 
 def _zero_units(array: Ints, indices: Array, named: Sequence[int]) -> Array:

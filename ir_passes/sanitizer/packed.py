@@ -1,4 +1,4 @@
-"""Packed tokens under the sanitizer: the lane of each token, and the check of the layout that the step was given."""
+"""Packed tokens under the sanitizer: each token's lane, and the check of the layout."""
 
 from typing import Any
 
@@ -15,7 +15,11 @@ from ir_passes.sanitizer.verdict import FIELDS, Judge, LabelFault
 def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
     """Return the lane of each packed token of a layout, UNKNOWN for padding."""
     sides = zip(bound.inputs, values, strict=True)
-    roles = {one.entry.role: value for one, value in sides if isinstance(one.entry, Packed) and one.layout == layout}
+    roles = {
+        bound_input.entry.role: value
+        for bound_input, value in sides
+        if isinstance(bound_input.entry, Packed) and bound_input.layout == layout
+    }
     if "segment_ids" in roles:
         ids = jnp.asarray(roles["segment_ids"])
         return jnp.where((ids >= 0) & (ids < bound.lanes), ids, UNKNOWN)
@@ -25,19 +29,20 @@ def token_lanes(bound: BoundContract, values: list[Any], layout: str) -> Array:
 
 
 def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
-    """Check that `cu_seqlens` begins with 0, never falls and ends at the last token, and that ids are lanes.
+    """Check the layout of packed tokens: `cu_seqlens` and segment ids.
 
-    A lane with tokens in one layout must have tokens in all.
+    `cu_seqlens` must begin with 0, never decrease, and end at most at the last token; segment ids must be lanes. A lane
+    with tokens in one layout must have tokens in all.
     """
     lanes = np.arange(bound.lanes, dtype=np.int32)
     kind = np.full((1,), FIELDS.index("lane"), np.int32)
-    found = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
+    mixed_label = constant_row(ReservedOwner.MIXED, 1)[..., LABEL:]
     first_layout: Array | None = None
-    for one, value in zip(bound.inputs, values, strict=True):
-        if not isinstance(one.entry, Packed) or one.entry.role is None:
+    for bound_input, value in zip(bound.inputs, values, strict=True):
+        if not isinstance(bound_input.entry, Packed) or bound_input.entry.role is None:
             continue
-        value, tokens = jnp.asarray(value), bound.layouts[one.entry.layout]
-        if one.entry.role == "cu_seqlens":
+        value, tokens = jnp.asarray(value), bound.layouts[bound_input.entry.layout]
+        if bound_input.entry.role == "cu_seqlens":
             first = (value[0] != 0) & (lanes == 0)
             end = np.iinfo(np.int32).max if tokens is None else tokens
             wrong = (value[1:] < value[:-1]) | first | (value[1:] > end)
@@ -48,5 +53,12 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
         first_layout = present if first_layout is None else first_layout
         wrong |= present != first_layout
         judge.record(
-            one.path, "lays packed tokens out wrongly", wrong, lanes, kind, nobody(1), found, LabelFault.PACKED
+            bound_input.path,
+            "lays packed tokens out wrongly",
+            wrong,
+            lanes,
+            kind,
+            nobody(1),
+            mixed_label,
+            LabelFault.PACKED,
         )

@@ -1,7 +1,8 @@
-"""Pools of pages under the sanitizer: a write is to a page that no other lane names, and that is not the null page.
+"""Pools of pages under the sanitizer: a lane may write only its own pages.
 
-Pages of a sequence are written in many steps, and those of a shared prefix by another sequence, so that no label says
-what a lane must find in them. The check is of the tables that the step was given, against the promise of `PageTable`.
+A written page must be named by no other lane and must not be the null page. A sequence's pages are written in many
+steps, and pages of a shared prefix by another sequence, so labels cannot tell the owner that a lane must find in them.
+The check compares the page tables of the step with the promise of `PageTable`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Named:
 
     Attributes:
         by: bool [N, rows].
-        null: bool [rows], those of the null page.
+        null: bool [rows], true for rows of the null page.
     """
 
     by: Array
@@ -41,47 +42,54 @@ class Named:
 
 
 def named_rows(bound: BoundContract, values: list[Any]) -> dict[int, Named]:
-    """Return the rows that lanes name, of every pool behind page tables, by its index among the inputs."""
-    found = {}
-    for i, one in enumerate(bound.inputs):
-        pool = one.entry
+    """Return the rows that lanes name, for each pool with page tables, by input index."""
+    named = {}
+    for i, pool_input in enumerate(bound.inputs):
+        pool = pool_input.entry
         if not isinstance(pool, Pool):
             continue
-        rows = one.shape[pool.axis]
+        rows = pool_input.shape[pool.axis]
         by, null, tables = jnp.zeros((bound.lanes, rows), bool), np.zeros(rows, bool), 0
-        for at, value in zip(bound.inputs, values, strict=True):
-            entry = at.entry
+        for table_input, value in zip(bound.inputs, values, strict=True):
+            entry = table_input.entry
             if not isinstance(entry, PageTable) or pool.group not in entry.names:
                 continue
             tables += 1
             lanes = token_lanes(bound, values, entry.layout) if entry.packed else jnp.arange(bound.lanes)
             pages = jnp.reshape(value, (len(lanes), -1, 1))
-            held = (pages * entry.page_size + jnp.arange(entry.page_size)[None, None]).reshape((len(lanes), -1))
-            by = by.at[lanes[:, None], held].set(True, mode="drop", wrap_negative_indices=False)
+            table_rows = (pages * entry.page_size + jnp.arange(entry.page_size)[None, None]).reshape((len(lanes), -1))
+            by = by.at[lanes[:, None], table_rows].set(True, mode="drop", wrap_negative_indices=False)
             null[: entry.page_size if entry.null else 0] = True
         if tables:
-            found[i] = Named(by, jnp.asarray(null))
-    return found
+            named[i] = Named(by, jnp.asarray(null))
+    return named
 
 
 def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints, length: int) -> None:
-    """Check that rows which are written are named by their lane alone.
+    """Check that written rows are named by their lane alone.
 
     Args:
         run: the interpreter.
         eqn: the write.
         pool: index among the inputs.
-        rows: their numbers, those out of bounds for none.
-        lanes: the lane of each, UNKNOWN where that is not known.
-        length: of the axis of the rows.
+        rows: row numbers; numbers out of bounds address no row.
+        lanes: the lane of each row, UNKNOWN if the lane is not known.
+        length: length of the axis of the rows.
     """
     named = run.named[pool].along(length)
-    inside = (rows >= 0) & (rows < length)
-    at = jnp.where(inside, rows, 0)
-    own = named.by[jnp.maximum(lanes, 0), at] | (lanes == UNKNOWN)
-    wrong = inside & ((named.by.sum(axis=0)[at] > 1) | named.null[at] | ~own)
+    in_bounds = (rows >= 0) & (rows < length)
+    clamped = jnp.where(in_bounds, rows, 0)
+    permitted = named.by[jnp.maximum(lanes, 0), clamped] | (lanes == UNKNOWN)
+    wrong = in_bounds & ((named.by.sum(axis=0)[clamped] > 1) | named.null[clamped] | ~permitted)
     kind = np.full((1,) * rows.ndim, FIELDS.index("owner"), np.int32)
-    what = f"writes a page of {run.judge.paths[pool]} that is not its lane's alone, or the null page"
+    action = f"writes a page of {run.judge.paths[pool]} that is not its lane's alone, or the null page"
     run.judge.record(
-        eqn, what, wrong, lanes, kind, rows, constant_row(ReservedOwner.MIXED, rows.ndim)[..., LABEL:], LabelFault.PAGE
+        eqn,
+        action,
+        wrong,
+        lanes,
+        kind,
+        rows,
+        constant_row(ReservedOwner.MIXED, rows.ndim)[..., LABEL:],
+        LabelFault.PAGE,
     )

@@ -1,4 +1,4 @@
-"""Reads and writes of pools under the sanitizer: the lane that addresses each row, and the label of a written row."""
+"""Reads and writes of pools under the sanitizer: each row's addressing lane and label."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ir_passes.sanitizer.walk import Walk
 
 
 def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """A gather or dynamic slice. Some rows of a pool are for the lanes whose slots address them."""
+    """Run a gather or dynamic slice; selected rows belong to the lanes that address them."""
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
@@ -26,18 +26,18 @@ def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]
             return moves.dynamic_slice(eqn, array, values[1:])
         return moves.gather(eqn, array, values[1])
 
-    taken = first.map(repeated)
+    result = first.map(repeated)
     if not first.whole or not moves.partial_rows(eqn, first):
-        return taken
+        return result
     window = window_of(eqn, first, None if sliced else values[1])
     lanes = _addressing(run, window, rest, sliced)
     if lanes is None:
         return run.lose(eqn, [first], UntrackedFault.READ)[0]
-    return Tags(window.spread(lanes), taken.rows, first.pools, derived=True)
+    return Tags(window.spread(lanes), result.rows, first.pools, derived=True)
 
 
 def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """A scatter or dynamic update slice over a pool. A write of part of a row stamps the row."""
+    """Run a scatter or dynamic update slice; a partial write stamps the whole row."""
     pool, rest = tags[0], tags[1:]
     assert pool is not None
     sliced = eqn.primitive.name == "dynamic_update_slice"
@@ -53,9 +53,9 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
             return run.lose(eqn, [pool], UntrackedFault.WRITE)[0]
         column = jnp.asarray(values[2 + window.column] if sliced else values[1][..., window.column], jnp.int32)
         holders, slots = window.spread(lanes), window.spread(column)
-        for one in set(pool.pools) & set(run.named):
+        for paged_pool in set(pool.pools) & set(run.named):
             axis = rows_axis(pool)
-            check_write(run, eqn, one, column, lanes, 1 if axis is None else pool.shape[axis])
+            check_write(run, eqn, paged_pool, column, lanes, 1 if axis is None else pool.shape[axis])
         if eqn.primitive.name not in ("scatter", "dynamic_update_slice"):
             run.use(eqn, Tags(lanes, moves.addressed(pool.some_rows, column), pool.pools))
             update = None if update is None else run.use(eqn, update)
@@ -73,15 +73,15 @@ def settle(
     holders: Ints,
     slots: Ints,
 ) -> tuple[Ints, Ints]:
-    """Labels of what is written, [*shape, 4], and whether each is of a row that was moved as it is.
+    """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
         run: the interpreter.
         where: the write.
-        tags: of what is written.
+        tags: tags of the written values.
         shape: 1 along every axis that belongs to one row.
-        holders: the lane whose rows are written, UNKNOWN where that is not known.
-        slots: their numbers.
+        holders: the lane that owns the written rows, UNKNOWN if the lane is not known.
+        slots: numbers of the written rows.
     """
     holders = numpy_of(holders).broadcast_to(holders, shape)
     if tags is None:
@@ -96,15 +96,15 @@ def settle(
         run.judge.compare_lanes(where, "writes another lane's row", *range_of([lanes, holders]), slots)
         return stamps, np.zeros(shape, bool)
     labels = tags.rows[..., LABEL:]
-    label, least = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
+    label, min_label = labels.max(axis=axes, keepdims=True), labels.min(axis=axes, keepdims=True)
     # One label may be written to many places.
-    moved = jnp.broadcast_to((label == least).all(axis=-1) & (label[..., 0] != ReservedOwner.COMPUTED), shape)
+    moved = jnp.broadcast_to((label == min_label).all(axis=-1) & (label[..., 0] != ReservedOwner.COMPUTED), shape)
     if tags.pending:
         run.use(where, tags, mask=~moved)
     high, low = jnp.where(moved, UNKNOWN, high), jnp.where(moved, UNKNOWN, low)
     run.judge.compare_lanes(where, "writes a row of two lanes", high, low, slots)
-    both = range_of([jnp.where(moved, UNKNOWN, lanes), jnp.where(moved, UNKNOWN, holders)])
-    run.judge.compare_lanes(where, "writes another lane's row", *both, slots)
+    lane_range = range_of([jnp.where(moved, UNKNOWN, lanes), jnp.where(moved, UNKNOWN, holders)])
+    run.judge.compare_lanes(where, "writes another lane's row", *lane_range, slots)
     written = jnp.where(moved[..., None], label, stamps)
     return jnp.broadcast_to(written, (*shape, 4)), moved
 
@@ -123,7 +123,10 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bo
 
 
 def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
-    """The lane of each row number: of the slot map that it came from, or its place where there is one per lane."""
+    """Return the lane of each row number.
+
+    It is the lane of the slot map that the row number came from, or its position if there is one row number per lane.
+    """
     if window.column is None:
         return None
     tag = tags[window.column] if sliced else tags[0]

@@ -1,8 +1,8 @@
-"""A step with shadow labels beside every pool: who wrote each row, at which position, in which layout and step.
+"""A step with shadow labels for every pool: each row's writer, position, layout, step.
 
-The same indices that move the state move its labels, and wherever a row is used, its label is compared with the one
-that the lane must find. That shows what no proof of the step can: that the slot map, the positions and the snapshots
-which the host passes belong to the sequences that it means.
+The indices that move the state also move its labels. At every use of a row, its label is compared with the label that
+the lane must find. This checks a claim that no proof of the step can establish: the slot map, positions and snapshots
+that the host passes belong to the sequences that the host means.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,7 +33,7 @@ class UntrackedError(StatedError, ValueError):
 
 
 class SanitizedStep:
-    """A step that also checks whose rows it works with. Made by `sanitize`.
+    """A step that also checks the owners of the rows it uses. Made by `sanitize`.
 
     Attributes:
         bound: the contract.
@@ -52,19 +52,19 @@ class SanitizedStep:
         return sum(16 * rows for rows in self._rows())
 
     def shadow_labels(self) -> tuple[Array, ...]:
-        """Return the shadow labels of pools that are all zeros, int32 [rows, 4] for each pool."""
+        """Return the shadow labels of zeroed pools, int32 [rows, 4] for each pool."""
         return tuple(jnp.zeros((rows, 4), jnp.int32) for rows in self._rows())
 
     def step(self, *args: Any, shadow_labels: tuple[Array, ...], expected: Expected) -> tuple[Any, ...]:
-        """Return the results of the step, then the new shadow labels and a `Verdict`; can be traced and compiled.
+        """Return the step's results, the new shadow labels and a `Verdict`; can be compiled.
 
         Args:
-            args: of the step.
-            shadow_labels: those of each pool.
+            args: arguments of the step.
+            shadow_labels: shadow labels of each pool.
             expected: the result of `RowLedger.expect` for this step.
 
         Raises:
-            ValueError: shapes or dtypes are not those that the step was sanitized for.
+            ValueError: shapes or dtypes differ from the ones that the step was sanitized for.
         """
         values = jax.tree.leaves(args)
         self._check_shapes([*values, *shadow_labels, *expected])
@@ -81,7 +81,7 @@ class SanitizedStep:
         return (*jax.tree.unflatten(self._tree, outs), new, judge.verdict)
 
     def require(self, verdict: Verdict, expected: Expected) -> None:
-        """Wait for a step and raise what it found.
+        """Wait for a step and raise the faults of its verdict.
 
         Raises:
             SanitizerError: for every lane with a fault: the row, the check with its source, expected and found label.
@@ -108,31 +108,31 @@ class SanitizedStep:
             raise ValueError("; ".join(faults) + "; sanitize the step for these shapes")
 
     def _check_maps(self, judge: Judge, values: list[Any]) -> None:
-        """Check that no active entry of a disjoint slot map is one of another map, and idle lanes are so in all."""
+        """Check that disjoint slot maps share no active row, and agree on idle lanes."""
         lanes = np.arange(self.bound.lanes, dtype=np.int32)
         kind = np.full(lanes.shape, FIELDS.index("lane"), np.int32)
-        found = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
+        computed_label = constant_row(ReservedOwner.COMPUTED, 1)[..., LABEL:]
         for k, entry, other in _disjoint_maps(self.bound.inputs):
             rows = jnp.asarray(values[k])
-            same = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
+            shared = (rows[:, None] == jnp.asarray(values[other])[None, :]).any(axis=1)
             path = self.bound.inputs[k].path
-            what = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
+            action = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
             judge.record(
                 path,
-                what,
-                same & (rows != 0) if entry.null else same,
+                action,
+                shared & (rows != 0) if entry.null else shared,
                 lanes,
                 kind,
                 rows,
-                found,
+                computed_label,
                 LabelFault.NOT_DISJOINT,
             )
         for k in self.bound.null_maps[1:]:
             first = self.bound.null_maps[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
-            what = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
+            action = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
             wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)
-            judge.record(path, what, wrong, lanes, kind, rows, found, LabelFault.NULL_ROW)
+            judge.record(path, action, wrong, lanes, kind, rows, computed_label, LabelFault.NULL_ROW)
 
     def _run(self, run: Interpreter, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
         mapped = {
@@ -161,25 +161,28 @@ class SanitizedStep:
 
 
 def _disjoint_maps(inputs: tuple[Bound, ...]) -> Iterator[tuple[int, SlotMap, int]]:
-    """Yield each slot map that is declared disjoint, with its index and that of another map of the same pools."""
-    maps = [(k, one.entry) for k, one in enumerate(inputs) if isinstance(one.entry, SlotMap)]
+    """Yield each disjoint slot map with its index and another map's index.
+
+    Both maps have a pool in common.
+    """
+    maps = [(k, bound_input.entry) for k, bound_input in enumerate(inputs) if isinstance(bound_input.entry, SlotMap)]
     for k, entry in maps:
-        for other, at in maps:
-            if entry.disjoint and other != k and not set(entry.names).isdisjoint(at.names):
+        for other, other_entry in maps:
+            if entry.disjoint and other != k and not set(entry.names).isdisjoint(other_entry.names):
                 yield k, entry, other
 
 
 def sanitize(
     fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract, *, masked: Collection[str] = ()
 ) -> SanitizedStep:
-    """Trace `fn(*args)` and put shadow labels beside every pool of its contract.
+    """Trace `fn(*args)` with shadow labels for every pool of its contract.
 
     Args:
         fn: the step, as for `LaneContract.bind`.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
-        contract: of the step.
-        masked: paths of input pools, as "args[1].key", whose stale contents the step masks by position (caches of
-            keys and values). A sequence that begins may find anything there; in other pools it must find zero state.
+        contract: contract of the step.
+        masked: paths of input pools, as "args[1].key", that the step masks by position (caches of keys and values). A
+            sequence that begins may find stale contents there; in other pools it must find zero state.
 
     Raises:
         ContractError: the contract does not fit.
@@ -188,8 +191,8 @@ def sanitize(
     """
     bound = contract.bind(fn, args)
     paths = {entry.path: i for i, entry in enumerate(bound.inputs) if isinstance(entry.entry, Pool)}
-    if unknown := sorted(set(masked) - set(paths)):
-        raise ValueError(f"masked: {unknown} are no pools of the step; pools: {sorted(paths)}")
+    if no_pools := sorted(set(masked) - set(paths)):
+        raise ValueError(f"masked: {no_pools} are no pools of the step; pools: {sorted(paths)}")
     tree = jax.tree.structure(jax.eval_shape(fn, *args))
     step = SanitizedStep(row_major(ir.trace(fn, *args)), bound, tree, frozenset(paths[path] for path in masked))
 
@@ -220,9 +223,9 @@ def _input_tags(
         return None
     rows = bound.shape[entry.axis]
     slots = along(rows, entry.axis, rank)
-    whole = entry.group in mapped
-    lanes = nobody(rank) if whole else slots
-    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), whole, derived=True)
+    complete = entry.group in mapped
+    lanes = nobody(rank) if complete else slots
+    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), complete, derived=True)
 
 
 def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
@@ -237,7 +240,7 @@ def _output_shadow(run: Interpreter, bound: Bound, source: int, mapped: set[str]
         fault = UntrackedFault.ONE_ROW if rows == 1 else UntrackedFault.SUCCESSOR
     elif tag.some_rows.shape[:-1] != shape and source not in run.named:
         fault = UntrackedFault.PARTS
-    elif tag.some_rows.shape[:-1] != shape:  # pages written token by token: the labels of pages say nothing
+    elif tag.some_rows.shape[:-1] != shape:  # pages written token by token have no meaningful labels
         return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))

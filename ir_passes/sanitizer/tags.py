@@ -1,9 +1,9 @@
-"""Tags: the owners of the rows that a value holds and the lanes it is for, known while a step runs.
+"""Tags: the owners and lanes of the rows that a value holds.
 
-The tags of a value are a lane for each entry, and for what came from a pool the row's number and label. They have the
-value's rank (and one axis more for the columns of a row) and along every axis they are as long as the value, or 1 where
-they are the same all along it. So they cost an entry for each row, and follow the value through reshapes, slices and
-joins by the same operation. Lanes that do not depend on what the step computes are numpy arrays and cost nothing.
+The tags of a value are a lane for each entry, and for entries from a pool also the row's number and label. They have
+the value's rank (and one more axis for the columns of a row). Along every axis they are as long as the value, or have
+length 1 if they are equal along it. So they cost one entry per row, and follow the value through reshapes, slices and
+joins by the same operation. Lanes that do not depend on the step's computation are numpy arrays and cost nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,11 +32,11 @@ class Tags:
     """The tags of one value.
 
     Attributes:
-        lanes: int32, of each entry, UNKNOWN where it belongs to none.
-        rows: int32 [..., 5], None for what is computed for its lane.
-        pools: the input pools whose rows it may hold, moved but not yet computed with; empty for everything else.
-        whole: it is a version of a pool, with all its rows, rather than rows that lanes have read.
-        derived: something of a pool is in it.
+        lanes: int32, the lane of each entry, UNKNOWN if the entry belongs to no lane.
+        rows: int32 [..., 5], None for values computed for their lane.
+        pools: the input pools whose rows it may hold, moved but not yet computed with; empty for other values.
+        whole: True for a version of a pool with all its rows, False for rows that lanes have read.
+        derived: the value depends on a pool.
     """
 
     lanes: Ints
@@ -52,23 +52,23 @@ class Tags:
 
     @property
     def pending(self) -> bool:
-        """Whether it may hold rows of a pool whose labels nobody has looked at yet."""
+        """True if the value may hold pool rows with labels that were not compared yet."""
         return bool(self.pools) and not self.whole
 
     @property
     def some_rows(self) -> Ints:
-        """The rows; those of something computed if there are none."""
+        """The rows; for a value without rows, the row of a computed value."""
         return constant_row(ReservedOwner.COMPUTED, self.lanes.ndim) if self.rows is None else self.rows
 
     def map(self, operation: Callable[[Ints], Ints]) -> "Tags":
-        """Return these tags for the result of an operation that takes and returns an array with columns."""
+        """Return the tags after an operation that maps an array with columns to another."""
         rows = None if self.rows is None else operation(self.rows)
         return replace(self, lanes=operation(self.lanes[..., None])[..., 0], rows=rows)
 
     def of_lanes(self, mask: Ints) -> Ints:
-        """The entries whose lane is in a mask, bool [N], and those of no known lane."""
-        known = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
-        return (self.lanes == UNKNOWN) | known
+        """Return a mask of entries: the lane is in `mask`, bool [N], or unknown."""
+        selected = numpy_of(mask, self.lanes).take(mask, self.lanes.clip(0), axis=0)
+        return (self.lanes == UNKNOWN) | selected
 
     def with_rows(self, rows: Ints) -> "Tags":
         """Return the tags of the pool with other labels."""
@@ -118,31 +118,34 @@ def zero(rank: int) -> Tags:
 
 
 def range_of(lanes: Iterable[Ints]) -> tuple[Ints, Ints]:
-    """Largest and smallest known lane of each entry, UNKNOWN and a large number where none is known."""
+    """Return the largest and smallest known lane of each entry.
+
+    An entry without a known lane has UNKNOWN and a large number.
+    """
     high: Ints | None = None
     low: Ints | None = None
     for array in lanes:
-        known = numpy_of(array).where(array == UNKNOWN, _MANY, array)
+        lower = numpy_of(array).where(array == UNKNOWN, _MANY, array)
         high = array if high is None else numpy_of(high, array).maximum(high, array)
-        low = known if low is None else numpy_of(low, known).minimum(low, known)
+        low = lower if low is None else numpy_of(low, lower).minimum(low, lower)
     assert high is not None and low is not None
     return high, low
 
 
 def common(lanes: Iterable[Ints]) -> Ints:
-    """The lane on which all agree that know one, UNKNOWN where two differ; shapes are broadcast."""
+    """Return the lane that all known lanes agree on, UNKNOWN if two differ; shapes broadcast."""
     high, low = range_of(lanes)
     return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
 
 
 def range_along(lanes: Ints, axes: Sequence[int]) -> tuple[Ints, Ints]:
-    """`range_of` over axes of one array, which are kept with length 1."""
-    known = numpy_of(lanes).where(lanes == UNKNOWN, _MANY, lanes)
-    return lanes.max(axis=tuple(axes), keepdims=True), known.min(axis=tuple(axes), keepdims=True)
+    """Reduce `range_of` over axes of one array; the axes are kept with length 1."""
+    lower = numpy_of(lanes).where(lanes == UNKNOWN, _MANY, lanes)
+    return lanes.max(axis=tuple(axes), keepdims=True), lower.min(axis=tuple(axes), keepdims=True)
 
 
 def common_along(lanes: Ints, axes: Sequence[int]) -> Ints:
-    """`common` over axes of one array, which are kept with length 1."""
+    """Reduce `common` over axes of one array; the axes are kept with length 1."""
     high, low = range_along(lanes, axes)
     return numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN))
 
@@ -155,7 +158,7 @@ def ranked(tags: Tags, rank: int) -> Tags:
 
 
 def keeps_row_layout(eqn: JaxprEqn, tags: Tags) -> bool:
-    """Whether a move leaves the order of a row's own axes alone; another order is another layout."""
+    """True if a move keeps the order of a row's own axes, so its layout."""
     if eqn.primitive.name != "transpose" or tags.whole:
         return True
     shape = shape_of(eqn.invars[0])
@@ -199,16 +202,16 @@ def _reshape(eqn: JaxprEqn, array: Ints) -> Ints:
         return np.full((*(1,) * len(new), columns), UNKNOWN, np.int32)
     i = j = 0
     while i < len(old) or j < len(new):
-        i0, j0, before, after = i, j, 1, 1
+        i0, j0, old_size, new_size = i, j, 1, 1
         if i < len(old):
-            before, i = old[i], i + 1
+            old_size, i = old[i], i + 1
         if j < len(new):
-            after, j = new[j], j + 1
-        while before != after:
-            if before < after:
-                before, i = before * old[i], i + 1
+            new_size, j = new[j], j + 1
+        while old_size != new_size:
+            if old_size < new_size:
+                old_size, i = old_size * old[i], i + 1
             else:
-                after, j = after * new[j], j + 1
+                new_size, j = new_size * new[j], j + 1
         if set(array.shape[i0:i]) <= {1}:
             shape += [1] * (j - j0)
         else:
@@ -265,19 +268,19 @@ _MOVES: dict[str, Callable[[JaxprEqn, Ints], Ints]] = {
 
 
 def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
-    """Tags of a concatenation or stack: each operand's beside the others'.
+    """Return the tags of a concatenation or stack: the joined tags of its operands.
 
-    Lanes that are not known while tracing, and alike all along the axis, keep one entry for all of it, so that joining
-    features costs nothing; but single rows that are stacked keep theirs.
+    Lanes that are not known while tracing and are equal along the axis keep one entry for the axis, so that joining
+    features costs nothing; but stacked single rows keep one entry each.
     """
     stack, rank = eqn.primitive.name == "stack", len(shape_of(eqn.outvars[0]))
     axis = eqn.params["axis" if stack else "dimension"]
-    known = [Tags(nobody(rank - stack)) if tag is None else tag for tag in tags]
+    present = [Tags(nobody(rank - stack)) if tag is None else tag for tag in tags]
     if stack:
-        known = [tag.map(lambda array: numpy_of(array).expand_dims(array, axis)) for tag in known]
+        present = [tag.map(lambda array: numpy_of(array).expand_dims(array, axis)) for tag in present]
     sizes = [1 if stack else shape_of(atom)[axis] for atom in eqn.invars]
-    pools = tuple(sorted({pool for tag in known for pool in tag.pools}))
-    derived = any(tag.derived for tag in known)
+    pools = tuple(sorted({pool for tag in present for pool in tag.pools}))
+    derived = any(tag.derived for tag in present)
 
     def join(arrays: list[Ints]) -> Ints:
         shape = np.broadcast_shapes(*[(*array.shape[:axis], 1, *array.shape[axis + 1 :]) for array in arrays])
@@ -285,11 +288,11 @@ def concatenate(eqn: JaxprEqn, tags: Sequence[Tags | None]) -> Tags:
         ends = [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
         return xp.concatenate([xp.broadcast_to(a, end) for a, end in zip(arrays, ends, strict=True)], axis=axis)
 
-    lanes = [tag.lanes for tag in known]
+    lanes = [tag.lanes for tag in present]
     alike = numpy_of(*lanes) is jnp and all(array.shape[axis] == 1 for array in lanes)
     if not pools and alike and max(sizes) > 1:
         return computed(common(lanes), derived)
-    if all(tag.rows is None for tag in known):
+    if all(tag.rows is None for tag in present):
         return computed(join(lanes), derived)
-    whole = all(tag.whole for tag in known)
-    return Tags(join(lanes), join([tag.some_rows for tag in known]), pools, whole, derived)
+    versions = all(tag.whole for tag in present)
+    return Tags(join(lanes), join([tag.some_rows for tag in present]), pools, versions, derived)

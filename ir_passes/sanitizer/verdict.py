@@ -1,4 +1,4 @@
-"""The sanitizer's verdict: the first fault of every lane, as arrays of the step and as an error on the host."""
+"""The sanitizer's verdict: each lane's first fault, as arrays and as a host error."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,10 +17,7 @@ _CODES = len(FIELDS)
 
 
 class LabelFault(StatementId):
-    """The fault of a lane: the value is its id, `sentence` says it in words. The list is closed.
-
-    The first ones are those of the fields of labels, in their order.
-    """
+    """A lane's fault, in order of label fields: id and `sentence`. The list is closed."""
 
     OWNER = "wrong-owner", "A lane works with the state of another sequence, or with none where it needs one."
     POSITION = "wrong-position", "A lane works with its sequence's state of another position."
@@ -34,7 +31,7 @@ class LabelFault(StatementId):
 
 
 class UntrackedFault(StatementId):
-    """The reason why labels cannot follow a pool: the value is its id. The list is closed."""
+    """The id of the reason why a pool's labels cannot be followed. The list is closed."""
 
     WHOLE = "whole-pool", "It computes with a whole pool."
     MIXED = "mixed", "It mixes a pool with something that is none."
@@ -87,7 +84,7 @@ class Check:
     Attributes:
         what: the action of the step there, as "mul reads argument 1".
         source: "file:line".
-        fault: found there; None for that of the label's field which differs.
+        fault: the fault of this check; None if the fault is the first label field that differs.
     """
 
     what: str
@@ -118,22 +115,22 @@ class SanitizerError(StatedError, RuntimeError):
     @property
     def lanes(self) -> tuple[int, ...]:
         """The lanes concerned."""
-        return tuple(one.lane for one in self.faults if isinstance(one, LaneFault))
+        return tuple(fault.lane for fault in self.faults if isinstance(fault, LaneFault))
 
 
 @dataclass
 class Judge:
-    """The comparison of tags with expectations while a step is traced; keeps the first fault of each lane.
+    """The comparison of tags with expectations while tracing; keeps each lane's first fault.
 
     Attributes:
-        expected: of the step, int32 [N, 4] each.
-        paths: of the input pools, for messages.
-        masked: pools in which a lane that begins may find anything.
-        paged: pools behind page tables, whose labels say nothing.
-        packed: tokens of several lanes lie on one axis, and padding reads fill values.
+        expected: expectations of the step, int32 [N, 4] each.
+        paths: paths of the input pools, for messages.
+        masked: pools that may hold stale contents when a lane begins.
+        paged: pools behind page tables; their labels are not compared.
+        packed: tokens of several lanes share one axis, and padding reads fill values.
         checks: every check so far with its number; the same program gives the same numbers.
-        verdict: so far.
-        caller: source of the call that is being run, for equations without one.
+        verdict: the verdict so far.
+        caller: source of the call that is being run, for equations without a source.
     """
 
     expected: Expected
@@ -165,33 +162,34 @@ class Judge:
         )
 
     def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
-        """Check that rows which `reader` computes with are labelled as its lane expects, or as its lane left them.
+        """Check that rows have the label that their reader expects, or that its lane left.
 
         Args:
             where: the equation.
-            tags: of what it reads.
-            reader: lane of what it is combined with, UNKNOWN where that says nothing; broadcast with the tags.
-            mask: entries to look at.
+            tags: tags of the rows that it reads.
+            reader: lane of the value that the rows are combined with, UNKNOWN if it has no lane; broadcast with the
+                tags.
+            mask: entries to compare.
         """
         if set(tags.pools) <= self.paged:
             return
-        own, found, slots = tags.lanes, tags.some_rows[..., LABEL:], tags.some_rows[..., SLOT]
-        if reader is None or _same(reader, own):
-            if (id(own), id(tags.rows), id(mask)) in self._compared:
+        row_lanes, labels, slots = tags.lanes, tags.some_rows[..., LABEL:], tags.some_rows[..., SLOT]
+        if reader is None or _same(reader, row_lanes):
+            if (id(row_lanes), id(tags.rows), id(mask)) in self._compared:
                 return
-            self._compared[id(own), id(tags.rows), id(mask)] = own, tags.rows, mask
-            reader = nobody(own.ndim)
-        xp = numpy_of(own, reader)
-        lanes = xp.where(reader == UNKNOWN, own, reader)
-        expected, left = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
-        wanted, owner = expected[..., 0], found[..., 0]
+            self._compared[id(row_lanes), id(tags.rows), id(mask)] = row_lanes, tags.rows, mask
+            reader = nobody(row_lanes.ndim)
+        xp = numpy_of(row_lanes, reader)
+        lanes = xp.where(reader == UNKNOWN, row_lanes, reader)
+        expected, stamped = _of(self.expected.found, lanes), _of(self.expected.left, lanes)
+        wanted, owner = expected[..., 0], labels[..., 0]
         excused = (owner == ReservedOwner.COMPUTED) | (wanted == ReservedOwner.ANY)
         if self.packed:
             excused |= owner == ReservedOwner.OUTSIDE
         if set(tags.pools) <= self.masked:
             excused |= wanted == ReservedOwner.FRESH
-        differs = found != expected
-        wrong = jnp.any(differs, axis=-1) & jnp.any(found != left, axis=-1)
+        differs = labels != expected
+        wrong = jnp.any(differs, axis=-1) & jnp.any(labels != stamped, axis=-1)
         kind = jnp.argmax(differs, axis=-1).astype(jnp.int32)
         bad = wrong & ~excused
         lost = lanes == UNKNOWN
@@ -201,42 +199,50 @@ class Judge:
         if mask is not None:
             bad &= mask
         names = " and ".join(self.paths[pool] for pool in tags.pools)
-        self.record(where, f"reads {names}", bad, lanes, kind, slots, found)
+        self.record(where, f"reads {names}", bad, lanes, kind, slots, labels)
 
-    def compare_lanes(self, where: JaxprEqn | str, what: str, high: Ints, low: Ints, slots: Ints | None = None) -> None:
-        """Check that lanes do not meet: a fault of both where the largest and the smallest known lane differ."""
-        apart = (high != UNKNOWN) & (high != low)
-        if isinstance(apart, np.ndarray) and not apart.any():
+    def compare_lanes(
+        self, where: JaxprEqn | str, action: str, high: Ints, low: Ints, slots: Ints | None = None
+    ) -> None:
+        """Check that lanes do not meet: two different lanes are a fault of both."""
+        differing = (high != UNKNOWN) & (high != low)
+        if isinstance(differing, np.ndarray) and not differing.any():
             return
-        rank = apart.ndim
+        rank = differing.ndim
         kind = np.full((1,) * rank, FIELDS.index("lane"), np.int32)
         slots = nobody(rank) if slots is None else slots
         for lanes in (high, low):
             live = _of(self.expected.found, lanes)[..., 0] != ReservedOwner.ANY
             self.record(
-                where, what, live & apart, lanes, kind, slots, constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:]
+                where,
+                action,
+                live & differing,
+                lanes,
+                kind,
+                slots,
+                constant_row(ReservedOwner.COMPUTED, rank)[..., LABEL:],
             )
 
     def record(
         self,
         where: JaxprEqn | str,
-        what: str,
+        action: str,
         bad: Array,
         lanes: Ints,
         kind: Ints,
         slots: Ints,
-        found: Ints,
+        labels: Ints,
         fault: LabelFault | None = None,
     ) -> None:
-        """Note faults; a lane keeps its first. A fault of no known lane is lane 0's."""
+        """Record faults; a lane keeps its first. Faults without a known lane go to lane 0."""
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
-        number = self.checks.setdefault(Check(f"{name} {what}", source, fault), len(self.checks))
+        number = self.checks.setdefault(Check(f"{name} {action}", source, fault), len(self.checks))
         total = self.verdict.code.shape[0]
         shape = np.broadcast_shapes(bad.shape, kind.shape, slots.shape)  # values of unknown lanes go to rows of several
         bad = jnp.broadcast_to(bad, shape)
         if bad.size == 0:
             return
-        facts = [kind[..., None], slots[..., None], found]
+        facts = [kind[..., None], slots[..., None], labels]
         facts = jnp.concatenate([jnp.broadcast_to(fact, (*shape, fact.shape[-1])) for fact in facts], axis=-1)
         if isinstance(lanes, np.ndarray) and np.array_equal(lanes.reshape(-1), np.arange(total)):
             axis = int(np.argmax(np.array(lanes.shape) == total)) if total > 1 else 0
@@ -260,10 +266,10 @@ class Judge:
         )
 
 
-def _same(one: Ints, other: Ints) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and np.array_equal(one, other)
-    return one is other
+def _same(array: Ints, other: Ints) -> bool:
+    if isinstance(array, np.ndarray) and isinstance(other, np.ndarray):
+        return array.shape == other.shape and np.array_equal(array, other)
+    return array is other
 
 
 def _of(rows: Any, lanes: Ints) -> Array:
@@ -275,14 +281,14 @@ def _of(rows: Any, lanes: Ints) -> Array:
 
 
 def explain(verdict: Verdict, expected: Expected, checks: tuple[Check, ...]) -> SanitizerError | None:
-    """Return the error of a verdict, None if there is none; waits for the step."""
-    codes, slots, found = (np.asarray(part) for part in verdict)
+    """Wait for the step; return the error of a verdict, None if it is clean."""
+    codes, slots, labels_found = (np.asarray(part) for part in verdict)
     wanted = np.asarray(expected.found)
     faults: list[LaneFault] = []
     for lane in np.flatnonzero(codes):
         number, kind = divmod(int(codes[lane]) - 1, _CODES)
         check, slot = checks[number], int(slots[lane])
-        got, want = (Label(*(int(value) for value in label)) for label in (found[lane], wanted[lane]))
+        got, want = (Label(*(int(value) for value in label)) for label in (labels_found[lane], wanted[lane]))
         row, id = None if slot == UNKNOWN else slot, check.fault or tuple(LabelFault)[kind]
         about = f"lane {lane}, {'row unknown' if row is None else f'row {row}'}"
         source = f" ({check.source})" if check.source else ""

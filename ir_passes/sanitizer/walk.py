@@ -1,4 +1,4 @@
-"""The interpreter as loops and pool accesses see it: a protocol for annotations, so that no imports run in a circle."""
+"""The interpreter's protocol for loops and pool accesses; it avoids a circular import."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,7 +9,10 @@ from ir_passes.sanitizer.verdict import Judge, UntrackedFault
 
 
 class Walk(Protocol):
-    """A run over a step with tags beside its values; `ir_passes.sanitizer.interpreter.Interpreter` implements it."""
+    """A run over a step with tags for its values.
+
+    `ir_passes.sanitizer.interpreter.Interpreter` implements it.
+    """
 
     lanes: int
     judge: Judge

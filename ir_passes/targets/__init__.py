@@ -1,4 +1,4 @@
-"""Machines that steps are compiled for: the local devices, or GPUs and TPUs that need not be there.
+"""Machines that steps are compiled for: local devices, or absent GPUs and TPUs by name.
 
 Imports none of our folders. Begin with `target`; `gpus` and `tpus` describe the devices that have a name.
 """

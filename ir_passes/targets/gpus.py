@@ -1,8 +1,8 @@
-"""NVIDIA GPUs as XLA's compiler is told of them, with the figures of their data sheets.
+"""NVIDIA GPUs: the device description for XLA's compiler, and figures of the data sheets.
 
-The numbers of the devices are those of openxla/xla, xla/backends/gpu/target_config/specs; of the L4, L40, L40S and
-RTX 4090, which are not there, those of NVIDIA's data sheets. Peaks are without sparsity; that of float32 is TF32's, the
-most that a product of float32 operands can come to.
+The numbers are from openxla/xla, xla/backends/gpu/target_config/specs; for the L4, L40, L40S and RTX 4090, which are
+missing there, from NVIDIA's data sheets. Peaks are without sparsity; the float32 peak is TF32's, the upper limit for
+products of float32 operands.
 """
 
 from dataclasses import dataclass

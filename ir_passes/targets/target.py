@@ -1,4 +1,4 @@
-"""The machine that a step is compiled for: local devices, or by name a GPU or TPU that need not be there."""
+"""The machine that a step is compiled for: local devices, or a named device."""
 
 import os
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ CUDA_PACKAGES = {
     ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"): "jax-cuda13-pjrt",
     ("jax_cuda13_plugin", "jax_cuda12_plugin"): "jax-cuda13-plugin",
 }
-"""Modules, one of which is enough, and the package that has the first."""
+"""Alternative modules -> the package that contains the first of them."""
 
 CUDA_VERSIONS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "nvidia-cuda-nvcc", "nvidia-nvvm")
-"""Packages whose versions change what XLA makes for a GPU."""
+"""Packages with versions that affect the programs that XLA makes for a GPU."""
 
 
 class TargetError(ValueError):
-    """A name that is no target, or a target whose compiler is not installed; says what to do."""
+    """The name is no target, or the target's compiler is not installed; includes a remedy."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Target:
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """The devices, for shardings and meshes; of a target that is not local, programs can only be compiled for them.
+        """The devices, for shardings and meshes; for an absent target, programs can only be compiled.
 
         Raises:
             TargetError: its compiler is not installed; names the extra.
@@ -75,11 +75,14 @@ class Target:
         if self.is_local:
             return tuple(jax.local_devices())
         base = self.name.partition(":")[0]
-        found = _gpus(GPUS[base], self) if base in GPUS else _tpus(TPUS[base], self)
-        return tuple(found[: self.count])
+        devices = _gpus(GPUS[base], self) if base in GPUS else _tpus(TPUS[base], self)
+        return tuple(devices[: self.count])
 
     def tracing(self) -> AbstractContextManager[Any]:
-        """Return a context in which steps are traced: JAX asks for a GPU where Pallas kernels are lowered for one."""
+        """Return a context for tracing steps.
+
+        JAX needs to know the GPU when Pallas kernels are lowered for it.
+        """
         if self.is_local or self.platform != "gpu":
             return nullcontext()
         gpu = GPUS[self.name.partition(":")[0]]
@@ -89,44 +92,48 @@ class Target:
 
     @property
     def compiler(self) -> tuple[str, ...]:
-        """Packages that compile for it, beside JAX, each with its version; none for local devices."""
+        """Return the packages that compile for the target, without JAX, with their versions.
+
+        Local devices give ().
+        """
         if self.is_local:
             return ()
         names = CUDA_VERSIONS if self.platform == "gpu" else ("libtpu",)
         return tuple(f"{name} {metadata.version(name)}" for name in names if _has(name))
 
     def place(self, args: Any) -> Any:
-        """Return the arguments of a step by their types, those without a mesh on the first device.
+        """Return a step's arguments by their types; by default on the first device.
 
         Args:
             args: a tree of arrays and `jax.ShapeDtypeStruct`.
 
         Raises:
-            TargetError: an argument lies on a mesh of other devices, or the compiler is not installed.
+            TargetError: an argument is on a mesh of other devices, or the compiler is not installed.
         """
         if self.is_local:
             return args
-        here, alone = set(self.devices), jax.sharding.SingleDeviceSharding(self.devices[0])
+        target_devices, first_device = set(self.devices), jax.sharding.SingleDeviceSharding(self.devices[0])
 
-        def placed(one: Any) -> jax.ShapeDtypeStruct:
-            given, typed = getattr(one, "sharding", None), jax.typeof(one) if not _is_type(one) else one
-            if not isinstance(given, jax.sharding.NamedSharding):
-                given = alone
-            elif isinstance(given.mesh, jax.sharding.AbstractMesh) or not given.device_set <= here:
+        def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+            sharding, typed = getattr(leaf, "sharding", None), jax.typeof(leaf) if not _is_type(leaf) else leaf
+            if not isinstance(sharding, jax.sharding.NamedSharding):
+                sharding = first_device
+            elif isinstance(sharding.mesh, jax.sharding.AbstractMesh) or not sharding.device_set <= target_devices:
                 raise TargetError(
                     f"target {self.name}: expected arguments on a mesh of its devices (`target.devices`), got one on "
-                    f"{given.mesh}"
+                    f"{sharding.mesh}"
                 )
             weak = bool(getattr(typed, "weak_type", False))
-            return jax.ShapeDtypeStruct(typed.shape, typed.dtype, sharding=given, weak_type=weak)
+            return jax.ShapeDtypeStruct(typed.shape, typed.dtype, sharding=sharding, weak_type=weak)
 
         return jax.tree.map(placed, args)
 
 
 def read_target(name: str) -> Target:
-    """Return the target of a name: "nvidia-h100", or with a number of devices "nvidia-h100:4", "tpu-v5e:8".
+    """Return the target of a name.
 
-    Nothing is loaded: whether its compiler is installed shows when its devices are asked for.
+    Examples: "nvidia-h100", or with a number of devices "nvidia-h100:4", "tpu-v5e:8". Nothing is loaded: a missing
+    compiler is reported when `devices` is first used.
 
     Raises:
         TargetError: there is no such target, or it does not come in this number.
@@ -142,22 +149,24 @@ def read_target(name: str) -> Target:
         raise TargetError(
             f"target {name!r}: expected {', '.join(map(str, counts))} devices behind the colon, got {number!r}"
         )
-    one: Gpu | Tpu = GPUS[base] if base in GPUS else TPUS[base]
+    device: Gpu | Tpu = GPUS[base] if base in GPUS else TPUS[base]
     count, platform = int(number) if colon else 1, "gpu" if base in GPUS else "tpu"
-    flops = {"bfloat16": one.half, "float16": one.half, "float32": one.single}
+    flops = {"bfloat16": device.half, "float16": device.half, "float32": device.single}
     return Target(
-        base if count == 1 else f"{base}:{count}", platform, one.kind, count, one.memory, one.bandwidth, flops
+        base if count == 1 else f"{base}:{count}", platform, device.kind, count, device.memory, device.bandwidth, flops
     )
 
 
 def local_target() -> Target:
-    """Return the target of this process's devices; the figures of one that has a name are known.
+    """Return the target of this process's devices; figures are known for named devices.
 
-    This is the one place that asks JAX on which platform it runs.
+    Only this function asks JAX for its platform.
     """
     devices = jax.local_devices()
-    known = next((name for name, one in {**GPUS, **TPUS}.items() if one.kind == devices[0].device_kind), None)
-    figures = None if known is None else read_target(known)
+    target_name = next(
+        (name for name, device in {**GPUS, **TPUS}.items() if device.kind == devices[0].device_kind), None
+    )
+    figures = None if target_name is None else read_target(target_name)
     return Target(
         LOCAL,
         devices[0].platform,
@@ -169,15 +178,15 @@ def local_target() -> Target:
     )
 
 
-def as_target(given: Target | str | None) -> Target:
-    """Return a target that a user gave, by its name if it is one; None is the local devices.
+def as_target(target: Target | str | None) -> Target:
+    """Return a target from a target or its name; None means the local devices.
 
     Raises:
         TargetError: as `read_target`.
     """
-    if isinstance(given, Target):
-        return given
-    return local_target() if given is None else read_target(given)
+    if isinstance(target, Target):
+        return target
+    return local_target() if target is None else read_target(target)
 
 
 def named_targets() -> tuple[str, ...]:
@@ -185,26 +194,26 @@ def named_targets() -> tuple[str, ...]:
     return (*GPUS, *TPUS)
 
 
-def _gpus(one: Gpu, target: Target) -> list[Any]:
+def _gpus(gpu: Gpu, target: Target) -> list[Any]:
     missing = [package for modules, package in CUDA_PACKAGES.items() if not any(map(_installed, modules))]
     if missing:
         raise _not_installed(target, missing, "target-cuda")
     try:
         shape = f"1x1x{target.count}"
-        return topologies.get_topology_desc(platform="cuda", target_config=one.config(), topology=shape).devices
+        return topologies.get_topology_desc(platform="cuda", target_config=gpu.config(), topology=shape).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         raise TargetError(f"target {target.name}: XLA does not take it: {error}") from error
 
 
-def _tpus(one: Tpu, target: Target) -> list[Any]:
+def _tpus(tpu: Tpu, target: Target) -> list[Any]:
     if not _installed("libtpu"):
         raise _not_installed(target, ["libtpu"], "target-tpu")
     if local_target().platform != "tpu":
         for name, value in NO_TPU.items():
             os.environ.setdefault(name, value)
-    name = f"{one.version}:{dict(one.shapes)[target.count]}"
+    name = f"{tpu.version}:{dict(tpu.shapes)[target.count]}"
     try:
-        return topologies.get_topology_desc(topology_name=name, platform="tpu", **dict(one.settings)).devices
+        return topologies.get_topology_desc(topology_name=name, platform="tpu", **dict(tpu.settings)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         raise TargetError(f"target {target.name}: libtpu does not take it: {error}") from error
 
@@ -230,5 +239,5 @@ def _has(package: str) -> bool:
         return False
 
 
-def _is_type(one: Any) -> bool:
-    return isinstance(one, jax.ShapeDtypeStruct)
+def _is_type(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -1,4 +1,4 @@
-"""TPUs as libtpu's compiler is told of them, with the figures that Google Cloud's documentation gives per chip."""
+"""TPUs: the device description for libtpu's compiler, and Google Cloud's figures per chip."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Tpu:
         kind: device kind, as JAX names it.
         version: its name in libtpu's topologies.
         memory, bandwidth: bytes of a chip, bytes per second.
-        half, single: peak operations per second of bfloat16 products, and of float32 ones, whose operands are rounded
-            to bfloat16 unless they are asked for in full.
-        shapes: number of chips -> topology. One chip is a chip of four, for there is no smaller topology.
+        half, single: peak operations per second of bfloat16 products, and of float32 products; operands of float32
+            products are rounded to bfloat16 unless full precision is requested.
+        shapes: number of chips -> topology. One chip uses the topology of four, because there is no smaller topology.
         settings: further arguments of the topology.
     """
 

@@ -1,6 +1,7 @@
-"""The audit of what XLA compiled: donated buffers and their aliases, copies of pools, values on the same bytes,
-in-place operations, collectives.
+"""The audit of the program that XLA compiled for a step.
 
-Imports `contract` and `jaxpr`. Begin with `audit`; `hlo` reads XLA's module and buffer assignment, `dataflow` says
-which values live on which bytes.
+It checks aliases of donated buffers, copies of pools, values that share bytes, in-place operations, collectives.
+
+Imports `contract` and `jaxpr`. Begin with `audit`; `hlo` reads XLA's module and buffer assignment, `dataflow` computes
+the bytes and the live range of each value.
 """

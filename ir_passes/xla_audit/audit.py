@@ -50,14 +50,14 @@ class AuditReport:
     Attributes:
         findings: every fault.
         copies: copies of whole pools.
-        schedule: operations between devices, as collectives of the program, in the order in which they run.
-        neighbours: the values beside the results of custom calls.
+        schedule: operations between devices, as collectives of the program, in execution order.
+        neighbours: the values next to results of custom calls in memory.
         values: number of values that were placed and compared.
         temp_bytes: scratch that the program needs.
         temp_lower_bound: the most scratch bytes that are live at once in XLA's schedule.
         fingerprint: hash of the program, the same in every process.
         uncovered: properties that the audit does not know; ids of `NotCovered`.
-        seconds: that the audit took.
+        seconds: duration of the audit.
     """
 
     findings: tuple[Finding, ...]
@@ -73,9 +73,9 @@ class AuditReport:
 
     @property
     def audited(self) -> tuple[Statement, ...]:
-        """The claims that hold of the program; ids of `AuditClaim`."""
-        found = {finding.kind for finding in self.findings}
-        return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & found)
+        """The claims that the program satisfies; ids of `AuditClaim`."""
+        faults = {finding.kind for finding in self.findings}
+        return tuple(claim.statement() for claim, kinds in REFUTED_BY.items() if not kinds & faults)
 
     def require(self) -> "AuditReport":
         """Return this report, if nothing was found.
@@ -105,16 +105,16 @@ def audit(
     Args:
         compiled: the executable.
         bound: the step's contract, bound to the arguments that it was compiled for.
-        dump: its HloProto, of an executable that does not give out its buffer assignment.
+        dump: HloProto of the executable, if the executable does not expose its buffer assignment.
         mesh: the devices it runs on, if more than one.
-        axes: mesh axes along which XLA may add collectives of its own.
+        axes: mesh axes along which XLA may add collectives.
         may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
         temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
         scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
         call: spelling of the caller's call in remedies, with braces for an argument.
 
     Raises:
-        HloError: this version of JAX or XLA does not give out what the audit reads.
+        HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
     """
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
     started = time.perf_counter()
@@ -146,12 +146,12 @@ def audit_executable(
     """
     started = time.perf_counter() if started is None else started
     live = live_values(executable)
-    wholes = whole_pools(executable, bound, live)
+    pools = whole_pools(executable, bound, live)
     schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
     lower = scratch_lower_bound(executable, live)
     findings = [
         *io_aliases(executable, bound),
-        *pool_findings(wholes, executable, bound, may_copy, call),
+        *pool_findings(pools, executable, bound, may_copy, call),
         *overlaps(executable, live),
         *misplaced(executable, live),
         *_hazards(executable, live),
@@ -160,7 +160,7 @@ def audit_executable(
     ]
     return AuditReport(
         tuple(findings),
-        tuple(whole.as_copy(executable) for whole in wholes if whole.copied),
+        tuple(pool.as_copy(executable) for pool in pools if pool.copied),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),
@@ -173,15 +173,15 @@ def audit_executable(
 
 
 def _split_otherwise(compiled: jax.stages.Compiled, bound: BoundContract) -> Iterator[Finding]:
-    """Find pools whose sharding after the step differs from the one before it."""
+    """Find pools with a successor of a different sharding."""
     for donor, successor in bound.successors.items():
-        before, after = shardings(compiled, donor, successor)
-        if before is not None and not before.is_equivalent_to(after, len(bound.inputs[donor].shape)):
+        sharding, new_sharding = shardings(compiled, donor, successor)
+        if sharding is not None and not sharding.is_equivalent_to(new_sharding, len(bound.inputs[donor].shape)):
             path, old = bound.outputs[successor].path, bound.inputs[donor].path
             yield Finding(
                 FindingKind.NOT_IN_PLACE,
                 path,
-                f"devices have {path} split as {after}, expected as {old}, which is split as {before}",
+                f"devices have {path} split as {new_sharding}, expected as {old}, which is split as {sharding}",
                 "Give the pool's result the out_spec of its in_spec; an example argument without a sharding may be "
                 "anywhere.",
                 (old,),
@@ -204,8 +204,8 @@ def _hazards(executable: Executable, live: LiveValues) -> list[Finding]:
 
 
 def _scratch(executable: Executable, live: LiveValues, lower: int, ratio: float) -> list[Finding]:
-    most = ratio * lower + ALIGNMENT.get(executable.platform, ALIGNMENT[CPU]) * len(live.values)
-    if executable.temp_bytes <= most:
+    limit = ratio * lower + ALIGNMENT.get(executable.platform, ALIGNMENT[CPU]) * len(live.values)
+    if executable.temp_bytes <= limit:
         return []
     return [
         Finding(

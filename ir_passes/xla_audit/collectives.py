@@ -1,9 +1,8 @@
-"""The check that a compiled step runs the collectives of its program, and no others.
+"""The check that a compiled step runs exactly the collectives of its program.
 
-Each operand of a collective is compared by itself: XLA runs several that are alike as one with several operands, or,
-on a GPU, as one of all their elements behind each other. It may order them otherwise; each is counted where it stands
-in XLA's schedule. Sums of 16-bit numbers it may compute of 32-bit
-ones, with as many elements.
+Each operand of a collective is compared separately, because XLA merges similar collectives: into one with several
+operands, or, on a GPU, into one over the concatenated elements. XLA may also reorder collectives; each is counted at
+its place in XLA's schedule. XLA may compute sums of 16-bit numbers in 32 bits, with the same number of elements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ KINDS = {
     ("collective-broadcast", ""): "pbroadcast",
     ("ragged-all-to-all", ""): "ragged_all_to_all",
 }
-"""Opcode and what it reduces with -> the operation in a schedule."""
+"""Opcode and opcode of its reducer -> the operation in a schedule."""
 DTYPES = (
     {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "s4": "int4", "u4": "uint4"}
     | {
@@ -52,86 +51,105 @@ def collectives(
     declared: Sequence[str],
     scheduled: Sequence[Scheduled] = (),
 ) -> tuple[list[Collective], list[Finding]]:
-    """Return the collectives of a compiled program, in the order in which they run, and their findings.
+    """Return the collectives of a compiled program in schedule order, and their findings.
 
     Args:
         mesh: names and sizes of the mesh axes, the last one fastest; empty for one device.
-        declared: axes along which XLA may add collectives of its own.
-        scheduled: those of the program.
+        declared: axes along which XLA may add collectives.
+        scheduled: collectives of the traced program.
     """
     module, count = executable.module, int(np.prod([size for _, size in mesh]))
     waiting = list(scheduled)
-    found: list[Collective] = []
+    matched: list[Collective] = []
     findings: list[Finding] = []
-    for one, computation in _in_order(executable, live):
-        assert one.groups is not None
-        axes = _axes(one.groups, mesh)
-        operands = tuple(operand.array for operand in computation.operands(one))
-        operation = KINDS.get((one.opcode.removesuffix("-start"), _reducer(one, executable)), one.opcode)
-        groups = _members(one.groups, count, operation in ORDERED or one.opcode.startswith("collective-permute"))
+    for instruction, computation in _in_order(executable, live):
+        assert instruction.groups is not None
+        axes = _axes(instruction.groups, mesh)
+        operands = tuple(operand.array for operand in computation.operands(instruction))
+        operation = KINDS.get(
+            (instruction.opcode.removesuffix("-start"), _reducer(instruction, executable)), instruction.opcode
+        )
+        groups = _members(
+            instruction.groups, count, operation in ORDERED or instruction.opcode.startswith("collective-permute")
+        )
         for dtype, elements, size in _exchanged(operation, operands):
             matches = _matches(waiting, operation, groups, [(dtype, elements)])
-            matches = matches or _matches(waiting, operation, groups, _behind_each_other(one, computation, executable))
+            matches = matches or _matches(
+                waiting, operation, groups, _behind_each_other(instruction, computation, executable)
+            )
             if matches:
                 for match in matches:
                     waiting.remove(match)
-                    found.append(match.collective)
+                    matched.append(match.collective)
             elif axes is not None and axes and not set(axes) - set(declared):
-                source = origin(one, module)[1]
-                found.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
+                source = origin(instruction, module)[1]
+                matched.append(Collective(operation, axes, max(map(len, groups)), dtype, size, None, source))
             else:
-                findings.append(_not_scheduled(one, executable, f"{dtype}, {size} bytes", axes, scheduled, declared))
-    findings += [_missing(one, module.name) for one in waiting if not one.constant]
-    return found, findings
+                findings.append(
+                    _not_scheduled(instruction, executable, f"{dtype}, {size} bytes", axes, scheduled, declared)
+                )
+    findings += [_missing(collective, module.name) for collective in waiting if not collective.constant]
+    return matched, findings
 
 
-def _behind_each_other(one: Instruction, computation: Computation, executable: Executable) -> list[tuple[str, int]]:
-    """dtype and elements of each array whose elements a sum's one operand is; empty if it is another array.
+def _behind_each_other(
+    instruction: Instruction, computation: Computation, executable: Executable
+) -> list[tuple[str, int]]:
+    """Return dtype and elements of each array that a sum's only operand concatenates, or [].
 
     XLA flattens and concatenates several operands, sums once and slices (openxla/xla,
     xla/hlo/transforms/collectives/all_reduce_contiguous.cc).
     """
-    if one.opcode not in ("all-reduce", "all-reduce-start") or len(one.operands) != 1:
+    if instruction.opcode not in ("all-reduce", "all-reduce-start") or len(instruction.operands) != 1:
         return []
-    (made,) = computation.operands(one)
-    if made.opcode == "fusion":
-        computation = executable.module.computations[made.called[0]]
-        made = computation.result
-    if made.opcode != "concatenate" or len(made.array.dims) != 1:
+    (operand,) = computation.operands(instruction)
+    if operand.opcode == "fusion":
+        computation = executable.module.computations[operand.called[0]]
+        operand = computation.result
+    if operand.opcode != "concatenate" or len(operand.array.dims) != 1:
         return []
-    parts = [part.array for part in computation.operands(made)]
+    parts = [part.array for part in computation.operands(operand)]
     return [(DTYPES.get(array.dtype, array.dtype), array.count) for array in parts]
 
 
 def _matches(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], parts: list[tuple[str, int]]
 ) -> list[Scheduled]:
-    """The collectives of the program that a compiled one is, one for each part; empty unless each part is one."""
-    left, found = list(waiting), list[Scheduled]()
+    """Match a compiled collective to collectives of the program, one for each part.
+
+    Returns an empty list unless every part has a match.
+    """
+    remaining, matched = list(waiting), list[Scheduled]()
     for dtype, count in parts:
-        match = _match(left, operation, groups, dtype, count)
+        match = _match(remaining, operation, groups, dtype, count)
         if match is None:
             return []
-        left.remove(match)
-        found.append(match)
-    return found
+        remaining.remove(match)
+        matched.append(match)
+    return matched
 
 
 def _match(
     waiting: list[Scheduled], operation: str, groups: frozenset[tuple[int, ...]], dtype: str, count: int
 ) -> Scheduled | None:
-    """The collective of the program that a compiled one is, of the same numbers and no constant if there is one."""
+    """Match a compiled collective to one of the program, with the same dtype if possible.
+
+    A collective of a constant is matched last.
+    """
     alike = [
-        one
-        for one in waiting
-        if (one.collective.operation, one.groups, one.count) == (operation, groups, count)
-        and dtype in (one.collective.dtype, WIDER.get(one.collective.dtype))
+        candidate
+        for candidate in waiting
+        if (candidate.collective.operation, candidate.groups, candidate.count) == (operation, groups, count)
+        and dtype in (candidate.collective.dtype, WIDER.get(candidate.collective.dtype))
     ]
-    return min(alike, key=lambda one: (one.collective.dtype != dtype, one.constant), default=None)
+    return min(alike, key=lambda candidate: (candidate.collective.dtype != dtype, candidate.constant), default=None)
 
 
 def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[str, int, int]]:
-    """dtype, elements and bytes of each operand; an exchange of all with all has its one in pieces."""
+    """Yield dtype, elements and bytes of each operand; all-to-all counts its operands as one.
+
+    XLA splits the only operand of an all-to-all into pieces.
+    """
     if operation == "all_to_all":
         count, size = sum(array.count for array in operands), sum(array.bytes for array in operands)
         yield DTYPES.get(operands[0].dtype, operands[0].dtype), count, size
@@ -141,31 +159,31 @@ def _exchanged(operation: str, operands: tuple[Array, ...]) -> Iterator[tuple[st
 
 
 def _not_scheduled(
-    one: Instruction,
+    instruction: Instruction,
     executable: Executable,
-    what: str,
+    description: str,
     axes: tuple[str, ...] | None,
     scheduled: Sequence[Scheduled],
     declared: Sequence[str],
 ) -> Finding:
     along = "groups that cannot be read" if axes is None else f"axes {list(axes)}"
     along += f", expected {list(declared) or 'no communication at all'}" if not scheduled else ""
-    groups = one.groups.sets if one.groups is not None else ()
+    groups = instruction.groups.sets if instruction.groups is not None else ()
     return Finding(
         FindingKind.COLLECTIVE,
-        where(one, executable.module),
-        f"{one.opcode} runs along {along}; it exchanges {what}, which no collective of the program does; "
-        f"groups {groups}",
+        where(instruction, executable.module),
+        f"{instruction.opcode} runs along {along}; it exchanges {description}, which no collective of the program does"
+        f"; groups {groups}",
         "Constrain shardings so that XLA does not move arrays between devices, or write the step as a shard_map with "
         "the collectives that it needs.",
     )
 
 
-def _missing(one: Scheduled, module: str) -> Finding:
+def _missing(scheduled: Scheduled, module: str) -> Finding:
     return Finding(
         FindingKind.MISSING_COLLECTIVE,
-        f"{module}, {one.collective.source}",
-        f"the program's {one.collective} is not among the collectives of the compiled program",
+        f"{module}, {scheduled.collective.source}",
+        f"the program's {scheduled.collective} is not among the collectives of the compiled program",
         "XLA replaced it by something else: compare the compiled text with the program, and report it to this project.",
     )
 
@@ -174,43 +192,45 @@ _COMBINING = (
     "fusion", "reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter", "all-reduce", "reduce-scatter",
     "all-reduce-start",
 )  # fmt: skip
-"""Instructions whose called computations combine numbers and talk to no other device."""
+"""Opcodes that call computations only to combine numbers, without communication."""
 
 
 def _in_order(executable: Executable, live: LiveValues) -> list[tuple[Instruction, Computation]]:
-    """The collectives that run, those of asynchronous operations included, in the order of the schedule."""
-    clock = {one.id: tick for tick, one in enumerate(live.executed)}
+    """Return the collectives that run, including asynchronous ones, in schedule order."""
+    clock = {instruction.id: tick for tick, instruction in enumerate(live.executed)}
     module = executable.module
-    found: list[tuple[int, Instruction, Computation]] = []
-    todo = [(clock[one.id], one.computation) for one in live.executed]
-    seen: set[int] = set()
+    entries: list[tuple[int, Instruction, Computation]] = []
+    todo = [(clock[instruction.id], instruction.computation) for instruction in live.executed]
+    visited: set[int] = set()
     for tick, id in todo:
-        if id in seen:
+        if id in visited:
             continue
-        seen.add(id)
-        for one in module.computations[id].instructions:
-            now = clock.get(one.id, tick)
-            if one.groups is not None and not one.opcode.endswith("-done"):
-                found.append((now, one, module.computations[id]))
-            if one.opcode not in _COMBINING:
-                todo += [(now, called) for called in one.called]
-    return [(one, computation) for _, one, computation in sorted(found, key=lambda entry: entry[0])]
+        visited.add(id)
+        for instruction in module.computations[id].instructions:
+            now = clock.get(instruction.id, tick)
+            if instruction.groups is not None and not instruction.opcode.endswith("-done"):
+                entries.append((now, instruction, module.computations[id]))
+            if instruction.opcode not in _COMBINING:
+                todo += [(now, called) for called in instruction.called]
+    return [(instruction, computation) for _, instruction, computation in sorted(entries, key=lambda entry: entry[0])]
 
 
-def _reducer(one: Instruction, executable: Executable) -> str:
-    """The opcode that combines two numbers in a reduction; "" for everything that reduces nothing."""
-    return executable.module.computations[one.called[0]].result.opcode if one.called else ""
+def _reducer(instruction: Instruction, executable: Executable) -> str:
+    """Return the opcode that combines two numbers in a reduction; "" for other instructions."""
+    return executable.module.computations[instruction.called[0]].result.opcode if instruction.called else ""
 
 
 def _members(groups: Groups, count: int, ordered: bool) -> frozenset[tuple[int, ...]]:
-    return frozenset(one if ordered and one else tuple(sorted(one)) or tuple(range(count)) for one in groups.sets)
+    return frozenset(
+        members if ordered and members else tuple(sorted(members)) or tuple(range(count)) for members in groups.sets
+    )
 
 
 def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
     sizes = [size for _, size in mesh]
     count = int(np.prod(sizes)) if sizes else 1
     sets = [members or tuple(range(count)) for members in groups.sets]
-    if not groups.readable or any(not 0 <= one < count for members in sets for one in members):
+    if not groups.readable or any(not 0 <= device < count for members in sets for device in members):
         return None
     used: set[int] = set()
     for members in sets:

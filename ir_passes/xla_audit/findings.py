@@ -7,7 +7,7 @@ from ir_passes.xla_audit.program import Instruction, Module
 
 
 class FindingKind(StatementId):
-    """The fault of a compiled step: the value is its id, `sentence` says it in words."""
+    """The kind of a compiled step's fault: the value is its id, `sentence` describes it."""
 
     NOT_IN_PLACE = "not-in-place", "The successor of a pool is not written into that pool's buffer."
     WRONG_SUCCESSOR = "wrong-successor", "The buffer of a pool is donated to another output than its successor."
@@ -30,9 +30,9 @@ class Finding:
 
     Attributes:
         where: the HLO instruction, JAX's name of the operation, the source line.
-        message: the fault, with what was expected and found.
+        message: the fault, with the expected and the actual state.
         remedy: the advice.
-        pools: paths of the pools that it is about.
+        pools: paths of the affected pools.
     """
 
     kind: FindingKind | MeasuredFault
@@ -52,7 +52,7 @@ class Finding:
 
 
 class AuditError(RuntimeError):
-    """XLA's program does not do what the step's contract says; carries every finding.
+    """XLA's program violates the contract of its step; carries every finding.
 
     Attributes:
         findings: all of them.
@@ -64,35 +64,48 @@ class AuditError(RuntimeError):
         super().__init__(f"the compiled step failed its audit with {len(findings)} finding(s):\n{faults}")
 
 
-def origin(one: Instruction, module: Module) -> tuple[str, str]:
+def origin(instruction: Instruction, module: Module) -> tuple[str, str]:
     """Return JAX's name of the operation and the source line of an instruction.
 
-    XLA's own instructions, its copies above all, have none: then those of the nearest reader that has, or else of the
-    nearest operand.
+    Instructions that XLA inserted, mostly copies, have neither. Then both are taken from the nearest reader that has
+    them, or else from the nearest operand.
     """
     for nearest in (_readers, _operands):
-        seen: set[int] = set()
-        level = [one]
+        visited: set[int] = set()
+        level = [instruction]
         while level:
             for candidate in level:
                 if candidate.source:
                     return candidate.op_name, candidate.source
-            seen.update(candidate.id for candidate in level)
-            level = [after for candidate in level for after in nearest(candidate, module) if after.id not in seen]
-    return one.op_name, ""
+            visited.update(candidate.id for candidate in level)
+            level = [
+                neighbour
+                for candidate in level
+                for neighbour in nearest(candidate, module)
+                if neighbour.id not in visited
+            ]
+    return instruction.op_name, ""
 
 
-def where(one: Instruction, module: Module) -> str:
+def where(instruction: Instruction, module: Module) -> str:
     """Describe an instruction for a message."""
-    op_name, source = origin(one, module)
-    inherited = "" if one.source or not source else "for "
-    parts = (f"%{one.name} ({one.opcode} {one.array})", inherited + op_name if op_name else "", source)
+    op_name, source = origin(instruction, module)
+    inherited = "" if instruction.source or not source else "for "
+    parts = (
+        f"%{instruction.name} ({instruction.opcode} {instruction.array})",
+        inherited + op_name if op_name else "",
+        source,
+    )
     return ", ".join(part for part in parts if part)
 
 
-def _readers(one: Instruction, module: Module) -> list[Instruction]:
-    return module.computations[one.computation].users.get(one.id, [])
+def _readers(instruction: Instruction, module: Module) -> list[Instruction]:
+    return module.computations[instruction.computation].users.get(instruction.id, [])
 
 
-def _operands(one: Instruction, module: Module) -> list[Instruction]:
-    return [each for each in module.computations[one.computation].instructions if each.id in one.operands]
+def _operands(instruction: Instruction, module: Module) -> list[Instruction]:
+    return [
+        operand
+        for operand in module.computations[instruction.computation].instructions
+        if operand.id in instruction.operands
+    ]

@@ -1,6 +1,6 @@
-"""The reader of a compiled step: the scheduled HLO module and the buffer assignment of an executable.
+"""The reader of a compiled step's scheduled HLO module and buffer assignment.
 
-This file, `hlo_schema` and `wire` are the only ones that know how JAX and XLA hand these out.
+Only this file, `hlo_schema` and `wire` know how JAX and XLA expose these.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ from ir_passes.xla_audit.wire import decode
 
 
 def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bool = True) -> Executable:
-    """Read the parts of a compiled executable.
+    """Read the module and the buffer assignment of a compiled executable.
 
     Args:
         compiled: the executable.
-        dump: HloProto of the same executable, of one that does not give out its buffer assignment
+        dump: HloProto of the same executable, if the executable does not expose its buffer assignment
             (`buffer_assignment.compile_with_assignment`).
-        placed: whether the buffer assignment is needed; where it is not and there is none, it is empty.
+        placed: whether the buffer assignment is required; if not, a missing assignment is empty.
 
     Raises:
-        HloError: this version of JAX or XLA does not give out the module, its schedule or the buffer assignment.
+        HloError: this version of JAX or XLA does not expose the module, its schedule or the buffer assignment.
     """
     memory: Any = compiled.memory_analysis()
     running = only_module(compiled)
@@ -78,7 +78,7 @@ def given_assignment(compiled: jax.stages.Compiled) -> bytes:
 
 
 def platform_of(compiled: jax.stages.Compiled) -> str:
-    """The platform of the devices that an executable is for; raises HloError if it does not say."""
+    """Return the platform of an executable's devices; raises HloError if it is unknown."""
     places = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for place in places for device in place.device_set}
     if len(platforms) != 1:
@@ -94,15 +94,19 @@ def unpack_dump(dump: bytes) -> tuple[bytes, bytes]:
 
 
 def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
-    """The flattened arguments that a program reads, in the order of its parameters; raises HloError if unknown."""
-    kept = jax_private.kept_arguments(compiled)
-    if kept is None:
+    """Return the flattened arguments that a program reads, in parameter order.
+
+    Raises:
+        HloError: the executable does not expose them.
+    """
+    arguments = jax_private.kept_arguments(compiled)
+    if arguments is None:
         raise HloError("the executable does not say which arguments it kept")
-    return kept
+    return arguments
 
 
 def fingerprint(module: Any) -> str:
-    """sha256 of an executable's module as text; the same wherever the source lies and in every process."""
+    """Return the sha256 of a module's text without source paths, equal in every process."""
     return hashlib.sha256(jax_private.text_without_sources(module).encode()).hexdigest()
 
 
@@ -112,18 +116,18 @@ def read_module(data: bytes) -> Module:
     raw = decode(data, hlo_schema.MODULE)
     reader = _ModuleReader(raw["stack_frames"])
     computations: dict[int, Computation] = {}
-    for one in raw["computations"]:
-        # Called computations stand before their callers.
-        read = partial(reader.instructions, one["instructions"], one["id"], frozenset(computations))
-        computations[one["id"]] = Computation(one["id"], one["name"], one["is_fusion"], one["root_id"], read)
+    for entry in raw["computations"]:
+        # Called computations come before their callers.
+        read = partial(reader.instructions, entry["instructions"], entry["id"], frozenset(computations))
+        computations[entry["id"]] = Computation(entry["id"], entry["name"], entry["is_fusion"], entry["root_id"], read)
     sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
-    schedule = {one["key"]: one["value"]["instruction_ids"] for one in sequences if one["value"]}
+    schedule = {sequence["key"]: sequence["value"]["instruction_ids"] for sequence in sequences if sequence["value"]}
     aliases = tuple(
-        IoAlias(one["output_index"], one["parameter_number"], one["parameter_index"])
-        for one in (raw["alias"]["entries"] if raw["alias"] else ())
+        IoAlias(alias["output_index"], alias["parameter_number"], alias["parameter_index"])
+        for alias in (raw["alias"]["entries"] if raw["alias"] else ())
     )
     scheduled = [computation for computation in computations.values() if computation.id in schedule]
-    every = {one.id: one for computation in scheduled for one in computation.instructions}
+    every = {instruction.id: instruction for computation in scheduled for instruction in computation.instructions}
     if len(every) != sum(len(computation.instructions) for computation in scheduled):
         raise HloError("instruction ids are not unique in the module")
     return Module(raw["name"], raw["entry_id"], computations, every, schedule, aliases)
@@ -134,31 +138,31 @@ def read_buffers(data: bytes) -> Buffers:
     """Decode a serialized BufferAssignmentProto; raises HloError if it is damaged."""
     raw = decode(data, hlo_schema.BUFFER_ASSIGNMENT)
     defined: dict[int, tuple[int, Index]] = {}
-    for one in raw["buffers"]:
-        at = one["defined_at"] or hlo_schema.LOCATION.blank
-        defined[one["id"]] = (at["instruction_id"], at["shape_index"])
+    for logical in raw["buffers"]:
+        location = logical["defined_at"] or hlo_schema.LOCATION.blank
+        defined[logical["id"]] = (location["instruction_id"], location["shape_index"])
     allocations: dict[int, Allocation] = {}
     slices: dict[tuple[int, Index], Slice] = {}
-    for one in raw["allocations"]:
-        parameter = one["parameter_number"] if one["is_parameter"] else None
-        allocations[one["index"]] = Allocation(
-            one["index"],
-            one["size"],
+    for allocation in raw["allocations"]:
+        parameter = allocation["parameter_number"] if allocation["is_parameter"] else None
+        allocations[allocation["index"]] = Allocation(
+            allocation["index"],
+            allocation["size"],
             parameter,
-            one["live_out"],
-            one["is_constant"],
-            one["is_thread_local"],
-            one["space"],
+            allocation["live_out"],
+            allocation["is_constant"],
+            allocation["is_thread_local"],
+            allocation["space"],
         )
-        for part in one["assigned"]:
+        for part in allocation["assigned"]:
             if part["buffer"] not in defined:
-                raise HloError(f"allocation {one['index']} holds buffer {part['buffer']}, which is not defined")
-            slices[defined[part["buffer"]]] = Slice(one["index"], part["offset"], part["size"])
+                raise HloError(f"allocation {allocation['index']} holds buffer {part['buffer']}, which is not defined")
+            slices[defined[part["buffer"]]] = Slice(allocation["index"], part["offset"], part["size"])
     return Buffers(allocations, slices)
 
 
 def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
-    """The device addresses of every array of a pytree, one per shard that this process holds."""
+    """Return the device addresses of every array of a pytree, one per local shard."""
     return tuple(
         tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
         for leaf in jax.tree.leaves(arrays)
@@ -166,7 +170,7 @@ def addresses(arrays: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def argument_shardings(compiled: jax.stages.Compiled) -> list[Any]:
-    """Return the sharding of each flattened argument; None of one that is not used."""
+    """Return the sharding of each flattened argument; None for an unused argument."""
     return compiled.in_tree.flatten_up_to(compiled.input_shardings)
 
 
@@ -177,7 +181,7 @@ def shardings(compiled: jax.stages.Compiled, argument: int, result: int) -> tupl
 
 
 def _frames(table: dict[str, Any] | None) -> list[str]:
-    """`file:line` of each stack frame; the first is of id 0, no frame."""
+    """Return `file:line` of each stack frame; id 0 is no frame."""
     names = [""]
     for frame in table["frames"] if table else ():
         location = table["locations"][frame["location"] - 1] if table and frame["location"] else None
@@ -186,7 +190,10 @@ def _frames(table: dict[str, Any] | None) -> list[str]:
 
 
 def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dict[Index, Array]:
-    """Every part of a shape, tables of tuples included. A type without a size, a token for one, has no bytes."""
+    """Return every part of a shape, including the tables of tuples.
+
+    A type without a size, for example a token, has 0 bytes.
+    """
     if raw["element_type"] == hlo_schema.TUPLE:
         parts = raw["tuple_shapes"]
         arrays[index] = Array("tuple", (len(parts),), (0,), 64)
@@ -196,13 +203,13 @@ def _shape(raw: dict[str, Any], index: Index, arrays: dict[Index, Array]) -> dic
     dtype, bits = hlo_schema.DTYPES.get(raw["element_type"], ("opaque", 0))
     layout = raw["layout"] or hlo_schema.LAYOUT.blank
     bits = layout["element_size_in_bits"] or bits
-    tiles = tuple(one["dimensions"] for one in layout["tiles"])
+    tiles = tuple(tile["dimensions"] for tile in layout["tiles"])
     arrays[index] = Array(dtype, raw["dimensions"], layout["minor_to_major"], bits, tiles)
     return arrays
 
 
 class _ModuleReader:
-    """Instructions of one module; a shape or a source line that occurs twice is decoded once."""
+    """The instructions of one module; equal shapes and source lines are decoded once."""
 
     def __init__(self, stack_frames: dict[str, Any] | None):
         self._frames = _frames(stack_frames)
@@ -212,14 +219,18 @@ class _ModuleReader:
     def instructions(
         self, serialized: Sequence[bytes], computation: int, callees: frozenset[int]
     ) -> tuple[Instruction, ...]:
-        """Decode the instructions of one computation, which call others of `callees` alone."""
-        found: dict[int, Instruction] = {}
+        """Decode the instructions of one computation; `callees` are the computations it may call."""
+        decoded: dict[int, Instruction] = {}
         for data in serialized:
-            one = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)
-            if one.id in found or not callees.issuperset(one.called) or not found.keys() >= set(one.operands):
-                raise HloError(f"%{one.name} reads or calls something that does not stand before it")
-            found[one.id] = one
-        return tuple(found.values())
+            instruction = self.instruction(decode(data, hlo_schema.INSTRUCTION), computation)
+            if (
+                instruction.id in decoded
+                or not callees.issuperset(instruction.called)
+                or not decoded.keys() >= set(instruction.operands)
+            ):
+                raise HloError(f"%{instruction.name} reads or calls something that is not defined before it")
+            decoded[instruction.id] = instruction
+        return tuple(decoded.values())
 
     def instruction(self, raw: dict[str, Any], computation: int) -> Instruction:
         arrays = self._shapes.get(raw["shape"])
@@ -239,10 +250,10 @@ class _ModuleReader:
             source,
             raw["parameter_number"],
             raw["tuple_index"],
-            tuple((one["start"], one["limit"], one["stride"]) for one in raw["slices"]),
+            tuple((part["start"], part["limit"], part["stride"]) for part in raw["slices"]),
             raw["slice_sizes"],
             raw["target"],
-            tuple((one["output_index"], one["operand"], one["operand_index"]) for one in raw["aliasing"]),
+            tuple((alias["output_index"], alias["operand"], alias["operand_index"]) for alias in raw["aliasing"]),
             read_groups(raw) if raw["opcode"].startswith(hlo_schema.COLLECTIVES) else None,
             raw["backend_config"],
             raw["attributes"] + literal,

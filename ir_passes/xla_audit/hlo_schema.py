@@ -1,7 +1,7 @@
 """Every field number of XLA's protobufs that is read, in one table.
 
-A field number never changes its meaning in a well-kept protobuf, but nothing promises that XLA's are: a test reads a
-program whose contents are known through this table and fails where one number is off.
+XLA does not promise that field numbers keep their meaning. A test therefore reads a program with known contents through
+this table and fails if a number is wrong.
 Sources: https://github.com/openxla/xla, xla/service/hlo.proto and xla/xla_data.proto.
 """
 
@@ -99,7 +99,7 @@ INSTRUCTION = WireMessage(
         74: _list("aliasing", ALIASING),
         87: _one("devices", DEVICE_LIST),
         93: _one("mesh_groups", MESH_GROUPS),
-        # Fields that say nothing about the value: order, sharding, frontend attributes, statistics, origin.
+        # Fields that do not affect the value: order, sharding, frontend attributes, statistics, origin.
         37: Field("control_predecessors", "skip"),
         40: Field("sharding", "skip"),
         68: Field("frontend_attributes", "skip"),
@@ -235,7 +235,7 @@ DTYPES: dict[int, tuple[str, int]] = {
     32: ("f4e2m1fn", 8),
     33: ("f8e8m0fnu", 8),
 }
-"""PrimitiveType: name and bits of an element in memory; smaller than a byte only where the layout says so."""
+"""PrimitiveType: name and bits of an element in memory; only a layout can give an element less than a byte."""
 TUPLE = 13
 
 COLLECTIVES = (

@@ -1,4 +1,4 @@
-"""The check that values live at the same time have bytes of their own, and the least scratch they need."""
+"""The check that simultaneously live values have disjoint bytes; the scratch lower bound."""
 
 from collections.abc import Iterator
 
@@ -24,30 +24,32 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
     for placed in by_allocation.values():
         placed.sort(key=lambda pair: pair[0].start)
         active: list[tuple[LiveValue, Slice]] = []
-        for value, mine in placed:
+        for value, place in placed:
             active = [pair for pair in active if pair[0].stop >= value.start]
-            for other, theirs in active:
-                if not mine.overlaps(theirs):
+            for other, other_place in active:
+                if not place.overlaps(other_place):
                     continue
-                if mine == theirs and other.start < value.start == other.stop:
+                if place == other_place and other.start < value.start == other.stop:
                     continue
                 if (other.instruction.id, other.index) in value.parts and other.stop == value.start:
                     continue
                 # In the very same bytes a gap may begin in the operation before it, which reads the other value.
-                if any(start - (mine == theirs) <= value.start and value.stop <= stop for start, stop in other.gaps):
+                if any(
+                    start - (place == other_place) <= value.start and value.stop <= stop for start, stop in other.gaps
+                ):
                     continue
                 yield Finding(
                     FindingKind.OVERLAP,
                     where(value.instruction, module),
-                    f"{value} in {mine} is written while {other} in {theirs} is still to be read: "
+                    f"{value} in {place} is written while {other} in {other_place} is still to be read: "
                     f"live at ticks {value.start} to {_until(value)} and {other.start} to {_until(other)}",
                     REMEDY,
                 )
-            active.append((value, mine))
+            active.append((value, place))
 
 
 def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Values outside their allocation, too large for their bytes, and loops that hand over what is elsewhere."""
+    """Find values outside their allocation or too large for it, and carries that change place."""
     module = executable.module
     for value in live.values:
         place = value.slice
@@ -62,7 +64,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
             continue
         size, needed = executable.buffers.allocations[place.allocation].size, value.array.padded_bytes
         if value.array.dtype == "tuple" and executable.platform == TPU:
-            needed //= 2  # whose pointers have 32 bits
+            needed //= 2  # TPU pointers have 32 bits
         if place.offset < 0 or place.offset + place.size > size or place.size < needed:
             yield Finding(
                 FindingKind.MISPLACED,
@@ -83,7 +85,7 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """The bytes of scratch in the device's own memory that are in use, each with the first and the last tick.
+    """Yield the scratch slices in the device's own memory, with first and last tick.
 
     Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
     """
@@ -105,16 +107,16 @@ def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tupl
 
 
 def scratch_lower_bound(executable: Executable, live: LiveValues) -> int:
-    """The most bytes of scratch that are live at one tick, values in the same bytes counted once."""
+    """Return the peak of live scratch bytes; values in the same bytes count once."""
     events: list[tuple[int, int]] = []
     for place, start, stop in scratch_intervals(executable, live):
         events += [(start, place.size), (stop + 1, -place.size)]
-    most = now = 0
-    # At one tick what ends comes before what begins: an end is the tick after the last reader.
+    peak = live_bytes = 0
+    # At one tick ends come before beginnings: an end is the tick after the last reader.
     for _, size in sorted(events):
-        now += size
-        most = max(most, now)
-    return most
+        live_bytes += size
+        peak = max(peak, live_bytes)
+    return peak
 
 
 def _until(value: LiveValue) -> str:

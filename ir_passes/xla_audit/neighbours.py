@@ -1,4 +1,4 @@
-"""The neighbours in memory of custom calls' results: the bytes that a call which writes too far reaches first.
+"""The memory neighbours of custom calls' results: an out-of-bounds write hits them first.
 
 The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
 """
@@ -17,8 +17,8 @@ class Neighbours:
     Attributes:
         target: the called function.
         result: the array that it writes, and its bytes.
-        before, behind: the nearest value on either side in its allocation that is live during the call, with the bytes
-            that lie between; None where there is nothing.
+        before, behind: the nearest value on either side in its allocation that is live during the call, with the number
+            of bytes between them; None if there is no such value.
     """
 
     target: str
@@ -28,36 +28,43 @@ class Neighbours:
 
     def __str__(self) -> str:
         sides = (("before", self.before), ("behind", self.behind))
-        said = (f"{side} it {_apart(*found)}" if found else f"nothing {side} it" for side, found in sides)
-        return f"{self.target} writes {self.result}: {', '.join(said)}"
+        descriptions = (
+            f"{side} it {_apart(*neighbour)}" if neighbour else f"nothing {side} it" for side, neighbour in sides
+        )
+        return f"{self.target} writes {self.result}: {', '.join(descriptions)}"
 
 
 def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ...]:
-    """Return the neighbours of every array that a custom call of the program gives, in the order in which they run."""
-    found = []
-    for one in live.executed:
-        if one.opcode != "custom-call":
+    """Return the neighbours of every array that a custom call returns, in schedule order."""
+    results = []
+    for instruction in live.executed:
+        if instruction.opcode != "custom-call":
             continue
-        for _, position in live.made_by(one):
+        for _, position in live.made_by(instruction):
             value = live.values[position]
             if value.slice is not None and value.array.dtype != "tuple":
-                beside = [other for other in live.values if other.start <= value.start <= other.stop]
-                found.append(_of(value, value.slice, beside, one.target))
-    return tuple(found)
+                concurrent = [other for other in live.values if other.start <= value.start <= other.stop]
+                results.append(_of(value, value.slice, concurrent, instruction.target))
+    return tuple(results)
 
 
-def _of(value: LiveValue, mine: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
-    before: list[tuple[int, str]] = []
-    behind: list[tuple[int, str]] = []
+def _of(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
+    lower: list[tuple[int, str]] = []
+    higher: list[tuple[int, str]] = []
     for other in live:
-        theirs = other.slice
-        if theirs is None or theirs.allocation != mine.allocation or not theirs.size or theirs.overlaps(mine):
+        other_place = other.slice
+        if (
+            other_place is None
+            or other_place.allocation != place.allocation
+            or not other_place.size
+            or other_place.overlaps(place)
+        ):
             continue
-        if theirs.offset < mine.offset:
-            before.append((mine.offset - theirs.offset - theirs.size, str(other)))
+        if other_place.offset < place.offset:
+            lower.append((place.offset - other_place.offset - other_place.size, str(other)))
         else:
-            behind.append((theirs.offset - mine.offset - mine.size, str(other)))
-    return Neighbours(target, f"{value} in {mine}", _nearest(before), _nearest(behind))
+            higher.append((other_place.offset - place.offset - place.size, str(other)))
+    return Neighbours(target, f"{value} in {place}", _nearest(lower), _nearest(higher))
 
 
 def _nearest(side: list[tuple[int, str]]) -> tuple[str, int] | None:

@@ -11,10 +11,10 @@ from ir_passes.xla_audit.program import Executable, Index
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
-    """Find pools whose successor does not take their bytes, and other inputs that are overwritten."""
+    """Find pools that do not become their successor in place, and other overwritten inputs."""
     into: dict[tuple[int, Index], Index] = {}
-    for one in executable.module.aliases:
-        into[(one.parameter, one.parameter_index)] = one.output
+    for alias in executable.module.aliases:
+        into[(alias.parameter, alias.parameter_index)] = alias.output
     main = executable.module.main
     for i, pool in enumerate(bound.inputs):
         number = executable.parameters.get(i)
@@ -47,7 +47,7 @@ def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding
             yield Finding(
                 FindingKind.NOT_IN_PLACE,
                 main.name,
-                f"{pool.path} is never read, so {path} has bytes of its own",
+                f"{pool.path} is never read, so {path} does not take its bytes",
                 "Write the successor as an update of the pool.",
                 (pool.path,),
             )

@@ -8,25 +8,30 @@ from ir_passes.xla_audit.program import Array, Instruction
 from ir_passes.xla_audit.wire import decode
 
 
-def multiplies(one: Instruction) -> bool:
-    """Whether an instruction is a product or a convolution."""
-    return one.opcode in ("dot", "convolution")
+def multiplies(instruction: Instruction) -> bool:
+    """True if an instruction is a product or a convolution."""
+    return instruction.opcode in ("dot", "convolution")
 
 
-def product_flops(one: Instruction, operands: tuple[Array, ...]) -> int:
-    """Operations of a product; 0 of anything else, cuBLAS's calls too, whose shapes say too little."""
-    if not multiplies(one):
+def product_flops(instruction: Instruction, operands: tuple[Array, ...]) -> int:
+    """Return the operations of a product or convolution; 0 for other instructions.
+
+    Calls of cuBLAS count as 0 because their shapes do not determine the product.
+    """
+    if not multiplies(instruction):
         return 0
-    left, right = operands[:2]
-    raw = decode(one.attributes, hlo_schema.PRODUCT)
-    if one.opcode == "dot":
+    lhs, rhs = operands[:2]
+    raw = decode(instruction.attributes, hlo_schema.PRODUCT)
+    if instruction.opcode == "dot":
         summed = raw["dot"]["lhs_contracting"] if raw["dot"] else ()
-        return 2 * one.array.count * math.prod(left.dims[dim] for dim in summed)
+        return 2 * instruction.array.count * math.prod(lhs.dims[dim] for dim in summed)
     dims = raw["convolution"] or hlo_schema.CONVOLUTION.blank
     windows = raw["window"]["dimensions"] if raw["window"] else ()
-    met = math.prod(_met(window, left.dims[at]) for window, at in zip(windows, dims["input_spatial"], strict=True))
-    features = right.dims[dims["kernel_input_feature"]]
-    return 2 * _places(one.array, dims) * features * met
+    contacts = math.prod(
+        _met(window, lhs.dims[dim]) for window, dim in zip(windows, dims["input_spatial"], strict=True)
+    )
+    features = rhs.dims[dims["kernel_input_feature"]]
+    return 2 * _places(instruction.array, dims) * features * contacts
 
 
 def _places(result: Array, dims: dict[str, int]) -> int:
@@ -35,16 +40,16 @@ def _places(result: Array, dims: dict[str, int]) -> int:
 
 
 def _met(window: dict[str, int], size: int) -> int:
-    """Pairs of a place of the window and an element of the operand that meet, along one dimension."""
+    """Count pairs of a window position and an operand element that meet along one dimension."""
     base, dilation, stride = (max(window[name], 1) for name in ("base_dilation", "window_dilation", "stride"))
     low, high = window["padding_low"], window["padding_high"]
     padded = low + (size - 1) * base + 1 + high if size else low + high
     reach = (window["size"] - 1) * dilation + 1
     outputs = (padded - reach) // stride + 1 if padded >= reach else 0
-    return sum(_inside(range(0, outputs * stride, stride), at * dilation - low, size, base)
-               for at in range(window["size"]))  # fmt: skip
+    return sum(_inside(range(0, outputs * stride, stride), position * dilation - low, size, base)
+               for position in range(window["size"]))  # fmt: skip
 
 
 def _inside(starts: Iterable[int], offset: int, size: int, base: int) -> int:
     positions = (start + offset for start in starts)
-    return sum(0 <= at <= (size - 1) * base and at % base == 0 for at in positions)
+    return sum(0 <= position <= (size - 1) * base and position % base == 0 for position in positions)

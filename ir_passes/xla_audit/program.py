@@ -1,4 +1,4 @@
-"""A compiled program as XLA scheduled it and placed it in memory: immutable objects, read by `hlo`."""
+"""A compiled program as XLA scheduled and placed it: immutable objects, read by `hlo`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Instruction:
 
     @property
     def array(self) -> Array:
-        """The type of the result; of a tuple that of its table of pointers."""
+        """The type of the result; for a tuple, the type of its table of pointers."""
         return self.arrays[()]
 
 
@@ -90,7 +90,7 @@ class Computation:
     @cached_property
     def by_id(self) -> dict[int, Instruction]:
         """The instructions by id."""
-        return {one.id: one for one in self.instructions}
+        return {instruction.id: instruction for instruction in self.instructions}
 
     @property
     def result(self) -> Instruction:
@@ -102,15 +102,15 @@ class Computation:
         """The root, or the operands of one that is a tuple."""
         return self.operands(self.result) if self.result.opcode == "tuple" else [self.result]
 
-    def operands(self, one: Instruction) -> list[Instruction]:
-        """The operands of one of the instructions."""
-        return [self.by_id[operand] for operand in one.operands]
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """Return the operands of an instruction of this computation."""
+        return [self.by_id[operand] for operand in instruction.operands]
 
-    def unviewed(self, one: Instruction) -> Instruction:
-        """Return the instruction that a bitcast, or a bitcast of one, is a view of; any other itself."""
-        while one.opcode == "bitcast":
-            one = self.by_id[one.operands[0]]
-        return one
+    def unviewed(self, instruction: Instruction) -> Instruction:
+        """Follow bitcasts back to the instruction that they view."""
+        while instruction.opcode == "bitcast":
+            instruction = self.by_id[instruction.operands[0]]
+        return instruction
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
@@ -120,7 +120,9 @@ class Computation:
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
         """The parameters by number."""
-        return {one.parameter: one for one in self.instructions if one.opcode == "parameter"}
+        return {
+            instruction.parameter: instruction for instruction in self.instructions if instruction.opcode == "parameter"
+        }
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Module:
 
     Attributes:
         instructions: by id, of every computation that has a schedule.
-        schedule: computation id -> instruction ids in the order they run; fusions and scalar functions have none.
+        schedule: computation id -> instruction ids in execution order; fusions and scalar functions are absent.
     """
 
     name: str
@@ -161,9 +163,9 @@ class Module:
 
 def _users(instructions: Iterable[Instruction]) -> dict[int, list[Instruction]]:
     users: dict[int, list[Instruction]] = {}
-    for one in instructions:
-        for operand in one.operands:
-            users.setdefault(operand, []).append(one)
+    for instruction in instructions:
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
     return users
 
 
@@ -225,7 +227,7 @@ class Buffers:
     @property
     def temp_bytes(self) -> int:
         """Bytes of scratch."""
-        return sum(one.size for one in self.allocations.values() if one.is_temp)
+        return sum(allocation.size for allocation in self.allocations.values() if allocation.is_temp)
 
 
 @dataclass(frozen=True)
@@ -233,10 +235,10 @@ class Executable:
     """The parts of one executable that the audit reads.
 
     Attributes:
-        parameters: flattened argument -> entry parameter number; an argument that the step does not use has none.
-        platform: that it was compiled for: "cpu", "gpu" or "tpu".
-        temp_bytes: scratch that XLA says it needs.
-        fingerprint: of the program, without source lines and names of files; the same in every process.
+        parameters: flattened argument -> entry parameter number; arguments that the step does not use are absent.
+        platform: platform that it was compiled for: "cpu", "gpu" or "tpu".
+        temp_bytes: bytes of scratch that XLA reports.
+        fingerprint: hash of the program without source lines and file names; the same in every process.
     """
 
     module: Module
@@ -247,5 +249,5 @@ class Executable:
     fingerprint: str
 
     def on_chip(self, place: Slice | None) -> bool:
-        """Whether bytes are in a memory on the chip, which only TPUs' programs place values in."""
+        """True if bytes are in a memory on the chip; only TPU programs use one."""
         return place is not None and self.platform == TPU and self.buffers.allocations[place.allocation].space != 0

@@ -1,7 +1,7 @@
-"""Compiled steps on disk, one file for each. The key covers everything that makes a step, so that none is traced again.
+"""Compiled steps on disk, one file each; the key covers everything that makes a step.
 
-A part of `compile`, and imported by none of it. Imports its `compiled_step`, `calling` and `runtime`. Begin with
-`executable_store`; `entry_file` is one file of it, `stored_step` what is read from one and called.
+So a warm start traces nothing. A part of `compile` that no other module of it imports. Imports its `compiled_step`,
+`calling` and `runtime`. Begin with `executable_store`; `entry_file` is one file of it, `stored_step` a restored step.
 """
 
 from ir_passes.compile.stored.entry_file import Entry

@@ -1,6 +1,6 @@
-"""One file of the store of compiled steps: a start of fixed form, a header in JSON, and three sections.
+"""One file of the store of compiled steps: fixed start, JSON header, and three sections.
 
-The sections are description, certificate and executable; of each the header has the length and the sha256.
+The sections are description, certificate and executable; the header has length and sha256 of each section.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _MAGIC = b"hlmstep\x01"
 
 
 class EntryError(ValueError):
-    """A file is no entry; says why."""
+    """A file is no entry; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Header:
-    """A compiled step as it is kept.
+    """The header of a stored step.
 
     Attributes:
-        key: of what it is made of; the name of its file.
-        label: of the step and its model, for people.
-        seconds: that making it took.
+        key: hash of everything that makes the step; the name of its file.
+        label: name of the step and its model, for people.
+        seconds: seconds that making it took.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled step as it is kept."""
+    """A stored compiled step."""
 
     label: str
     seconds: float
@@ -66,7 +66,7 @@ def to_bytes(key: str, entry: Entry) -> bytes:
         record.to_json(entry.certificate, indent=None, checksum=True).encode(),
         entry.program,
     )
-    described = (Section(len(one), hashlib.sha256(one).hexdigest()) for one in sections)
+    described = (Section(len(section), hashlib.sha256(section).hexdigest()) for section in sections)
     header = record.to_json(Header(key, entry.label[:MAX_LABEL], entry.seconds, *described), indent=None).encode()
     return b"".join((START.pack(_MAGIC, len(header), hashlib.sha256(header).digest()), header, *sections))
 
@@ -77,19 +77,19 @@ def from_bytes(key: str, content: bytes) -> Entry:
     Raises:
         EntryError, RecordError: it holds something else.
     """
-    header, at = read_header(content, key)
+    header, position = read_header(content, key)
     parts: list[bytes] = []
     for name in ("description", "certificate", "program"):
         section: Section = getattr(header, name)
-        if section.bytes < 0 or section.bytes > len(content) - at:
+        if section.bytes < 0 or section.bytes > len(content) - position:
             raise EntryError(f"its {name} is cut off")
-        part = content[at : at + section.bytes]
+        part = content[position : position + section.bytes]
         if hashlib.sha256(part).hexdigest() != section.sha256:
             raise EntryError(f"its {name} is damaged: the sha256 differs")
         parts.append(part)
-        at += section.bytes
-    if at != len(content):
-        raise EntryError(f"expected {at} bytes, found {len(content)}")
+        position += section.bytes
+    if position != len(content):
+        raise EntryError(f"expected {position} bytes, found {len(content)}")
     description = record.from_json(Description, parts[0])
     return Entry(header.label, header.seconds, description, Certificate.from_json(parts[1]), parts[2])
 

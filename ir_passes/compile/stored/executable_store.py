@@ -1,8 +1,8 @@
-"""Compiled steps in a directory, by a key of everything that they are made of: a warm start compiles nothing.
+"""Compiled steps in a directory, by a key of everything that makes them.
 
-An executable is machine code. An entry is loaded only if nobody else could have written it (`FileStore`). An entry that
-is damaged, cut off or another user's counts as absent, with one line in the log. The directory has a size; the least
-recently used entries are deleted first.
+A warm start compiles nothing. An executable is machine code: an entry is loaded only if no other user could have
+written it (`FileStore`). An entry that is damaged, cut off or another user's counts as absent, with one line in the
+log. The directory has a size limit; the least recently used entries are deleted first.
 """
 
 import logging
@@ -40,11 +40,11 @@ class Listed:
 
 
 class ExecutableStore(FileStore):
-    """A directory of compiled steps, which any number of processes may read and write.
+    """A directory of compiled steps for any number of reading and writing processes.
 
     Args:
-        directory: made, for this user alone, when the first step is kept.
-        max_bytes: of all entries together.
+        directory: created, for this user alone, when the first step is stored.
+        max_bytes: bytes of all entries together.
     """
 
     suffix = ".step"
@@ -55,7 +55,7 @@ class ExecutableStore(FileStore):
         self._full = False
 
     def find(self, key: str) -> Entry | None:
-        """The entry of a key; None where there is none to be trusted, and a line in the log says so."""
+        """Return the entry of a key; None, with a log line, if none is trusted."""
         try:
             return from_bytes(key, self.require_file(key + self.suffix, MAX_ENTRY_BYTES))
         except FileNotFoundError:
@@ -65,10 +65,10 @@ class ExecutableStore(FileStore):
             return None
 
     def keep(self, key: str, entry: Entry) -> bool:
-        """Write an entry, all of it or nothing, and forget the oldest where there are too many bytes.
+        """Write an entry completely or not at all; delete the oldest beyond the size limit.
 
         Returns:
-            Whether it was kept.
+            True if the entry was stored.
         """
         try:
             content = to_bytes(key, entry)
@@ -93,7 +93,7 @@ class ExecutableStore(FileStore):
         Raises:
             UntrustedError: the directory may be another's.
         """
-        found: list[Listed] = []
+        listed: list[Listed] = []
         for name, size, used in self.files():
             try:
                 start = self.read_start(name, START.size + MAX_HEADER_BYTES)
@@ -101,8 +101,8 @@ class ExecutableStore(FileStore):
                 label, seconds = header.label, header.seconds
             except UNUSABLE:
                 label, seconds = None, 0.0
-            found.append(Listed(name, label, seconds, size, used))
-        return sorted(found, key=lambda one: (-one.used, one.name))
+            listed.append(Listed(name, label, seconds, size, used))
+        return sorted(listed, key=lambda entry: (-entry.used, entry.name))
 
     def damaged(self, key: str, error: Exception) -> None:
         """Log why an entry is not used; once for a folder that is not trusted."""

@@ -1,4 +1,4 @@
-"""The structure of a step's results as JSON and back: tuples, classes that the caller names, and that of arguments."""
+"""The structure of a step's results as JSON: tuples, named classes, arguments' structures."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ MAX_DEPTH = 50
 
 
 class NotStorable(ValueError):
-    """A compiled step cannot be kept as bytes, or bytes are not those of a step for these arguments; says why."""
+    """A compiled step cannot be stored, or stored bytes do not fit these arguments."""
 
 
 def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]) -> str:
@@ -25,7 +25,11 @@ def write_structure(structure: Any, args: tuple[Any, ...], nodes: Sequence[type]
 
 
 def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int = 0) -> Any:
-    """A tree as JSON: 0 for a leaf, null, a list for a tuple, {class: parts}, or {"": argument of that structure}."""
+    """Return a tree as JSON.
+
+    0 is a leaf, null stands for None, a list is a tuple, {class: parts} a class, {"": argument} the structure of an
+    argument.
+    """
     if depth > MAX_DEPTH:
         raise NotStorable(f"results are nested more than {MAX_DEPTH} deep")
     if tree is None:
@@ -36,7 +40,7 @@ def _written(tree: Any, args: tuple[Any, ...], nodes: Sequence[type], depth: int
     for number, arg in enumerate(args):
         if jax.tree.structure(arg) == structure:
             return {"": number}
-    parts = [_written(one, args, nodes, depth + 1) for one in tree] if isinstance(tree, tuple) else []
+    parts = [_written(part, args, nodes, depth + 1) for part in tree] if isinstance(tree, tuple) else []
     if type(tree) is tuple:
         return parts
     if type(tree) in nodes:
@@ -50,19 +54,19 @@ def read_structure(text: str, args: tuple[Any, ...], nodes: Sequence[type]) -> A
     Raises:
         NotStorable: it describes none.
     """
-    known = {one.__name__: one for one in nodes}
+    classes = {node.__name__: node for node in nodes}
 
     def read(value: Any, depth: int) -> Any:
         if value is None or value == 0:
             return value
         if isinstance(value, list) and depth < MAX_DEPTH:
-            return tuple(read(one, depth + 1) for one in value)
+            return tuple(read(part, depth + 1) for part in value)
         if isinstance(value, dict) and len(value) == 1:
             ((name, inner),) = value.items()
             if name == "" and type(inner) is int and 0 <= inner < len(args):
                 return jax.tree.map(lambda _: 0, args[inner])
-            if name in known and isinstance(inner, list) and depth < MAX_DEPTH:
-                return known[name](*(read(one, depth + 1) for one in inner))
+            if name in classes and isinstance(inner, list) and depth < MAX_DEPTH:
+                return classes[name](*(read(part, depth + 1) for part in inner))
         raise NotStorable(f"the structure of results is none: {str(value)[:80]}")
 
     try:

@@ -1,8 +1,8 @@
-"""A compiled step as a description and bytes, and back into something that is called, without tracing anything.
+"""A compiled step as a description and bytes, and its restoration without tracing.
 
-XLA serializes its executable; what JAX needs to call it stands in a `Description`, which is JSON: types, places and
-trees of arguments and results. Nothing is pickled. Arguments have the structure of those that the step is restored for;
-of results the structure is written down, as tuples and as classes that the caller names.
+XLA serializes its executable; the data that JAX needs to call it is in a `Description`, which is JSON: types, places
+and trees of arguments and results. Nothing is pickled. Arguments have the structure of the arguments that the step is
+restored for; the structure of results is written as tuples and as classes that the caller names.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,18 +40,18 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class Description:
-    """All that is needed to call an executable.
+    """The data needed to call an executable.
 
     Attributes:
-        name: of the program.
-        step, lanes: of the function.
+        name: name of the program.
+        step, lanes: name and lanes of the function.
         leaves: number of flattened arguments.
-        kept, arguments: those that the executable reads, and their types.
-        results: types of what it returns, in its order.
+        kept, arguments: the arguments that the executable reads, and their types.
+        results: types of the executable's results, in order.
         tree: structure of the function's results, as JSON.
         donated, order: see `Calling`.
         committed: whether results are bound to their devices.
-        successors: which result takes the bytes of which argument.
+        successors: pairs of a donated argument and its result.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Description:
 
 
 class StoredStep(Running):
-    """A step that was compiled by an earlier process; call it as the function it was made from.
+    """A step that an earlier process compiled; call it like its function.
 
     Attributes:
-        certificate: made when it was compiled, of this very executable.
-        compiled: XLA's.
+        certificate: certificate of this executable, made when it was compiled.
+        compiled: XLA's executable.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StoredStep(Running):
 
     @cached_property
     def in_full(self) -> CompiledStep:
-        """This step with its jaxpr, HLO and audit, traced and compiled anew at the first access."""
+        """The step with its jaxpr, HLO and audit, compiled again at the first access."""
         return self._compile_anew()
 
     def __repr__(self) -> str:
@@ -99,20 +99,20 @@ class StoredStep(Running):
 
 
 def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = ()) -> tuple[Description, bytes]:
-    """Return what is kept of a compiled step: how to call it, and XLA's executable.
+    """Return the description and the executable of a compiled step, for storage.
 
     Args:
-        step: compiled.
+        step: the compiled step.
         args: the arguments that it was compiled for.
         nodes: classes of named tuples that its results may consist of.
 
     Raises:
-        NotStorable: there is more to it than can be written down, or it has faults, of which each process warns.
+        NotStorable: it has parts that cannot be stored, or faults; every process must warn of faults.
     """
     _require_proof(step.certificate)
     parts, calling = jax_private.parts_of(step.compiled), step.calling
     if parts is None:
-        raise NotStorable("it has effects, callbacks, constants or layouts of its own")
+        raise NotStorable("expected a plain program, got effects, callbacks, constants or custom layouts")
     description = Description(
         parts.name,
         calling.name,
@@ -127,11 +127,11 @@ def describe(step: CompiledStep, args: tuple[Any, ...], nodes: Sequence[type] = 
         parts.committed,
         step.successors,
     )
-    _, again, call = _assembled(description, args, nodes, parts.executable)
-    # XLA has the order of the arguments and the parts of each; what JAX adds has to come back as it was.
-    for what, mine, theirs in zip(parts._fields, again, parts, strict=True):
-        if mine != theirs:
-            raise NotStorable(f"its {what} cannot be written down")
+    _, parts_again, call = _assembled(description, args, nodes, parts.executable)
+    # XLA has the order of the arguments and the parts of each; JAX's additions must be restored unchanged.
+    for field, stored_part, part in zip(parts._fields, parts_again, parts, strict=True):
+        if stored_part != part:
+            raise NotStorable(f"its {field} cannot be written down")
     if call != calling:
         raise NotStorable("its calling convention cannot be written down")
     return description, runtime.save(step.compiled)
@@ -145,18 +145,18 @@ def restore(
     nodes: Sequence[type],
     compile_anew: Callable[[], CompiledStep],
 ) -> StoredStep:
-    """Return the step that `describe` took apart, on the devices of its arguments.
+    """Rebuild the step that `describe` took apart, on the devices of its arguments.
 
     Args:
-        description, certificate, program: as they were kept.
-        args: arguments like those that it is called with, arrays or their types.
+        description, certificate, program: the stored parts.
+        args: arguments like the ones of later calls, arrays or their types.
         nodes: as for `describe`.
-        compile_anew: makes the whole step, for who wants to see more of it.
+        compile_anew: compiles the complete step, for access to its other parts.
 
     Raises:
         NotStorable: the description does not fit the arguments or the executable, or the certificate is of another
             executable, made by other versions, or no proof.
-        JaxRuntimeError: XLA does not take the executable.
+        JaxRuntimeError: XLA rejects the executable.
     """
     devices = _devices(args)
     _require_proof(certificate)
@@ -166,10 +166,10 @@ def restore(
     hlo = runtime.hlo_fingerprint(executable)
     if certificate.audited and certificate.fingerprints.hlo != hlo:
         raise NotStorable(f"expected the program {certificate.fingerprints.hlo} of its certificate, got {hlo}")
-    found = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
+    counts = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
     expected = len(description.arguments), len(description.results)
-    if found != expected:
-        raise NotStorable(f"expected an executable with {expected} parameters and results, got {found}")
+    if counts != expected:
+        raise NotStorable(f"expected an executable with {expected} parameters and results, got {counts}")
     info, parts, calling = _assembled(description, args, nodes, executable)
     tree = calling.results if calling.in_order else jax.tree.structure((0,) * len(calling.order))
     return StoredStep(
@@ -193,28 +193,33 @@ def _assembled(
     """
     leaves, structure = jax.tree.flatten((args, {}))
     results = read_structure(description.tree, args, nodes)
-    kept, donated, order = description.kept, description.donated, description.order
-    if len(leaves) != description.leaves or len(kept) != len(description.arguments):
-        raise NotStorable(f"expected {description.leaves} arguments, {len(kept)} of them read, got {len(leaves)}")
+    read_arguments, donated, order = description.kept, description.donated, description.order
+    if len(leaves) != description.leaves or len(read_arguments) != len(description.arguments):
+        raise NotStorable(
+            f"expected {description.leaves} arguments, {len(read_arguments)} of them read, got {len(leaves)}"
+        )
     if sorted(order) != list(range(len(description.results))) or results.num_leaves != len(order):
         raise NotStorable(f"expected {results.num_leaves} results in some order, got {order}")
-    if any(sorted(set(one)) != list(one) or not set(one) <= set(range(len(leaves))) for one in (kept, donated)):
+    if any(
+        sorted(set(numbers)) != list(numbers) or not set(numbers) <= set(range(len(leaves)))
+        for numbers in (read_arguments, donated)
+    ):
         raise NotStorable("expected numbers of arguments in their order")
-    taken = [(one.donor, one.result) for one in description.successors]
-    if tuple(donor for donor, _ in taken) != donated or not {to for _, to in taken} <= set(order):
+    pairs = [(successor.donor, successor.result) for successor in description.successors]
+    if tuple(donor for donor, _ in pairs) != donated or not {to for _, to in pairs} <= set(order):
         raise NotStorable("expected a successor for each argument that is donated")
     mesh = _mesh(leaves)
-    arguments = [_aval(one, mesh) for one in description.arguments]
-    for number, (aval, _) in zip(kept, arguments, strict=True):
+    arguments = [_aval(array_type, mesh) for array_type in description.arguments]
+    for number, (aval, _) in zip(read_arguments, arguments, strict=True):
         leaf = leaves[number]
         if (tuple(leaf.shape), leaf.dtype) != (aval.shape, aval.dtype):
             raise NotStorable(f"argument {number}: expected {aval}, got {leaf.dtype}{list(leaf.shape)}")
     types = [ir.array_type(tuple(leaf.shape), str(leaf.dtype), False, None) for leaf in leaves]
-    read = dict(zip(kept, (aval for aval, _ in arguments), strict=True))
+    read = dict(zip(read_arguments, (aval for aval, _ in arguments), strict=True))
     infos = [jax.stages.ArgInfo(read.get(i, aval), i in set(donated)) for i, aval in enumerate(types)]
     calling = Calling(description.step, structure, results, donated, order, donated_argnums(args, {}, set(donated)))
-    given = (tuple(infos), {}) if calling.argnums is None else jax.tree.unflatten(structure, infos)
-    outputs = [_aval(one, mesh) for one in description.results]
+    args_info = (tuple(infos), {}) if calling.argnums is None else jax.tree.unflatten(structure, infos)
+    outputs = [_aval(array_type, mesh) for array_type in description.results]
     parts = jax_private.ExecutableParts(
         executable,
         description.name,
@@ -223,33 +228,33 @@ def _assembled(
         tuple(aval for aval, _ in outputs),
         tuple(place for _, place in outputs),
         description.committed,
-        kept,
+        read_arguments,
     )
-    return given, parts, calling
+    return args_info, parts, calling
 
 
 def _array_type(aval: Any, place: Any) -> ArrayType:
     spec = None
     if isinstance(place, NamedSharding):
-        names = [() if one is None else (one,) if isinstance(one, str) else tuple(one) for one in place.spec]
+        names = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in place.spec]
         spec = tuple(names)
     elif not isinstance(place, SingleDeviceSharding):
         raise NotStorable(f"an array is placed as {type(place).__name__}")
     return ArrayType(str(aval.dtype), tuple(aval.shape), bool(aval.weak_type), place.memory_kind, spec)
 
 
-def _aval(one: ArrayType, mesh: Any) -> tuple[Any, Any]:
+def _aval(array: ArrayType, mesh: Any) -> tuple[Any, Any]:
     """The type and the place of an array."""
-    if one.spec is None:
+    if array.spec is None:
         if mesh is not None:
             raise NotStorable("expected arrays on one device, got a mesh")
-        place: Any = SingleDeviceSharding(jax.local_devices()[0], memory_kind=one.memory)
+        place: Any = SingleDeviceSharding(jax.local_devices()[0], memory_kind=array.memory)
     else:
-        if mesh is None or not {name for names in one.spec for name in names} <= set(mesh.axis_names):
-            raise NotStorable(f"expected a mesh with the axes of {one.spec}")
-        axes = [None if not names else names[0] if len(names) == 1 else names for names in one.spec]
-        place = NamedSharding(mesh, PartitionSpec(*axes), memory_kind=one.memory)
-    return ir.array_type(one.shape, one.dtype, one.weak, place if one.spec is not None else None), place
+        if mesh is None or not {name for names in array.spec for name in names} <= set(mesh.axis_names):
+            raise NotStorable(f"expected a mesh with the axes of {array.spec}")
+        axes = [None if not names else names[0] if len(names) == 1 else names for names in array.spec]
+        place = NamedSharding(mesh, PartitionSpec(*axes), memory_kind=array.memory)
+    return ir.array_type(array.shape, array.dtype, array.weak, place if array.spec is not None else None), place
 
 
 def _devices(args: Any) -> list[Any]:
@@ -258,6 +263,6 @@ def _devices(args: Any) -> list[Any]:
 
 
 def _mesh(leaves: Sequence[Any]) -> Any:
-    """The mesh that arrays lie on; None for one device."""
+    """Return the mesh of arrays; None for one device."""
     places = (getattr(leaf, "sharding", None) for leaf in leaves)
-    return next((one.mesh for one in places if isinstance(one, NamedSharding)), None)
+    return next((place.mesh for place in places if isinstance(place, NamedSharding)), None)

@@ -1,7 +1,7 @@
-"""Live ranges and bytes of the values of a compiled program, and operations that may write into their operands'.
+"""Live ranges and bytes of a compiled program's values, and hazards of in-place operations.
 
-A part of `xla_audit`, and imported by it. Imports its `program`. Begin with `values`; `in_place` judges the operations
-whose results share bytes with operands, by the rules of each of XLA's backends.
+A part of `xla_audit` that only `xla_audit` imports; it imports `xla_audit.program`. Begin with `values`; `in_place`
+checks the operations that write results over operands, by the rules of each XLA backend.
 """
 
 from ir_passes.xla_audit.dataflow.in_place import Hazard, in_place_hazards

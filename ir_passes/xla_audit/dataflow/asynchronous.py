@@ -1,7 +1,7 @@
-"""Results of operations that run beside others: the values that one hands on when it starts and when it is done.
+"""Results of asynchronous operations: the values that a start and a done operation forward.
 
-As in openxla/xla, xla/hlo/analysis/hlo_dataflow_analysis.cc: an operation that starts returns its operands beside new
-values, and the one that is done returns the new values. All of them are in use in between.
+As in openxla/xla, xla/hlo/analysis/hlo_dataflow_analysis.cc: a start operation returns its operands together with new
+values, and the done operation returns the new values. All of them are live in between.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,17 @@ Leaves = dict[Index, int]
 COPYING, STARTED, GATHERING, REDUCING = "copy-start", "async-start", "all-gather-start", "all-reduce-start"
 CONTINUED, DONE, REDUCED = "async-update", "async-done", "all-reduce-done"
 ENTRY = {"copy-done": 0, DONE: 1, "all-gather-done": 1}
-"""The entry of what was started that an operation returns when it is done; others return all of it."""
+"""Done opcode -> the entry of the start operation's result that it returns; other opcodes return all entries."""
 KNOWN = frozenset({COPYING, STARTED, CONTINUED, "copy-done", DONE})
-"""Opcodes of which the dataflow knows what they use, and how long."""
+"""Opcodes with known operands and live ranges."""
 TALKING = ("send", "recv")
 
 
 def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
-    """Return the entries of a result that are operands themselves, in use until the operation is done; none of most."""
+    """Return the result entries that are operands, live until the operation is done.
+
+    Most operations have no such entries.
+    """
     if opcode == COPYING:
         places = [(1,)]
     elif opcode == GATHERING and len(operands) == 1:
@@ -34,7 +37,7 @@ def handed_on(opcode: str, operands: Sequence[Leaves]) -> Leaves:
 
 
 def finished(opcode: str, operands: Sequence[Leaves]) -> Leaves | None:
-    """Return the result of an operation that ends another, or goes on with it; None of any other operation."""
+    """Return the result of a done or update operation; None for any other operation."""
     if opcode in (CONTINUED, REDUCED):
         return operands[0]
     if opcode not in ENTRY:

@@ -1,6 +1,6 @@
-"""The branches of conditionals on the one clock of a program: what one of them still needs, another does not.
+"""The branches of conditionals on a program's clock: only one branch runs.
 
-XLA:TPU writes over a value in one branch that only another branch reads.
+In one branch, XLA:TPU overwrites a value that only another branch reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ class ConditionalBranch:
 
 @dataclass
 class Branches:
-    """The branches of one conditional, of which one runs.
+    """The branches of one conditional; exactly one of them runs.
 
     Attributes:
-        enter: the tick before the first.
-        ran: each, one after the other on the clock.
+        enter: the tick before the first branch.
+        ran: the branches, one after the other on the clock.
     """
 
     enter: int
@@ -37,25 +37,25 @@ class Branches:
 def gaps_of(
     conditionals: Sequence[Branches], find: Callable[[int], int], start: Sequence[int], stop: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the ticks at which a value is dead though it is read later: in a branch in whose place its reader runs.
+    """Return the ticks in branches at which only other branches need a value.
 
     Args:
-        conditionals: of the program.
-        find: a function from a value to the one that stands for it.
+        conditionals: conditionals of the program.
+        find: a function from a value to its representative.
         start, stop: ticks of each value's definition and last reader.
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
-    for one in conditionals:
-        end = one.ran[-1].stop
+    for branches in conditionals:
+        end = branches.ran[-1].stop
         last: list[dict[int, int]] = []
-        for branch in one.ran:
+        for branch in branches.ran:
             last.append({})
             for value, tick in branch.read.items():
                 last[-1][find(value)] = max(last[-1].get(find(value), 0), tick)
         for value in {value for read in last for value in read}:
-            if start[value] > one.enter or stop[value] > end:
+            if start[value] > branches.enter or stop[value] > end:
                 continue
-            for branch, read in zip(one.ran, last, strict=True):
+            for branch, read in zip(branches.ran, last, strict=True):
                 dead = read.get(value, branch.start - 1) + 1
                 if dead <= branch.stop < stop[value]:
                     gaps.setdefault(value, []).append((dead, branch.stop))

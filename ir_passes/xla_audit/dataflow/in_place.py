@@ -48,7 +48,7 @@ class Hazard:
     Attributes:
         instruction: the operation or fusion.
         operand: position of the operand.
-        index: of the result that lies in the operand's bytes.
+        index: index of the result that shares the operand's bytes.
         through: the instruction that reads the operand at other positions, inside the fusion if it is one.
     """
 
@@ -59,74 +59,74 @@ class Hazard:
 
 
 def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazard]:
-    """Find every operation whose result lies in an operand's bytes and that may not be done in place."""
+    """Find operations that overwrite an operand in place before they have read it."""
     module, on_gpu, on_tpu = executable.module, executable.platform == GPU, executable.platform == TPU
-    for one in live.executed:
-        if one.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
+    for instruction in live.executed:
+        if instruction.opcode in ("while", "call", "conditional", "tuple", "get-tuple-element", "parameter"):
             continue
-        shared = list(_shared(one, live))
+        shared = list(_shared(instruction, live))
         if not shared:
             continue
-        if one.opcode == "fusion":
-            fused = module.computations[one.called[0]]
+        if instruction.opcode == "fusion":
+            fused = module.computations[instruction.called[0]]
             for operand, index in shared:
-                if on_gpu and sorted_in_place(one, fused, operand, index):
+                if on_gpu and sorted_in_place(instruction, fused, operand, index):
                     continue
-                first = computed_first(one, fused, index) if on_gpu else frozenset[int]()
+                first = computed_first(instruction, fused, index) if on_gpu else frozenset[int]()
                 if on_tpu:
-                    first = computed_together(one, fused, operand, index)
+                    first = computed_together(instruction, fused, operand, index)
                 reads = _Reads(fused, first).elsewhere()
                 if operand in reads:
-                    yield Hazard(one, operand, index, reads[operand])
+                    yield Hazard(instruction, operand, index, reads[operand])
         else:
             for operand, index in shared:
-                if not _may(one, operand, index, module.instructions[one.operands[operand]].array):
-                    yield Hazard(one, operand, index, one)
+                if not _may(instruction, operand, index, module.instructions[instruction.operands[operand]].array):
+                    yield Hazard(instruction, operand, index, instruction)
 
 
-def _shared(one: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
-    """Operands, and results that lie in their bytes."""
-    mine = [(index, live.values[value]) for index, value in live.of[one.id].items()]
-    for number, operand in enumerate(one.operands):
-        for index, value in mine:
-            if value.instruction.id != one.id or value.slice is None or value.slice.size == 0:
+def _shared(instruction: Instruction, live: LiveValues) -> Iterator[tuple[int, Index]]:
+    """Yield each operand with the index of a result that overlaps its bytes."""
+    results = [(index, live.values[value]) for index, value in live.of[instruction.id].items()]
+    for number, operand in enumerate(instruction.operands):
+        for index, value in results:
+            if value.instruction.id != instruction.id or value.slice is None or value.slice.size == 0:
                 continue
-            for theirs in live.of[operand].values():
-                other = live.values[theirs]
+            for position in live.of[operand].values():
+                other = live.values[position]
                 if other is value or other.slice is None or not other.slice.overlaps(value.slice):
                     continue
                 if (other.instruction.id, other.index) not in value.parts:
                     yield number, index
 
 
-def _may(one: Instruction, operand: int, index: Index, array: Array) -> bool:
-    result = one.arrays[index]
-    if one.opcode == "all-reduce-start" and b"nvshmem" in one.backend_config.lower():
+def _may(instruction: Instruction, operand: int, index: Index, array: Array) -> bool:
+    result = instruction.arrays[index]
+    if instruction.opcode == "all-reduce-start" and b"nvshmem" in instruction.backend_config.lower():
         return False
-    if one.opcode in ELEMENTWISE:
+    if instruction.opcode in ELEMENTWISE:
         return array.same_order(result)
-    if one.opcode == "custom-call":
-        return any(output == index and number == operand for output, number, _ in one.aliasing)
-    if one.opcode in ("sort", "all-reduce", "all-reduce-start") and len(one.operands) > 1:
+    if instruction.opcode == "custom-call":
+        return any(output == index and number == operand for output, number, _ in instruction.aliasing)
+    if instruction.opcode in ("sort", "all-reduce", "all-reduce-start") and len(instruction.operands) > 1:
         return index == (operand,)
-    if one.opcode in ("reshape", "broadcast"):
-        return _keeps_order(one, array)
-    return IN_PLACE.get(one.opcode) == operand
+    if instruction.opcode in ("reshape", "broadcast"):
+        return _keeps_order(instruction, array)
+    return IN_PLACE.get(instruction.opcode) == operand
 
 
-def _keeps_order(one: Instruction, operand: Array) -> bool:
-    """Whether a reshape or broadcast leaves the elements in their order in memory."""
-    result = one.array
+def _keeps_order(instruction: Instruction, operand: Array) -> bool:
+    """True if a reshape or broadcast leaves the elements in their order in memory."""
+    result = instruction.array
     return result.count == operand.count and (result.count == 1 or (result.row_major and operand.row_major))
 
 
 @dataclass
 class _Reads:
-    """The walk from the root of a fused computation back to its parameters, with the relation of positions.
+    """A walk from the root of a fused computation to its parameters that relates positions.
 
     Attributes:
         fused: the computation.
-        first: ids of reductions whose element at a position is read before anything is written there.
+        first: ids of reductions that read the element at a position before anything is written there.
     """
 
     fused: Computation
@@ -135,65 +135,71 @@ class _Reads:
     _terms: dict[object, int] = field(init=False, default_factory=dict[object, int])
 
     def elsewhere(self) -> dict[int, Instruction]:
-        """Parameters that are read at other positions than the one that is written, and what reads them so."""
-        found: dict[int, Instruction] = {}
-        seen: set[tuple[int, Frame, Tiles]] = set()
+        """Return the parameters read at other positions than the written one, and their readers."""
+        readers: dict[int, Instruction] = {}
+        visited: set[tuple[int, Frame, Tiles]] = set()
         todo: list[tuple[Instruction, Frame, Tiles, Instruction]]
         root = self.fused.result
-        todo = [(one, (), one.array.tiles if one.array.count > 1 else (), root) for one in self.fused.results]
+        todo = [
+            (instruction, (), instruction.array.tiles if instruction.array.count > 1 else (), root)
+            for instruction in self.fused.results
+        ]
         while todo:
-            one, frame, tiles, through = todo.pop()
-            if (one.id, frame, tiles) in seen:
+            instruction, frame, tiles, through = todo.pop()
+            if (instruction.id, frame, tiles) in visited:
                 continue
-            seen.add((one.id, frame, tiles))
-            if one.opcode == "parameter":
-                if frame != () or (one.array.count > 1 and one.array.tiles != tiles):
-                    found.setdefault(one.parameter, through)
+            visited.add((instruction.id, frame, tiles))
+            if instruction.opcode == "parameter":
+                if frame != () or (instruction.array.count > 1 and instruction.array.tiles != tiles):
+                    readers.setdefault(instruction.parameter, through)
                 continue
-            for operand, inner in self._operands(one, frame):
-                left = frame is not None and inner is None
-                kept = operand.array.tiles if one.id in self.first else tiles
-                todo.append((operand, inner, kept, one if left else through))
-        return found
+            for operand, inner in self._operands(instruction, frame):
+                moved = frame is not None and inner is None
+                operand_tiles = operand.array.tiles if instruction.id in self.first else tiles
+                todo.append((operand, inner, operand_tiles, instruction if moved else through))
+        return readers
 
-    def _operands(self, one: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
-        """The operands of an instruction that is read in a frame, each with the frame it is read in."""
-        operands = self.fused.operands(one)
+    def _operands(self, instruction: Instruction, frame: Frame) -> Iterator[tuple[Instruction, Frame]]:
+        """Yield each operand of an instruction with its frame, given the instruction's frame."""
+        operands = self.fused.operands(instruction)
         if frame is None:
             yield from ((operand, None) for operand in operands)
-        elif one.opcode in ("bitcast", "tuple", "get-tuple-element"):
+        elif instruction.opcode in ("bitcast", "tuple", "get-tuple-element"):
             yield from ((operand, frame) for operand in operands)
-        elif one.opcode in ELEMENTWISE:
+        elif instruction.opcode in ELEMENTWISE:
             for operand in operands:
-                yield operand, frame if operand.array.layout == one.array.layout else None
-        elif one.opcode in ("reshape", "broadcast"):
-            yield operands[0], frame if _keeps_order(one, operands[0].array) else None
-        elif one.opcode == "dynamic-update-slice":
-            window = self._window(operands[2:], operands[1].array.dims, one.array.dims)
+                yield operand, frame if operand.array.layout == instruction.array.layout else None
+        elif instruction.opcode in ("reshape", "broadcast"):
+            yield operands[0], frame if _keeps_order(instruction, operands[0].array) else None
+        elif instruction.opcode == "dynamic-update-slice":
+            window = self._window(operands[2:], operands[1].array.dims, instruction.array.dims)
             yield operands[0], frame
             yield operands[1], (*frame, window)
             yield from ((operand, None) for operand in operands[2:])
-        elif one.opcode == "dynamic-slice":
-            window = self._window(operands[1:], one.slice_sizes, operands[0].array.dims)
+        elif instruction.opcode == "dynamic-slice":
+            window = self._window(operands[1:], instruction.slice_sizes, operands[0].array.dims)
             yield operands[0], frame[:-1] if frame and frame[-1] == window else None
             yield from ((operand, None) for operand in operands[1:])
-        elif one.opcode == "slice":
-            starts = tuple(start for start, _, _ in one.slices)
-            window = (starts, one.array.dims, operands[0].array.dims)
-            same = frame and frame[-1] == window and all(stride == 1 for _, _, stride in one.slices)
-            whole = one.array.dims == operands[0].array.dims
-            yield operands[0], frame if whole else frame[:-1] if same else None
-        elif one.id in self.first:
+        elif instruction.opcode == "slice":
+            starts = tuple(start for start, _, _ in instruction.slices)
+            window = (starts, instruction.array.dims, operands[0].array.dims)
+            inverse = frame and frame[-1] == window and all(stride == 1 for _, _, stride in instruction.slices)
+            complete = instruction.array.dims == operands[0].array.dims
+            yield operands[0], frame if complete else frame[:-1] if inverse else None
+        elif instruction.id in self.first:
             data = len(operands) // 2
             yield from ((operand, () if i < data else None) for i, operand in enumerate(operands))
-        elif one.opcode == "scatter":
+        elif instruction.opcode == "scatter":
             bases = (len(operands) - 1) // 2
             yield from ((operand, frame if i < bases else None) for i, operand in enumerate(operands))
         else:
             yield from ((operand, None) for operand in operands)
 
     def _window(self, starts: list[Instruction], sizes: tuple[int, ...], dims: tuple[int, ...]) -> Window:
-        """A window; starts that are constants as numbers, clamped as XLA does, others by what computes them."""
+        """Return the window of a slice or update.
+
+        Constant starts are numbers, clamped as XLA does; other starts are the key of their computation.
+        """
         where: list[object] = []
         for start, size, dim in zip(starts, sizes, dims, strict=True):
             if size == dim:
@@ -204,13 +210,20 @@ class _Reads:
                 where.append(("computed", self._key(start)))
         return tuple(where), sizes, dims
 
-    def _key(self, one: Instruction) -> int:
+    def _key(self, instruction: Instruction) -> int:
         """A number that two instructions share if they compute the same."""
-        key = self._keys.get(one.id)
+        key = self._keys.get(instruction.id)
         if key is None:
-            operands = tuple(map(self._key, self.fused.operands(one)))
-            number = one.parameter if one.opcode == "parameter" else None
-            rest = (one.attributes, one.slices, one.slice_sizes, one.tuple_index, one.target, one.called)
-            term = (one.opcode, number, one.array, operands, rest)
-            key = self._keys[one.id] = self._terms.setdefault(term, len(self._terms))
+            operands = tuple(map(self._key, self.fused.operands(instruction)))
+            number = instruction.parameter if instruction.opcode == "parameter" else None
+            rest = (
+                instruction.attributes,
+                instruction.slices,
+                instruction.slice_sizes,
+                instruction.tuple_index,
+                instruction.target,
+                instruction.called,
+            )
+            term = (instruction.opcode, number, instruction.array, operands, rest)
+            key = self._keys[instruction.id] = self._terms.setdefault(term, len(self._terms))
         return key

@@ -1,9 +1,9 @@
-"""Fusions of XLA:TPU that may work in place though those of XLA:CPU may not: reductions beside other results.
+"""Fusions that may work in place on XLA:TPU though not on XLA:CPU: reductions.
 
-XLA:TPU is not open, but its programs say of each operation which results it writes over which operands
-(`aliasing_operands` in the backend configuration: operands are counted first, then results). Where a pair is there, a
-reduction that the same fusion returns may read the operand at the position that is written, as on a GPU: a window is
-read, computed with, and written. Any other reading of such an operand stays a finding.
+XLA:TPU is not open source, but its programs record which results each operation writes over which operands
+(`aliasing_operands` in the backend configuration; operands are numbered first, then results). If such a pair exists, a
+reduction that the same fusion returns may read the operand at the written position, as on a GPU: a window is read,
+computed with, and written. Every other read of such an operand stays a finding.
 """
 
 from typing import Any, cast
@@ -14,7 +14,7 @@ from ir_passes.xla_audit.program import Computation, Index, Instruction
 
 
 def computed_together(fusion: Instruction, fused: Computation, operand: int, index: Index) -> frozenset[int]:
-    """Ids of the reductions that read each position of an operand before the result `index` is written there."""
+    """Return ids of reductions that read an operand's position before result `index` is written there."""
     result = len(fusion.operands) + (index[0] if index else 0)
     if not any({operand, result} <= pair for pair in _aliased(fusion.backend_config)):
         return frozenset()
@@ -22,10 +22,13 @@ def computed_together(fusion: Instruction, fused: Computation, operand: int, ind
 
 
 def _aliased(config: bytes) -> list[set[int]]:
-    """Numbers of operands and results that share bytes, as a backend configuration says; none where it says nothing."""
+    """Return the sets of operands and results that share bytes in a backend configuration.
+
+    A configuration without such sets gives an empty list.
+    """
     try:
         read: Any = parse_json(config)
         lists = read["aliasing_operands"]["lists"]
-        return [set(map(int, cast(list[str], one["indices"]))) for one in lists]
+        return [set(map(int, cast(list[str], entry["indices"]))) for entry in lists]
     except (ValueError, KeyError, TypeError):
         return []

@@ -1,7 +1,7 @@
-"""Arrays that XLA:TPU brings to the chip slice by slice, side by side, and then takes for the whole array.
+"""Arrays that XLA:TPU copies to the chip in slices and uses as one.
 
-The call that does so (`ConcatBitcast`) moves nothing. It is right if the slices fill the bytes of the result, each
-at the place that it was cut from; its operands may be in any order.
+The call that does so (`ConcatBitcast`) moves nothing. It is correct if the slices fill the bytes of the result, each
+at the position it had in the array; its operands may be in any order.
 """
 
 from collections.abc import Sequence
@@ -13,35 +13,35 @@ JOINING = "ConcatBitcast"
 """Target of the calls."""
 
 
-def fill(module: Module, one: Instruction, whole: Slice | None, parts: Sequence[Slice | None]) -> bool:
-    """Whether the operands of a call are its result where they lie.
+def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequence[Slice | None]) -> bool:
+    """True if the operands of a call already form its result in memory.
 
     Args:
         module: the program.
-        one: the call.
-        whole, parts: bytes of the result and of each operand.
+        call: the call.
+        result, parts: bytes of the result and of each operand.
     """
-    starts = [_cut_at(module, module.instructions[operand]) for operand in one.operands]
+    starts = [_cut_at(module, module.instructions[operand]) for operand in call.operands]
     if len({None if start is None else start[0] for start in starts}) != 1:
         return False  # of several arrays
-    # What is no slice is one part of a concatenation, in the order of the operands.
+    # An operand that is no slice is a part of a concatenation, in the order of the operands.
     order = [start[1] if start is not None else (number,) for number, start in enumerate(starts)]
-    found = [(place, part) for place, part in zip(order, parts, strict=True) if part is not None]
-    if whole is None or len(found) < len(parts):
+    placed = [(place, part) for place, part in zip(order, parts, strict=True) if part is not None]
+    if result is None or len(placed) < len(parts):
         return False
-    at = whole.offset
-    for _, part in sorted(found, key=lambda pair: pair[0]):
-        if (part.allocation, part.offset) != (whole.allocation, at):
+    offset = result.offset
+    for _, part in sorted(placed, key=lambda pair: pair[0]):
+        if (part.allocation, part.offset) != (result.allocation, offset):
             return False
-        at += part.size
-    return at == whole.offset + whole.size
+        offset += part.size
+    return offset == result.offset + result.size
 
 
-def _cut_at(module: Module, one: Instruction) -> tuple[int, tuple[int, ...]] | None:
-    """The array that a slice beside other operations was cut from, and where; None of anything else."""
-    if one.opcode != DONE:
+def _cut_at(module: Module, instruction: Instruction) -> tuple[int, tuple[int, ...]] | None:
+    """Return the array and the starts of an asynchronous slice; None for other instructions."""
+    if instruction.opcode != DONE:
         return None
-    started = module.instructions[one.operands[0]]
+    started = module.instructions[instruction.operands[0]]
     root = module.computations[started.called[0]].result
     if root.opcode != "slice":
         return None

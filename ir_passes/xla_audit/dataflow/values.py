@@ -1,8 +1,9 @@
-"""Live ranges of the values of a scheduled HLO module, and their bytes: our own dataflow analysis, not XLA's.
+"""Live ranges and bytes of the values of a scheduled HLO module.
 
-The schedule is flattened into one clock: a called computation runs where its caller stands, the condition of a loop and
-then its body. A value lives from the tick of the instruction that defines it to its last reader's. Bitcasts, tuples and
-`get-tuple-element` define nothing; what a loop hands from one iteration to the next is one value each time round.
+This is our dataflow analysis, not XLA's. The schedule is flattened into one clock: a called computation runs at its
+caller's tick, the condition of a loop and then its body. A value lives from the tick of the instruction that defines it
+to the tick of its last reader. Bitcasts, tuples and `get-tuple-element` define nothing; a loop carry is one value in
+each iteration.
 
 More than 300 lines: one walk over the schedule.
 """
@@ -27,7 +28,7 @@ from ir_passes.xla_audit.program import Array, Computation, Executable, Index, I
 
 FOREVER = 1 << 62
 FORWARDS = {"add-dependency", "bitcast", "domain", "opt-barrier"}
-"""Opcodes whose result is their first operand."""
+"""Opcodes that return their first operand."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class LiveValue:
 
     Attributes:
         instruction, index: its definition.
-        slice: its bytes; None where the buffer assignment says nothing about it.
+        slice: its bytes; None if it is not in the buffer assignment.
         start, stop: ticks of its definition and of its last reader, both included.
-        gaps: ticks, both included, of branches that do not need it any more; one that runs in its place does.
-        parts: instruction and index of values that it is made of where they lie, one behind the other.
+        gaps: ticks, both included, of branches that no longer need it; an alternative branch still needs it.
+        parts: instruction and index of the contiguous values that it consists of, without a copy.
     """
 
     instruction: Instruction
@@ -57,7 +58,7 @@ class LiveValue:
 
 @dataclass(frozen=True)
 class Carry:
-    """Places that have to be one and the same: what enters a loop or leaves a branch, and what comes out.
+    """Places that must be equal: inputs and outputs of a loop or of a branch.
 
     Attributes:
         instruction: the while or conditional.
@@ -76,7 +77,7 @@ class LiveValues:
     Attributes:
         values: every value.
         of: instruction id -> index -> position in `values`.
-        executed: instructions in the order of the clock; those of computations that are called.
+        executed: instructions of all called computations in the order of the clock.
         looped: ids of instructions that run inside a loop.
         carries: values that loops and branches hand over.
         uncovered: properties that this dataflow does not know.
@@ -89,10 +90,10 @@ class LiveValues:
     carries: tuple[Carry, ...]
     uncovered: tuple[Statement, ...]
 
-    def made_by(self, one: Instruction) -> Iterator[tuple[Index, int]]:
-        """Index and position in `values` of what an instruction defines; not of what it hands on."""
-        for index, position in self.of[one.id].items():
-            if self.values[position].instruction.id == one.id:
+    def made_by(self, instruction: Instruction) -> Iterator[tuple[Index, int]]:
+        """Yield index and position in `values` of each value that an instruction defines, not forwards."""
+        for index, position in self.of[instruction.id].items():
+            if self.values[position].instruction.id == instruction.id:
                 yield index, position
 
 
@@ -102,12 +103,12 @@ def live_values(executable: Executable) -> LiveValues:
 
 
 class _Flow:
-    """The flattening walk: a clock, the values defined so far, and the ticks at which they are read."""
+    """The flattening walk: a clock, the defined values, and the ticks of their readers."""
 
     def __init__(self, executable: Executable):
         self._module = executable.module
         self._slices = executable.buffers.slices
-        self._donated = {(one.parameter, one.parameter_index) for one in self._module.aliases}
+        self._donated = {(alias.parameter, alias.parameter_index) for alias in self._module.aliases}
         self._clock = 0
         self._defined: list[tuple[Instruction, Index, Array, Slice | None]] = []
         self._start: list[int] = []
@@ -126,8 +127,8 @@ class _Flow:
     def run(self) -> LiveValues:
         main = self._module.main
         bound: dict[int, Leaves] = {}
-        for number, one in main.parameters.items():
-            bound[number] = self._define(one, 0)
+        for number, parameter in main.parameters.items():
+            bound[number] = self._define(parameter, 0)
             for index, value in bound[number].items():
                 if (number, index) not in self._donated:
                     self._stop[value] = FOREVER
@@ -143,8 +144,8 @@ class _Flow:
                 span, parts = (self._start[i], self._stop[i], tuple(gaps.get(i, ()))), self._parts.get(i, frozenset())
                 values.append(LiveValue(instruction, index, array, where, *span, parts))
         of = {
-            one: {index: position[self._find(value)] for index, value in leaves.items()}
-            for one, leaves in self._of.items()
+            number: {index: position[self._find(value)] for index, value in leaves.items()}
+            for number, leaves in self._of.items()
         }
         return LiveValues(
             tuple(values), of, tuple(self._executed), frozenset(self._looped), tuple(self._carries),
@@ -155,25 +156,28 @@ class _Flow:
         self._clock += 1
         return self._clock
 
-    def _new(self, instruction: Instruction, index: Index, array: Array, where: Slice | None, at: int) -> int:
+    def _new(self, instruction: Instruction, index: Index, array: Array, where: Slice | None, tick: int) -> int:
         self._defined.append((instruction, index, array, where))
-        self._start.append(at)
-        self._stop.append(at)
+        self._start.append(tick)
+        self._stop.append(tick)
         self._same.append(len(self._same))
         return len(self._same) - 1
 
-    def _define(self, instruction: Instruction, at: int, known: frozenset[Index] = frozenset()) -> Leaves:
+    def _define(self, instruction: Instruction, tick: int, forwarded: frozenset[Index] = frozenset()) -> Leaves:
         return {
-            index: self._new(instruction, index, array, self._slices.get(self._place(instruction, index)), at)
+            index: self._new(instruction, index, array, self._slices.get(self._place(instruction, index)), tick)
             for index, array in instruction.arrays.items()
-            if index not in known
+            if index not in forwarded
         }
 
-    def _place(self, one: Instruction, index: Index) -> tuple[int, Index]:
-        """The key of a result in the buffer assignment, which knows what is done beside others by what does it."""
-        if one.opcode == STARTED and index[:1] == (1,) and (one.id, index) not in self._slices:
-            return self._module.computations[one.called[0]].root, index[1:]
-        return one.id, index
+    def _place(self, instruction: Instruction, index: Index) -> tuple[int, Index]:
+        """Return the key of a result in the buffer assignment.
+
+        The result of an asynchronous operation may be assigned under the root of the called computation.
+        """
+        if instruction.opcode == STARTED and index[:1] == (1,) and (instruction.id, index) not in self._slices:
+            return self._module.computations[instruction.called[0]].root, index[1:]
+        return instruction.id, index
 
     def _find(self, value: int) -> int:
         while self._same[value] != value:
@@ -187,113 +191,115 @@ class _Flow:
             self._start[into] = min(self._start[into], self._start[value])
             self._stop[into] = max(self._stop[into], self._stop[value])
 
-    def _use(self, values: Iterable[int], at: int) -> None:
+    def _use(self, values: Iterable[int], tick: int) -> None:
         for value in values:
             value = self._find(value)
-            self._stop[value] = max(self._stop[value], at)
+            self._stop[value] = max(self._stop[value], tick)
 
     def _walk(self, computation: Computation, bound: dict[int, Leaves]) -> Leaves:
         for id in self._module.schedule[computation.id]:
-            one = self._module.instructions[id]
-            self._executed.append(one)
+            instruction = self._module.instructions[id]
+            self._executed.append(instruction)
             if self._loops:
                 self._looped.add(id)
-            self._of[id] = self._step(one, bound)
+            self._of[id] = self._step(instruction, bound)
         root = self._of[computation.root]
         self._use(root.values(), self._tick())
         return root
 
-    def _step(self, one: Instruction, bound: dict[int, Leaves]) -> Leaves:
+    def _step(self, instruction: Instruction, bound: dict[int, Leaves]) -> Leaves:
         """Advance the clock by an instruction; return the values of its result."""
-        operands = [self._of[operand] for operand in one.operands]
-        if one.opcode == "parameter":
-            return bound[one.parameter]
-        if one.opcode in FORWARDS:
+        operands = [self._of[operand] for operand in instruction.operands]
+        if instruction.opcode == "parameter":
+            return bound[instruction.parameter]
+        if instruction.opcode in FORWARDS:
             return operands[0]
-        if one.opcode == "get-tuple-element":
+        if instruction.opcode == "get-tuple-element":
             self._use([operands[0][()]], self._tick())
-            return {index[1:]: value for index, value in operands[0].items() if index[:1] == (one.tuple_index,)}
-        if one.opcode == "tuple":
-            where = self._slices.get((one.id, ()))
-            leaves: Leaves = {(): self._new(one, (), one.array, where, self._tick())}
+            return {index[1:]: value for index, value in operands[0].items() if index[:1] == (instruction.tuple_index,)}
+        if instruction.opcode == "tuple":
+            where = self._slices.get((instruction.id, ()))
+            leaves: Leaves = {(): self._new(instruction, (), instruction.array, where, self._tick())}
             for i, operand in enumerate(operands):
                 leaves.update({(i, *index): value for index, value in operand.items()})
             return leaves
-        if one.opcode == "while":
-            return self._loop(one, operands[0])
-        if one.opcode == "call":
-            return self._walk(self._module.computations[one.called[0]], dict(enumerate(operands)))
-        if one.opcode == "conditional":
-            return self._branch(one, operands)
-        if one.opcode not in KNOWN and (one.opcode.endswith(("-start", "-done", "-update")) or one.opcode in TALKING):
-            self._uncovered[NotCovered.ASYNCHRONOUS.statement(one.opcode)] = None
-        at = self._tick()
+        if instruction.opcode == "while":
+            return self._loop(instruction, operands[0])
+        if instruction.opcode == "call":
+            return self._walk(self._module.computations[instruction.called[0]], dict(enumerate(operands)))
+        if instruction.opcode == "conditional":
+            return self._branch(instruction, operands)
+        if instruction.opcode not in KNOWN and (
+            instruction.opcode.endswith(("-start", "-done", "-update")) or instruction.opcode in TALKING
+        ):
+            self._uncovered[NotCovered.ASYNCHRONOUS.statement(instruction.opcode)] = None
+        tick = self._tick()
         for operand in operands:
-            self._use(operand.values(), at)
-        if one.opcode == REDUCED:
-            self._use(self._reading[one.operands[0]], at)
-        if (done := finished(one.opcode, operands)) is not None:
-            return done
-        if own := handed_on(one.opcode, operands):
-            return own | self._define(one, at, frozenset(own))
-        if one.opcode == REDUCING:
-            # What is not summed where it lies is read until that is done.
+            self._use(operand.values(), tick)
+        if instruction.opcode == REDUCED:
+            self._use(self._reading[instruction.operands[0]], tick)
+        if (finished_result := finished(instruction.opcode, operands)) is not None:
+            return finished_result
+        if forwarded := handed_on(instruction.opcode, operands):
+            return forwarded | self._define(instruction, tick, frozenset(forwarded))
+        if instruction.opcode == REDUCING:
+            # An operand that is not summed in place is read until the operation is done.
             places: list[Index] = [()] if len(operands) == 1 else [(i,) for i in range(len(operands))]
-            self._reading[one.id] = [
+            self._reading[instruction.id] = [
                 value
                 for place, operand in zip(places, operands, strict=True)
                 for value in operand.values()
-                if self._defined[self._find(value)][3] != self._slices.get((one.id, place))
+                if self._defined[self._find(value)][3] != self._slices.get((instruction.id, place))
             ]
-        if one.opcode == "copy" and self._stays(one, operands[0]):
+        if instruction.opcode == "copy" and self._stays(instruction, operands[0]):
             return operands[0]
-        defined = self._define(one, at)
-        if one.target == JOINING:
-            self._parts[defined[()]] = self._joined(one, operands)
-        if one.opcode == "constant":
+        defined = self._define(instruction, tick)
+        if instruction.target == JOINING:
+            self._parts[defined[()]] = self._joined(instruction, operands)
+        if instruction.opcode == "constant":
             for value in defined.values():
                 self._start[value], self._stop[value] = 0, FOREVER
         return defined
 
-    def _loop(self, one: Instruction, initial: Leaves) -> Leaves:
-        """Walk the condition and the body of a while once; a value that the body hands on unchanged stays one value."""
-        body, condition = (self._module.computations[id] for id in one.called)
+    def _loop(self, instruction: Instruction, initial: Leaves) -> Leaves:
+        """Walk a while's condition and body once; an unchanged carry stays one value."""
+        body, condition = (self._module.computations[id] for id in instruction.called)
         enter = self._tick()
         self._use(initial.values(), enter)
-        inside, test = body.parameters[0], condition.parameters[0]
-        carried = self._define(inside, enter)
+        body_parameter, test = body.parameters[0], condition.parameters[0]
+        carried = self._define(body_parameter, enter)
         self._loops += 1
         self._use(self._walk(condition, {0: carried}).values(), self._tick())
-        # The loop ends after its condition: what the condition has seen is what comes out.
+        # The loop ends after its condition: it returns the values that the condition has read.
         self._use(carried.values(), self._clock)
-        after = self._walk(body, {0: carried})
+        returned = self._walk(body, {0: carried})
         self._loops -= 1
         leave = self._tick()
         leaves: Leaves = {}
-        for index, array in one.arrays.items():
-            first, now, last = (self._find(values[index]) for values in (initial, carried, after))
+        for index, array in instruction.arrays.items():
+            first, now, last = (self._find(values[index]) for values in (initial, carried, returned))
             if now == last:
                 self._use([now], leave)
                 self._merge(now, first)
                 leaves[index] = first
                 continue
-            leaves[index] = self._new(one, index, array, self._slices.get((one.id, index)), leave)
+            leaves[index] = self._new(instruction, index, array, self._slices.get((instruction.id, index)), leave)
             places = (
                 (f"initial value {self._name(first)}", self._defined[first][3]),
                 (f"condition's {test.name}", self._slices.get((test.id, index))),
-                (f"body's {inside.name}", self._slices.get((inside.id, index))),
+                (f"body's {body_parameter.name}", self._slices.get((body_parameter.id, index))),
                 (f"body's result {self._name(last)}", self._defined[last][3]),
-                (f"result of {one.name}", self._slices.get((one.id, index))),
+                (f"result of {instruction.name}", self._slices.get((instruction.id, index))),
             )
-            self._carries.append(Carry(one, index, places))
+            self._carries.append(Carry(instruction, index, places))
         return leaves
 
-    def _branch(self, one: Instruction, operands: list[Leaves]) -> Leaves:
-        """Walk the branches of a conditional one after the other, and note which values each of them uses."""
+    def _branch(self, instruction: Instruction, operands: list[Leaves]) -> Leaves:
+        """Walk the branches of a conditional in turn and record the values that each uses."""
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
         branches = Branches(self._clock)
-        for id, operand in zip(one.called, operands[1:], strict=True):
+        for id, operand in zip(instruction.called, operands[1:], strict=True):
             begin = self._clock + 1
             results.append(self._walk(self._module.computations[id], {0: operand}))
             self._use(results[-1].values(), self._tick())
@@ -301,34 +307,36 @@ class _Flow:
             branches.ran.append(ConditionalBranch(begin, self._clock, used))
         self._branches.append(branches)
         leave = self._tick()
-        leaves, made = Leaves(), dict[tuple[int, ...], int]()
-        for index, array in one.arrays.items():
+        leaves, merged = Leaves(), dict[tuple[int, ...], int]()
+        for index, array in instruction.arrays.items():
             ends = [self._find(result[index]) for result in results]
             if len(set(ends)) == 1:
                 leaves[index] = ends[0]
                 continue
-            where = self._slices.get((one.id, index))
+            where = self._slices.get((instruction.id, index))
             # The same results of every branch are one value, which may be in one place.
-            if tuple(ends) in made and self._defined[made[tuple(ends)]][3] == where:
-                leaves[index] = made[tuple(ends)]
+            if tuple(ends) in merged and self._defined[merged[tuple(ends)]][3] == where:
+                leaves[index] = merged[tuple(ends)]
                 continue
-            leaves[index] = made[tuple(ends)] = self._new(one, index, array, where, leave)
+            leaves[index] = merged[tuple(ends)] = self._new(instruction, index, array, where, leave)
             places = [(f"branch's result {self._name(end)}", self._defined[end][3]) for end in ends]
-            self._carries.append(Carry(one, index, (*places, (f"result of {one.name}", where))))
+            self._carries.append(Carry(instruction, index, (*places, (f"result of {instruction.name}", where))))
         return leaves
 
-    def _stays(self, one: Instruction, operand: Leaves) -> bool:
-        """Whether a copy leaves its operand in the very same bytes, as it is: nothing is copied."""
+    def _stays(self, instruction: Instruction, operand: Leaves) -> bool:
+        """True if a copy and its operand have the same bytes, so nothing is copied."""
         where = self._defined[self._find(operand[()])][3]
-        same = where is not None and where == self._slices.get((one.id, ()))
-        return same and self._module.instructions[one.operands[0]].array == one.array
+        unmoved = where is not None and where == self._slices.get((instruction.id, ()))
+        return unmoved and self._module.instructions[instruction.operands[0]].array == instruction.array
 
-    def _joined(self, one: Instruction, operands: list[Leaves]) -> frozenset[tuple[int, Index]]:
-        """The operands if they are the result where they lie, none otherwise."""
+    def _joined(self, instruction: Instruction, operands: list[Leaves]) -> frozenset[tuple[int, Index]]:
+        """Return the operands if they already form the result in memory, otherwise an empty set."""
         values = [self._defined[self._find(operand[()])] for operand in operands]
-        if not fill(self._module, one, self._slices.get((one.id, ())), [where for _, _, _, where in values]):
+        if not fill(
+            self._module, instruction, self._slices.get((instruction.id, ())), [where for _, _, _, where in values]
+        ):
             return frozenset()
-        return frozenset((made.id, index) for made, index, _, _ in values)
+        return frozenset((definition.id, index) for definition, index, _, _ in values)
 
     def _name(self, value: int) -> str:
         instruction, index, _, _ = self._defined[value]

@@ -458,10 +458,10 @@ def test_grammars_are_kept_while_their_tokenizer_lives() -> None:
     def kept() -> Iterator[int]:
         tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
         assert tokenizer is not None
-        before = len(Grammars._made)
+        before = len(Grammars._by_tokenizer)
         assert Grammars.of(tokenizer, 596, (0,)) is Grammars.of(tokenizer, 596, (0,))
-        yield len(Grammars._made) - before
+        yield len(Grammars._by_tokenizer) - before
         del tokenizer
-        yield len(Grammars._made) - before
+        yield len(Grammars._by_tokenizer) - before
 
     assert list(kept()) == [1, 0]

@@ -237,13 +237,13 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
         far = spans[-1]._replace(first=spans[-1].first + 1)
         for change, message in (
             ({"label": dataclasses.replace(label, kind=kind)}, "model: expected .*, got another"),
-            ({"label": dataclasses.replace(label, position=139)}, "expected those of 139 positions, got 140"),
+            ({"label": dataclasses.replace(label, position=139)}, "expected 139 positions, got 140"),
             ({"label": dataclasses.replace(label, tokens="00")}, "made from other tokens than the sequence begins"),
-            ({"state": other}, "state: expected the one at position 140, got CachedBuffers.* at position 139"),
-            ({"spans": spans[1:]}, "keys and values: expected those of position 0, got "),
-            ({"spans": spans[:-1]}, "expected those of 140 positions, got "),
-            ({"spans": (*spans[:-1], far)}, "expected those of position .*, got"),
-            ({"spans": ()}, "expected those of 140 positions, got 0"),
+            ({"state": other}, "state: expected one at position 140, got CachedBuffers.* at position 139"),
+            ({"spans": spans[1:]}, "keys and values: expected position 0, got "),
+            ({"spans": spans[:-1]}, "expected 140 positions, got "),
+            ({"spans": (*spans[:-1], far)}, "expected position .*, got"),
+            ({"spans": ()}, "expected 140 positions, got 0"),
         ):
             with pytest.raises(hybridlm.SnapshotError, match=message):
                 engine.moves.restore(dataclasses.replace(snapshot, **change), pool, slot, [*prompt, 5], owner=None)

@@ -69,7 +69,7 @@ def test_certificates_say_what_a_callback_would_reach() -> None:
     certificate = compile_step(step, ARGS, contract).certificate
     assert certificate.holds and len(certificate.neighbours) == 1
     assert "callback writes pure_callback" in certificate.neighbours[0]
-    assert "beside the results of custom calls:" in certificate.report()
+    assert "next to the results of custom calls:" in certificate.report()
 
 
 def test_programs_without_custom_calls_have_none() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
@@ -13,7 +13,7 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
         bound: the contract.
         parts: owner and shape of each array; nothing comes of those that are shared.
     """
-    numbers: dict[tuple[str, ...], set[int]] = {}
+    numbers: dict[tuple[str | Symbol, ...], set[int]] = {}
     picked: dict[str, None] = {}
     pools: dict[str, None] = {}
     for owner, shape in parts:
@@ -49,5 +49,7 @@ def _lanes(numbers: list[int]) -> str:
     return f"{'lane' if len(numbers) == 1 else 'lanes'} {listed}"
 
 
-def _devices(split: tuple[str, ...]) -> str:
-    return f" of each device along {', '.join(split)}" if split else ""
+def _devices(split: tuple[str | Symbol, ...]) -> str:
+    axes = [axis for axis in split if isinstance(axis, str)]
+    tiles = " of each tile of a loop" if len(axes) < len(split) else ""
+    return tiles + (f" of each device along {', '.join(axes)}" if axes else "")

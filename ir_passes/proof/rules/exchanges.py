@@ -56,7 +56,7 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
-    crossing = sorted(split & set(axes))
+    crossing = sorted(axis for axis in axes if axis in split)
     if crossing:
         away = _sent(site, owner, axes, shape)
         if away is not None:
@@ -97,7 +97,10 @@ def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...
             return None
         way = sorted(to.items()), sorted((there, here) for here, there in to.items())
     elif site.name == "all_to_all" and isinstance(owner, LaneRows):
-        devices = site.prover.devices_along([name for name in owner.split if name in site.prover.devices])
+        mesh_axes = [axis for axis in owner.split if isinstance(axis, str)]
+        if len(mesh_axes) < len(owner.split):
+            return None  # lanes of a tile of a loop
+        devices = site.prover.devices_along([axis for axis in mesh_axes if axis in site.prover.devices])
         each = site.prover.bound.lanes // devices
         pieces, rest = divmod(shape[owner.axis], size * owner.inner)
         along = {params["split_axis"], params["concat_axis"]}

@@ -200,7 +200,7 @@ class _Declared:
                         return fault
                     record(site, pool, self.operands[at], self.operands[at].owner, site.shapes[at], write)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
-                along = ", ".join(lanes.split)
+                along = ", ".join(axis for axis in lanes.split if isinstance(axis, str)) or "a loop"
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
         return lanes

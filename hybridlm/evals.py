@@ -18,7 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from hybridlm.eval_settings import generation_settings
+from hybridlm.requests.eval_settings import generation_settings
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.progress import request_progress

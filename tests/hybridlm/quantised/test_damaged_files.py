@@ -109,7 +109,7 @@ def test_a_damaged_gguf_file_is_refused_or_gives_the_right_numbers(tmp_path: Pat
 
     source = GOLDEN / "gguf-q8_0" / architecture / "model.gguf"
     content, tensors = source.read_bytes(), read_header(source).tensors
-    names = [name for name, one in tensors.items() if one.type == "Q8_0"]
+    names = [name for name, tensor in tensors.items() if tensor.dtype == "Q8_0"]
     expected, rng, refused = arrays_of(source), np.random.default_rng(7), Counter[str]()
     kinds = ("missing", "cut", "type", "shape", "nan", "swapped")
     for index in range(FILES // 2):

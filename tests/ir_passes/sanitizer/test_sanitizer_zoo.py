@@ -20,7 +20,12 @@ QUICK = {
     "speculative groups",
     "layers scanned over with their pools",
 }
-KERNELS = {"kernel: rows by copies", "kernel: rows by prefetched slots", "kernel: rows in place"}
+KERNELS = {
+    "kernel: a computed number of steps",
+    "kernel: rows by copies",
+    "kernel: rows by prefetched slots",
+    "kernel: rows in place",
+}
 """They find their rows by themselves, in a language that only the proof reads."""
 UNTRACKED = {
     "sharded channels of packed tokens",

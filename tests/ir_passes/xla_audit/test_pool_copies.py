@@ -76,8 +76,8 @@ NARROW = [pytest.param(jnp.bfloat16, marks=in_place), jnp.float8_e4m3fn, jnp.int
 def test_a_scatter_for_which_the_whole_pool_is_converted_is_a_copy(dtype: Any) -> None:
     contract, args = slotted(SLOTS, 16, dtype=dtype)
     found = findings(cast_and_set, contract, args)
-    assert [finding.kind for finding in found] == [FindingKind.POOL_COPY] * 2
-    assert all("float32" in finding.remedy for finding in found)
+    assert [finding.kind for finding in found] == [FindingKind.POOL_COPY]
+    assert "float32" in found[0].remedy
     assert findings(row_after_row, contract, args) == ()
 
 
@@ -95,10 +95,7 @@ def test_caches_that_a_product_reads_transposed_are_copies() -> None:
     contract = LaneContract((Pool("k"), Pool("v"), Lane()), (Pool("k"), Pool("v"), Lane()))
     caches = (jnp.zeros((LANES, 32, 2, 8)),) * 2
     found = Step(step, contract, (*caches, jnp.ones((LANES, 2, 8))), (0, 1)).audit().findings
-    assert {(finding.kind, finding.pools) for finding in found} == {
-        (FindingKind.POOL_COPY, ("args[0]",)),
-        (FindingKind.POOL_COPY, ("args[1]",)),
-    }
+    assert [(finding.kind, finding.pools) for finding in found] == [(FindingKind.POOL_COPY, ("args[0]", "args[1]"))]
 
 
 def test_a_converted_pool_with_one_number_per_row_is_a_copy() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hybridlm.eval_settings import generation_settings
+from hybridlm.requests.eval_settings import generation_settings
 
 END = 2
 

@@ -18,10 +18,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from hybridlm.requests.eval_settings import generation_settings
 from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.progress import request_progress
+from hybridlm.requests.eval_settings import generation_settings
 from hybridlm.scoring.pairs import encode_pair, encode_text
 from hybridlm.scoring.perplexity import prefix_token, rolling_windows
 from hybridlm.scoring.scorer import checked

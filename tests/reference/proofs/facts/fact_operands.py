@@ -197,7 +197,8 @@ class Dtype:
             return
         first, natural = whole(self.world.arrays[self.first]), self.world.arrays[self.natural]
         for by in {by for by in (0, 1, N, self.world.rows, self.high) if by <= self.high}:
-            wrapped = first + by - np.where(first + by > self.high, self.high - self.low + 1, 0)
+            # Numbers of Python: the range of 64 bits is no int64.
+            wrapped = first + by - (first + by > self.high) * (self.high - self.low + 1)
             yield Raised(self.first, by), COMMON, wrapped
         yield SignOf(self.natural), COMMON, np.sign(natural.astype(np.int64))
         yield RemainderOf(self.first), COMMON, [int(np.fmod(number, 3)) for number in first]

@@ -198,7 +198,8 @@ class Dtype:
         first, natural = whole(self.world.arrays[self.first]), self.world.arrays[self.natural]
         for by in {by for by in (0, 1, N, self.world.rows, self.high) if by <= self.high}:
             # Numbers of Python: the range of 64 bits is no int64.
-            wrapped = first + by - (first + by > self.high) * (self.high - self.low + 1)
+            size = self.high - self.low + 1
+            wrapped = [number + by - (size if number + by > self.high else 0) for number in first]
             yield Raised(self.first, by), COMMON, wrapped
         yield SignOf(self.natural), COMMON, np.sign(natural.astype(np.int64))
         yield RemainderOf(self.first), COMMON, [int(np.fmod(number, 3)) for number in first]

@@ -340,8 +340,8 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
     instead = {_owned_by_none(case, entry, slots[0].stride) for case in others}
-    # without the rows of the devices before, row 0 is another row on each device
-    if None in instead or ("null" in instead and slots[0].less is not None):
+    # `less` is subtracted from the other rows, too: a row of this device's count is another row on each device
+    if None in instead or (instead - {"past"} and slots[0].less is not None):
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     before = () if slots[0].guard is None else (slots[0].guard,)

@@ -11,7 +11,7 @@ from models.families.architectures import text_classes
 from models.families.family import Family
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.samples import MAMBA1_MIXER
-from models.weights.layer_weights import Path, decoder_weights
+from models.weights.layer_weights import Path, backbone_weights
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 1_048_576
@@ -87,15 +87,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
-    return decoder_weights(
-        config,
-        _describe,
-        norms=("norm",),
-        # Older checkpoints have the singular.
-        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
-        final_norm="backbone.norm_f.weight",
-        layers="backbone.layers",
-    )
+    return backbone_weights(config, _describe)
 
 
 def _family(name: str, stem: str) -> Family:

@@ -26,7 +26,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights
+from models.weights.layer_weights import Path, attention_weights, backbone_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
@@ -190,15 +190,7 @@ def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
-    return decoder_weights(
-        config,
-        _describe,
-        norms=("norm",),
-        # Older Mamba2 checkpoints have the singular.
-        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
-        final_norm="backbone.norm_f.weight",
-        layers="backbone.layers",
-    )
+    return backbone_weights(config, _describe)
 
 
 # Published files have `backbone.`, and the modules of transformers `model.`; it loads both.

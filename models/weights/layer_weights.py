@@ -42,6 +42,19 @@ def decoder_weights(
     return weights
 
 
+def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
+    """List every parameter of a decoder with tensor names `backbone.`; arguments as for `decoder_weights`."""
+    return decoder_weights(
+        config,
+        describe,
+        norms=("norm",),
+        # Older checkpoints of Mamba and Mamba2 have the singular.
+        embedding=("backbone.embeddings.weight", "backbone.embedding.weight"),
+        final_norm="backbone.norm_f.weight",
+        layers="backbone.layers",
+    )
+
+
 def layer_weights(
     branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
 ) -> list[Weight]:
